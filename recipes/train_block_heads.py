@@ -19,13 +19,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import BlockHeadsRecipe
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
-from drafttrain.decoding.engine.architectures import check_projection
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.draft_states import state_size
@@ -58,14 +56,7 @@ def main(settings: BlockHeadsRecipe, dry_run: DryRun = False) -> None:
 
 
 def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHeadsConfig:
-    """The shape of the heads, from the target's config.json alone.
-
-    Raises ConfigError for a target that cannot have heads.
-    """
-    try:
-        check_projection(target)
-    except ValueError as error:
-        raise ConfigError(f"target.path = {settings.target.path!r}: {error}") from None
+    """The shape of the heads, from the target's config.json alone."""
     width = state_size(target, "token")
     text = target.get_text_config(decoder=True)
     ends = {"eos_token_id": text.eos_token_id, "pad_token_id": text.pad_token_id}

@@ -35,7 +35,6 @@ from drafttrain.data.distill.recipe_rows import (
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
-    check_masks,
     check_prompts,
 )
 from drafttrain.evaluation.teacher_forced import SlotValidation
@@ -64,7 +63,6 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     check_configuration(target_config)
     with torch.device("meta"):
         planned = empty_drafter(settings, target_config)
-    check_masks(planned.config)
     if settings.drafter.prompt == "target":
         check_prompts(target_config)
     if dry_run:

@@ -12,7 +12,6 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import STATE_DRAFTER, DrafterKind, kind_of
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
-    check_projection,
     check_prompts,
     check_states,
 )
@@ -32,8 +31,6 @@ def check_for_target(
     """
     settings = check_drafter(path, target, target_settings, padded=True)
     kind = kind_of(settings)
-    if kind.reads_target:
-        check_projection(target_settings)
     if kind is STATE_DRAFTER:
         check_states(target_settings)
     if kind.runs_as_targets:

@@ -14,7 +14,6 @@ from drafttrain.data.bigrams import read_bigrams
 from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import load_drafter, vocabulary_size
-from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 from drafttrain.models.prompts import prompt_layers
 
@@ -59,7 +58,7 @@ class Pair:
         if self.kind is not None and self.kind.drafts == "nothing":
             return None
         models = [self.drafter_model, *(self.models[name] for name in beside)]
-        return sum(count_parameters(model) for model in models if model is not None)
+        return sum(model.num_parameters() for model in models if model is not None)
 
     def parameter_ratio(self, beside: Sequence[str] = ()) -> float | None:
         """A drafter's parameters over the target's; None for plain decoding.
@@ -68,7 +67,7 @@ class Pair:
         what a call costs: each makes calls of its own.
         """
         count = self.parameters(beside)
-        size = count_parameters(self.target.model)
+        size = self.target.model.num_parameters()
         return None if count is None else count / (1 + len(beside)) / size
 
     def companion_ratio(self, name: str) -> float:

@@ -12,7 +12,7 @@ from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.compiling import compile_calls
+from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.evaluation.evaluate import evaluate, write_evaluation
 from drafttrain.evaluation.page import print_findings
 from drafttrain.evaluation.plan import make_plan, plan_lines
@@ -40,11 +40,11 @@ def measure_methods(
         print("\n".join(plan_lines(plan)))
         return
     pair = plan.load_pair()
-    methods = plan.build_methods(pair)
+    methods, model = plan.build_methods(pair), CachedModel(pair.target.model)
     compile_calls(settings.compile)
     evaluation = evaluate(
         pair.target,
-        CachedModel(pair.target.model),
+        model,
         methods,
         plan.rows,
         read_options(settings),

@@ -29,7 +29,6 @@ from drafttrain.export.model_card import (
 from drafttrain.export.parts import Parts, load_parts
 from drafttrain.export.verify import INPUTS, Check, Reload, Verification, in_fresh_process
 from drafttrain.models.drafters import check_fit, read_drafter_settings
-from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import check_target
 
 
@@ -140,7 +139,7 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
     use = f"custom_generate={settings.push or str(out)!r}, trust_remote_code=True)"
     lines = [
         f"{out}: reloaded in a fresh process, {checked}",
-        f"drafter  {drafter.config.model_type}, {count_parameters(drafter):,} parameters",
+        f"drafter  {drafter.config.model_type}, {drafter.num_parameters():,} parameters",
         f"policy   {describe_policy(parts.policy)}; {describe_verifier(parts.policy)}",
         f"use      target.generate(..., {use}",
         f"more     {out / 'README.md'}",

@@ -25,7 +25,7 @@ from drafttrain.data.inputs.clips import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.compiling import compile_calls
+from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
@@ -63,7 +63,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         sampling,
         lambda number: sequence_randomness(seed, rows[number][0], device),
     )
-    compile_calls(settings.compile, settings.batch_size)
+    compile_calls(settings.compile)
     if heard:
         sources = HeardRows(target, inputs)
     else:

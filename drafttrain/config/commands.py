@@ -111,9 +111,9 @@ class DecodingConfig(Config):
     policy: Path | None = None
     """A policy.json of `drafttrain tune`, where no stop, tree or cascade is given. Default: the one
     beside the drafter."""
-    compile: Compile = "off"
-    """Compile calls of one sequence by torch, which takes minutes at the start. on: all of them.
-    auto: those measured to be faster so."""
+    compile: Compile = "auto"
+    """Compile the calls of target and drafter by torch, each shape when it first occurs, which
+    takes up to a minute each. auto: on a GPU alone."""
 
 
 class EvalConfig(DecodingConfig):

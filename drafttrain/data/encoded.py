@@ -23,7 +23,7 @@ from drafttrain.data.batches.examples import Complete, Example, Examples
 from drafttrain.data.inputs.clips import DIGESTS, hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.writing import renamed_when_whole
-from drafttrain.decoding.engine.encoding import encoder_of
+from drafttrain.decoding.engine.encoding import encode
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import LoadedTarget
@@ -34,13 +34,11 @@ NAME = "encoded"
 
 def text_encoding(target: LoadedTarget) -> Complete:
     """Adds encoder states to rows of texts: encoded anew each time, in one call."""
-    encode = encoder_of(target.model)
-    assert encode is not None
 
     def complete(examples: list[Example]) -> list[Example]:
         sources = [make_source(example.source_ids, target.model) for example in examples]
         with torch.no_grad():
-            encoded = encode(sources)
+            encoded = encode(target.model, sources)
         return [e._replace(encoded=own) for e, own in zip(examples, encoded, strict=True)]
 
     return complete
@@ -86,7 +84,6 @@ class ClipEncoding:
         self._target, self._clips, self._numbers = target, clips, rows["row"][:]
         self._digests = clips[DIGESTS][:]
         self._places = {number: place for place, number in enumerate(clips["row"][:])}
-        self._encode = encoder_of(target.model)
         self.kept = KeptEncodings(folder, target.model)
 
     def __call__(self, examples: list[Example]) -> list[Example]:
@@ -98,7 +95,7 @@ class ClipEncoding:
         digest = self._digests[place]
         if not self.kept.path(digest).is_file():
             with torch.no_grad():
-                [encoded] = self._encode([hear(self._target, self._clips[place])])
+                [encoded] = encode(self._target.model, [hear(self._target, self._clips[place])])
             self.kept.keep(digest, encoded)
         return self.kept.read(digest)
 

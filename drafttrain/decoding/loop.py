@@ -108,9 +108,7 @@ class RunningSequence:
         self.stop = decoder.stop
         wanted = decoder.drafter.requires
         if wanted.encoder:
-            crossed = {layer: state.crossed(layer) for layer in wanted.cross_layers}
-            found = {layer: states for layer, states in crossed.items() if states is not None}
-            source = replace(source, encoded=state.encoded, crossed=found)
+            source = replace(source, encoded=state.encoded)
         self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
         self.state = state
         self.target_state: TargetState | None = None

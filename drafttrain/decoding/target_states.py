@@ -18,10 +18,6 @@ class TargetRequirements:
     hidden state, after the final norm."""
     encoder: bool = False
     """Whether it reads the encoder's output: its sequences' sources then hold that."""
-
-    cross_layers: tuple[int, ...] = ()
-    """Decoder layers whose keys and values of cross-attention it takes, where the target has them:
-    sources then hold these too."""
     prompt_layers: tuple[int, ...] = ()
     """Decoder layers whose keys and values of the prompt its own cache begins with: target states
     then hold these."""
@@ -36,11 +32,10 @@ class TargetRequirements:
         """What several drafters read together."""
         parts = list(parts)
         layers = sorted({layer for part in parts for layer in part.layers})
-        crossing = sorted({layer for part in parts for layer in part.cross_layers})
         prompts = sorted({layer for part in parts for layer in part.prompt_layers})
         contexts = sorted({layer for part in parts for layer in part.context_layers})
         encoder = any(part.encoder for part in parts)
-        found = (tuple(crossing), tuple(prompts), tuple(contexts))
+        found = (tuple(prompts), tuple(contexts))
         waits = any(part.first_row for part in parts)
         return TargetRequirements(tuple(layers), encoder, *found, waits)
 

@@ -46,9 +46,6 @@ class Source:
     encoded: Tensor | None = None
     """[S, D] what the target's encoder made of the inputs, where a drafter reads that instead of
     encoding them itself."""
-    crossed: Mapping[int, Tensor] = field(default_factory=dict)
-    """[2, heads, S, head_dim] keys and values of cross-attention in layers of the target that a
-    drafter takes them from, where the target has them at hand."""
     prompt: Mapping[int, Tensor] = field(default_factory=dict)
     """[2, heads, P, head_dim] keys and values that the target made of the prefix, in layers that a
     drafter takes them from instead of reading the prefix itself."""

@@ -18,8 +18,8 @@ import torch
 from datasets import Dataset
 
 from drafttrain.build.method import Method
+from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.pool import release_caches
 from drafttrain.decoding.types import Round
 from drafttrain.evaluation import metrics, quality
 from drafttrain.evaluation.bootstrap import (

@@ -26,7 +26,6 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
 from drafttrain.evaluation.metrics import CallCosts, PositionRates
 from drafttrain.evaluation.prompts import Prompt, Skipped
-from drafttrain.models.layout import count_parameters
 from drafttrain.models.loading import LoadedTarget
 
 GAP_TOLERANCE = 1e-4
@@ -297,7 +296,7 @@ class Report(Part):
 def target_facts(target: LoadedTarget) -> TargetFacts:
     return TargetFacts(
         path=target.path,
-        parameters=count_parameters(target.model),
+        parameters=target.model.num_parameters(),
         dtype=str(target.model.dtype).removeprefix("torch."),
         device=str(target.model.device),
     )

@@ -22,7 +22,6 @@ from drafttrain.export.engines import COMMANDS, Serving, engines_for
 from drafttrain.export.parts import Parts, programs
 from drafttrain.export.verify import Verification
 from drafttrain.models.drafters import vocabulary_size
-from drafttrain.models.layout import count_parameters
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -86,7 +85,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         sampling={"temperature": 0.0, "top_k": 0, "top_p": 1.0} | policy.sampling,
         drafter=drafter,
         shape=shape,
-        parameters=count_parameters(drafter),
+        parameters=drafter.num_parameters(),
         loads=serving.auto_class if kind.model is None else kind.model.replace(":", "."),
         head=head,
         head_labels=_warping(", labels at ", head.config.sampling) if head else "",

@@ -36,7 +36,6 @@ from transformers.configuration_utils import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.models.layout import store_column_major
 from drafttrain.models.speech import check_speech, hears, prepare_speech
 from drafttrain.models.weight_files import check_weight_files
 
@@ -143,10 +142,8 @@ def auto_class(
 
 
 def ready_to_decode(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
-    """The model in eval mode on a device, its weights laid out for small matrix products."""
-    model = model.to(device).eval()
-    store_column_major(model)
-    return model
+    """The model in eval mode on a device."""
+    return model.to(device).eval()
 
 
 def check_target(config: TargetConfig) -> PretrainedConfig:

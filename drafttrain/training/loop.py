@@ -33,7 +33,6 @@ from drafttrain.config.recipes import TrainConfig
 from drafttrain.data.batches.batch_plan import BatchPlan
 from drafttrain.data.batches.examples import Batch, Example, Examples
 from drafttrain.data.shards.writing import join_processes
-from drafttrain.decoding.engine.products import PACKED_TYPES
 from drafttrain.training.checkpoints import (
     KEPT_CHECKPOINTS,
     Progress,
@@ -115,7 +114,7 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         count, source = choose_threads(settings.threads)
         torch.set_num_threads(count)
         accelerator.print(f"CPU threads of each process: {count} ({source})")
-        if settings.precision == "bf16" and torch.bfloat16 not in PACKED_TYPES:
+        if settings.precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             accelerator.print(
                 "train.precision=bf16 is several times slower than fp32 here: this processor has "
                 "no products of bfloat16; start again with train.precision=fp32"

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from drafttrain.data.batches.packing import PADDING, DocumentBatch
-from drafttrain.decoding.engine.architectures import is_known
+from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 
@@ -103,7 +103,7 @@ def text_rows(
         "position_ids": batch.positions,
         "use_cache": False,
     }
-    if not is_known(model.config):
+    if projection_scale(model) != 1.0:
         logits = model(**inputs).logits[counted]
         return logits if wanted is None else logits[:, wanted]
     return _project(model, model.get_decoder()(**inputs)[0][counted], wanted)

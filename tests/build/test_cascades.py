@@ -14,7 +14,6 @@ from drafttrain.build.pairs import load_pair
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.runs import fill_from_run
-from drafttrain.models.layout import count_parameters
 from tests.commanding import ended
 from tests.export.pairs import noisy_copy
 from tests.tiny_models import tiny_model
@@ -72,7 +71,7 @@ def test_a_round_drafts_what_the_first_row_adds_up_to(inside):
     method = build_method(decode, pair)
     assert method.stop.longest == 7
     assert method.parameter_ratios == {
-        "base": count_parameters(pair.drafter_model) / count_parameters(pair.target.model),
+        "base": pair.drafter_model.num_parameters() / pair.target.model.num_parameters(),
         "max-gram": 0.0,
     }
 

@@ -94,6 +94,9 @@ def pretended_gpu() -> Iterator[Waits]:
         for name, function in changed.items():
             stack.enter_context(_where_pretended(name, function))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", Tensor.tolist))
+        engine = "drafttrain.decoding.engine"  # models are not tried: there are no numbers
+        stack.enter_context(mock.patch(f"{engine}.cached_model.probe", lambda *_, **__: None))
+        stack.enter_context(mock.patch(f"{engine}.teacher_forcing._try_projection", lambda _: 1.0))
         yield waits
 
 

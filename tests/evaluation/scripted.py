@@ -104,6 +104,7 @@ def replay_rounds(
         block = block[: block.index(EOS) + 1] if EOS in block else block
         if max_new_tokens is not None:
             block = block[: max_new_tokens - start - 1]
+        block = block[: block.index(EOS) + 1] if EOS in block else block
         wrong = first_difference(block, reference[start:])
         accepted = len(block) if wrong is None else wrong
         emitted = reference[start : start + accepted + 1]

@@ -21,7 +21,6 @@ WRONG = {
     f"{SPEC} objective.freeze_tokens=true": ("drafter.slot_weights=own",),
     f"{SPEC} {FROZEN} drafter.decoder_layers=1": ("drafter.decoder_layers=2",),
     f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
-    f"{BLOCKS} target.path=unknown": ("'gptj'", "cannot have block heads", "use a family"),
     f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),
     f"{HEADS} heads.depths=[]": ("heads.depths = []",),
     f"{HEADS} cache.mixin=0.1": ("did you mean 'cache.mixing'",),
@@ -37,11 +36,6 @@ WRONG = {
     f"{CAUSAL} initialise.path=shuffled": ("token 4", "'w5'", "'w4'", "give"),
     f"{CAUSAL} initialise.layer=even": ("initialise.layer", "'initialise.layers'"),
     f"{PARALLEL} drafter.mask_token=99": ("drafter.mask_token = 99", "is no token", "smaller"),
-    f"{PARALLEL} initialise.path=unknown objective.frozen=[]": (
-        "'gptj'",
-        "cannot learn to draft blocks",
-        "start from a family",
-    ),
     f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{CAUSAL} objective.forward_kl=-1": (
         "objective.forward_kl = -1",

@@ -48,7 +48,7 @@ from drafttrain.data.shards.store import (
 )
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
-from drafttrain.decoding.engine.encoding import encoder_of
+from drafttrain.decoding.engine.encoding import encode
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
@@ -196,14 +196,12 @@ def _decode_clips(
     lengths = zip(inputs["row"][:], inputs[SECONDS][:], strict=True)
     ready = [ShardRow(row, encoded=size, seconds=seconds) for row, seconds in lengths]
     places = {row.row: place for place, row in enumerate(ready)}
-    encode = encoder_of(target.model)
-    assert encode is not None
     kept = None if config.encoded is None else KeptEncodings(config.encoded, target.model)
     for batch in decoder.batches(ready):
         clips = [inputs[places[row.row]] for row in batch]
         sources = [hear(target, clip) for clip in clips]
         with torch.inference_mode():
-            encoded = encode(sources)
+            encoded = encode(target.model, sources)
         for place, (clip, own) in enumerate(zip(clips, encoded, strict=True)):
             sources[place] = replace(sources[place], encoded=own)
             if kept is not None:

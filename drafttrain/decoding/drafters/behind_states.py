@@ -11,13 +11,13 @@ Nothing is drafted before the target's first call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.candidates import Link
@@ -25,10 +25,14 @@ from drafttrain.decoding.drafters.causal import CausalSession
 from drafttrain.decoding.drafters.parallel import ParallelSession
 from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots
 from drafttrain.decoding.engine.architectures import check_states, position_limit
-from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.calls import Feed, StepOutput
-from drafttrain.decoding.engine.families import read_stack
-from drafttrain.decoding.engine.reading import linear
+from drafttrain.decoding.engine.engine import Engine
+from drafttrain.decoding.engine.forward import (
+    BatchedCall,
+    CallOutput,
+    DraftableHead,
+    additive,
+)
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness
@@ -38,6 +42,48 @@ from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.spec_drafter.model import SHUT
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
+
+
+class StateBody:
+    """The layers of a state drafter over the engine's cache, and the target's output projection.
+
+    What it is fed comes with the request (`Feed.embedded`).
+    """
+
+    cross_attends = False
+    needs_key_positions = masks_sources = False
+
+    def __init__(self, model: StateDrafter, output: nn.Module, draftable: Tensor | None) -> None:
+        self.model, self.device = model, model.device
+        self.output = output
+        self._head = None if draftable is None else DraftableHead(output, draftable)
+
+    def weights(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers(), *self.output.parameters()]
+
+    def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def compute(self, call: BatchedCall) -> CallOutput:
+        mask = None
+        if call.visible is not None:
+            mask = additive(call.visible, self.model.dtype)[:, None]
+        hidden = self.model.decoder(
+            inputs_embeds=call.embedded.to(self.model.dtype),
+            attention_mask=mask,
+            position_ids=call.positions,
+            past_key_values=call.cache,
+            use_cache=True,
+        )[0]
+        scored = hidden if call.scored is None else hidden[:, call.scored]
+        return CallOutput(self.project(scored), hidden)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Scores of every token; `UNDRAFTED` of those never drafted. [..., D] -> [..., V]."""
+        hidden = hidden.to(self.output.weight.dtype)
+        scores = self.output(hidden) if self._head is None else self._head(hidden)
+        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        return scores if self._head is None else self._head.drafted(scores)
 
 
 class BehindStatesDrafter:
@@ -70,19 +116,13 @@ class BehindStatesDrafter:
         """Tokens that end a sequence."""
         self.embedding = target.get_input_embeddings().weight.detach()
         self.output = target.get_output_embeddings()
-        with torch.device("meta"):
-            shell = AutoModelForCausalLM.from_config(model.decoder.config)
-        shell.model = model.decoder
-        output = linear(self.output)
-        stack = replace(read_stack(shell), embedding=self.embedding, output=output)
         drafted = draftable_tokens(config, self.vocabulary)
         if drafted is not None:
-            drafted = drafted.to(stack.device)
-            stack = stack.drafting(drafted)
-        rotary = model.decoder.rotary_emb
+            drafted = drafted.to(model.device)
         self.draftable = drafted
         """The tokens that it drafts, in rising order; None: all."""
-        self.engine = Batched(stack, None, self.position_limit, rotary, embeds=True)
+        self.body = StateBody(model, self.output, drafted)
+        self.engine = Engine(self.body, None, self.position_limit)
         self._read: tuple[Reading, Tensor] | None = None
         self.linked = model.previous_token is not None
         self.link = self._make_link() if self.linked else None
@@ -94,7 +134,7 @@ class BehindStatesDrafter:
         told = self.model.previous_token
         rows = self.output.weight.to(told.out.weight.dtype) @ told.out.weight
         features = F.pad(told.features(self.embedding), (0, 0, 0, 1), value=SHUT)
-        return Link(told.hidden, rows * self.engine.stack.output_scale, features)
+        return Link(told.hidden, rows, features)
 
     @property
     def no_token(self) -> int:
@@ -171,7 +211,7 @@ class BehindStatesDrafter:
             own = list(prefixes[start : start + BLOCKS_AT_ONCE])
             anchors = torch.tensor(own, device=ids.device) + length - 1
             states = self.states_along(reading, ids, anchors, k)
-            logits = self.engine.stack.logits(states)
+            logits = self.body.project(states)
             previous = None
             if self.linked:
                 places = torch.tensor(own)[:, None] + torch.arange(-1, k - 1)

@@ -25,20 +25,19 @@ from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.block_along import slots_along
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.slots import Slots, SlotSession
-from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.calls import Feed, StepOutput
-from drafttrain.decoding.engine.compiled import ROWS
-from drafttrain.decoding.engine.encoding import Encode, TextEncoder, given_encoding
+from drafttrain.decoding.engine.encoding import given_encoding, pad_texts
+from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
-from drafttrain.decoding.engine.spec_drafter import read_drafter
+from drafttrain.decoding.engine.spec_drafter import SpecDrafterBody
 from drafttrain.decoding.engine.teacher_forcing import states_before
+from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.models.layout import store_column_major
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
 OfSlots = tuple[Tensor, Tensor]
@@ -55,7 +54,6 @@ class BlockDrafter:
 
     def __init__(self, model: SpecDrafter, target: PreTrainedModel | None = None):
         self.model, self.target = model.eval(), target
-        store_column_major(model)
         config = model.config
         limit = None if config.positions == "relative" else config.max_positions
         self.position_limit = limit
@@ -65,24 +63,13 @@ class BlockDrafter:
         self.told_states = config.state_width is not None
         self.nothing_said = Said(0, torch.empty(0, config.state_width or 0, device=model.device))
         """What sequences that begin are told."""
-        encoder, decoder = read_drafter(model)
-        encode: Encode = given_encoding
-        if encoder is not None:
-            encode = TextEncoder(encoder, config.pad_token_id)
+        own_encoder = config.encoder == "own"
         self.requires = TargetRequirements(
             layers=(-1,) if self.told_states else (),
-            encoder=encoder is None,
-            cross_layers=tuple(config.cross_layers or ()),
+            encoder=not own_encoder,
         )
-        self.engine = Batched(
-            decoder,
-            encode,
-            limit,
-            cross_layers=config.cross_layers,
-            pooling=config.source_pooling,
-            apart=config.feeds_first,
-            often=[*ROWS] if config.feeds_first else ["calls of few rows"],
-        )
+        self.body = SpecDrafterBody(model)
+        self.engine = Engine(self.body, self._encode if own_encoder else given_encoding, limit)
         self.link = link_of(model) if self.linked else None
         ends = model.config.eos_token_id
         self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
@@ -90,11 +77,24 @@ class BlockDrafter:
 
     def project(self, hidden: Tensor) -> Tensor:
         """Scores of every token, before previous-token features. Shapes: [..., D] -> [..., V]."""
-        return self.engine.stack.logits(hidden)
+        return self.model.project(hidden)
 
+    def _encode(self, sources: Sequence[Source]) -> list[Tensor]:
+        """Its own encoder's output of every source, [S, D] each."""
+        ids, mask = pad_texts(sources, self.model.config.pad_token_id, self.engine.device)
+        lengths = [len(source.input_ids) for source in sources]
+        seen = None if min(lengths) == max(lengths) else mask.bool()[:, None, None]
+        encoded = self.model.encode_source(ids, seen)
+        return [rows[:length] for rows, length in zip(encoded, lengths, strict=True)]
+
+    @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """States with nothing cached; encodes the sources."""
-        return self.engine.begin(sources)
+        states = self.engine.begin(sources)
+        for state in states:
+            own = self.body.cross(state.encoded)
+            self.engine.cache.remember_source(state.columns.number, own)
+        return states
 
     def slots_all(
         self, asked: Sequence[tuple[SequenceState, Tensor, list[int], Said | None]]
@@ -139,7 +139,7 @@ class BlockDrafter:
         config, feeds = self.model.config, []
         own_weights = config.slot_weights == "own"
         for state, first, slots in asked:
-            token = first + len(self.engine.stack.embedding) if own_weights else first
+            token = first + config.embedding_rows if own_weights else first
             visible = torch.ones(slots, state.cached + slots, dtype=torch.bool)
             ids = [token, *[config.mask_id] * (slots - 1)]
             feeds.append(Feed(state, ids, slots, visible.tril(state.cached)))

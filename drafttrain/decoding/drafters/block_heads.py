@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.slots import chain_of_slots
-from drafttrain.decoding.engine.architectures import check_projection
-from drafttrain.decoding.engine.teacher_forcing import project, states_before
+from drafttrain.decoding.engine.teacher_forcing import check_projection, project, states_before
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -37,7 +36,7 @@ class BlockHeadsDrafter:
     branches = False
 
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):
-        check_projection(target.config)
+        check_projection(target)
         self.model, self.target = heads.eval(), target
 
     @property

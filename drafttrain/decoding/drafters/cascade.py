@@ -305,7 +305,7 @@ def review(
         return [int(randomness.categorical(probs)[0])], [probs[0]]
     lenient = torch.full((len(tokens), 1), leniency, dtype=probs.dtype, device=probs.device)
     if inner.copied is not None:
-        lenient[inner.copied.to(probs.device)] = 1.0
+        lenient = lenient.masked_fill(inner.copied.to(probs.device)[:, None], 1.0)
     if inner.draft_probs is None:
         lenient.fill_(1.0)
         draft = torch.zeros_like(probs[:-1]).scatter_(

@@ -1,62 +1,29 @@
-"""Which models decode speculatively: those that cache one state a token, and no others.
+"""Which models decode speculatively: those that cache one state per token, and no others.
 
-Families that are known are called in the cheapest way; the configuration tells where layers slide,
-recur or keep a state that cannot be rolled back. Families that are not known are tried on a few
-tokens before anything is decoded with them.
+The configuration says where layers recur or keep a state that cannot be rolled back. Every model is
+then tried on a few tokens before anything is decoded with it (`probe.py`).
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
+import torch
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
-    BartForConditionalGeneration,
-    GPT2LMHeadModel,
-    GPTNeoXForCausalLM,
-    LlamaForCausalLM,
-    MarianMTModel,
-    MBartForConditionalGeneration,
-    MistralForCausalLM,
-    MT5ForConditionalGeneration,
-    OPTForCausalLM,
-    PegasusForConditionalGeneration,
     PretrainedConfig,
     PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-    T5ForConditionalGeneration,
     WhisperForConditionalGeneration,
 )
-
-BART_LIKE = (
-    BartForConditionalGeneration,
-    MarianMTModel,
-    MBartForConditionalGeneration,
-    PegasusForConditionalGeneration,
-)
-"""Logits are the output embeddings' product with the last hidden state, plus a bias."""
 
 WHISPER_LIKE = (WhisperForConditionalGeneration,)
 """Encoder-decoder models that read features of audio: `input_features`. `generate` starts their
 decoder from several tokens (`speech.py`)."""
 
-T5_LIKE = (T5ForConditionalGeneration, MT5ForConditionalGeneration)
-"""Relative positions, counted by place in the cache."""
-
-ROTARY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-"""Decoder-only: embeddings, rotary layers, a norm and a plain output projection."""
-
-PLAIN_CAUSAL = (*ROTARY, GPT2LMHeadModel, GPTNeoXForCausalLM, OPTForCausalLM)
-"""Decoder-only: logits are the output embeddings' product with the last hidden state."""
-
-KNOWN = (*BART_LIKE, *WHISPER_LIKE, *T5_LIKE, *PLAIN_CAUSAL)
-
-
-FAMILIES = "T5, BART, Marian, Llama, Qwen2, Qwen3, GPT-2, GPT-NeoX, OPT, ..."
-"""Those in `KNOWN`, in messages."""
+MASKED_LAYERS = {"full_attention", "global", "sliding_attention", "chunked_attention"}
+"""Kinds of layers that differ in their mask alone."""
 
 
 def counts_last_token(model: PreTrainedModel) -> bool:
@@ -74,92 +41,93 @@ def check_configuration(config: PretrainedConfig) -> None:
         if settings.get(name):
             refuse(config, f"its configuration sets {name}")
     layers = settings.get("layer_types") or settings.get("attention_layers") or ()
-    odd = set(layers) - {"full_attention", "global"}
+    odd = set(layers) - MASKED_LAYERS
     if odd:
         refuse(config, f"it has {', '.join(sorted(odd))} layers")
-    window = settings.get("sliding_window")
-    # where there is a switch for the window, layer_types says which layers obey it
-    if window and "use_sliding_window" not in settings:
-        refuse(config, f"its attention slides over {window} tokens (sliding_window)")
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         check_stateless(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
 
 
-def check_known(config: PretrainedConfig) -> None:
-    """Refuse families that cannot be given trees, from their configuration. Raises ValueError.
+@dataclass(frozen=True)
+class Window:
+    """Which keys a layer sees of those before a token."""
 
-    How a family takes positions must be known: the nodes of a tree stand at their depth.
-    """
-    if not is_known(config):
-        raise unknown_positions(config)
+    size: int
+    chunked: bool = False
+    """Whether the text is cut into chunks of this size; else the last `size` tokens are seen."""
 
-
-def is_known(config: PretrainedConfig) -> bool:
-    """Whether this configuration is of a family in `KNOWN`."""
-    mappings = [MODEL_FOR_CAUSAL_LM_MAPPING]
-    if config.is_encoder_decoder:
-        mappings = [MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING]
-    return any(type(config) in kinds and kinds[type(config)] in KNOWN for kinds in mappings)
+    def holds(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether keys at these positions are seen from these."""
+        if self.chunked:
+            return query // self.size == key // self.size
+        return query - key < self.size
 
 
-def check_masks(config: PretrainedConfig) -> None:
-    """Refuse families that cannot be trained on many blocks of a text at once. Raises ValueError.
+def attention_windows(config: PretrainedConfig) -> dict[str, Window | None]:
+    """The window of each kind of layer; None: the whole text."""
+    settings = config.get_text_config(decoder=True).to_dict()
+    size = settings.get("sliding_window")
+    kinds = sorted(set(settings.get("layer_types") or ()))
+    if not kinds:
+        slides = size and settings.get("use_sliding_window", True)
+        return {"full_attention": Window(size) if slides else None}
+    windows: dict[str, Window | None] = dict.fromkeys(kinds)
+    if "sliding_attention" in kinds:
+        windows["sliding_attention"] = Window(size)
+    if "chunked_attention" in kinds:
+        windows["chunked_attention"] = Window(settings["attention_chunk_size"], chunked=True)
+    return windows
 
-    How a family takes positions must be known: each block has its own behind its prefix.
-    """
-    if not is_known(config):
-        raise ValueError(
-            f"a {config.model_type!r} model cannot learn to draft blocks: how it takes positions "
-            f"is not known; start from a family that is known ({FAMILIES}), or train one that "
-            "drafts token by token (recipes/train_causal_drafter.py)"
-        )
+
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The Transformers model inside a PeftModel or a compiled module; else the model itself."""
+    inner = getattr(model, "_orig_mod", model)
+    base = getattr(inner, "get_base_model", None)
+    return inner if base is None else base()
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a model takes its inputs: its device, or where modules that are off-loaded compute."""
+    if torch.device(model.device).type != "meta":
+        return model.device
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        if getattr(hook, "execution_device", None) is not None:
+            return torch.device(hook.execution_device)
+    return model.device
 
 
 def check_prompts(config: PretrainedConfig) -> None:
-    """Refuse families whose keys and values of a prompt drafters cannot take, or whose models
-    cannot go on behind those of their target. Raises ValueError.
-
-    How a family keeps them must be known.
-    """
-    if config.is_encoder_decoder or not is_known(config):
+    """Refuse models whose prompts drafters cannot share. Raises ValueError."""
+    if config.is_encoder_decoder:
         raise ValueError(
             f"a {config.model_type!r} model has no prompt that a drafter and its target could "
-            "share: how it keeps keys and values of prompts is not known; use decoder-only models "
-            f"of a family that is known ({FAMILIES}), or drafters that read the prompt themselves "
+            "share; use decoder-only models, or drafters that read the prompt themselves "
             "(drafter.prompt=own)"
         )
 
 
 def check_states(config: PretrainedConfig) -> None:
-    """Refuse families behind whose states no drafter can go on. Raises ValueError.
+    """Refuse models behind whose states no drafter can go on. Raises ValueError.
 
     Positions must be rotary: what a state drafter feeds its layers is no embedded token.
     """
-    kind = type(config)
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[kind] if kind in MODEL_FOR_CAUSAL_LM_MAPPING else None
-    if config.is_encoder_decoder or found not in ROTARY:
+    settings = config.get_text_config(decoder=True).to_dict()
+    plain = list(attention_windows(config).values()) == [None]
+    if config.is_encoder_decoder or not settings.get("rope_parameters") or not plain:
         raise ValueError(
             f"a {config.model_type!r} model cannot have a drafter behind its states: its layers "
-            "are not known to take positions by rotation alone; use Llama, Mistral, Qwen2 or "
-            "Qwen3, or a drafter that reads texts itself (recipes/train_parallel_drafter.py)"
+            "do not take positions by rotation alone, or attend to a window; use Llama, Mistral, "
+            "Qwen2 or Qwen3, or a drafter that reads texts itself "
+            "(recipes/train_parallel_drafter.py)"
         )
 
 
-def check_projection(config: PretrainedConfig) -> None:
-    """Refuse families whose output projection block heads could not use. Raises ValueError."""
-    if not is_known(config):
-        raise ValueError(
-            f"a {config.model_type!r} model cannot have block heads: how it gets logits from its "
-            f"last hidden state is not known; use a family that is known ({FAMILIES}), or another "
-            "kind of drafter"
-        )
-
-
-def unknown_positions(config: PretrainedConfig) -> ValueError:
-    """Why a model of this kind cannot be given trees, with the remedy."""
+def no_trees(config: PretrainedConfig, reason: str) -> ValueError:
+    """Why a model cannot be given trees, with the remedy."""
     return ValueError(
-        f"a {config.model_type!r} model cannot be given a draft tree: how it takes positions is "
-        f"not known; draft chains, or use a family that is known ({FAMILIES})"
+        f"a {config.model_type!r} model cannot be given a draft tree: {reason}; draft chains, or "
+        "use another model"
     )
 
 
@@ -174,7 +142,7 @@ def check_architecture(model: PreTrainedModel) -> None:
     if model.training:
         raise ValueError("the model is in training mode; call model.eval() first")
     check_configuration(model.config)
-    check_stateless(type(model), model.config)
+    check_stateless(type(unwrapped(model)), model.config)
 
 
 def source_limit(config: PretrainedConfig) -> int | None:

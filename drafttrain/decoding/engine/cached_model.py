@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,21 +18,23 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import (
-    KNOWN,
     check_architecture,
     check_prompts,
     counts_last_token,
+    device_of,
+    no_trees,
     position_limit,
+    refuse,
     source_limit,
-    unknown_positions,
 )
-from drafttrain.decoding.engine.batched import Batched
 from drafttrain.decoding.engine.calls import Feed, StepOutput
+from drafttrain.decoding.engine.encoding import encode
+from drafttrain.decoding.engine.engine import Engine
+from drafttrain.decoding.engine.forward import TransformersBody
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.probe import probe
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.sources import check_length, make_source
-from drafttrain.decoding.engine.whole import Whole
+from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -41,11 +44,9 @@ from drafttrain.models.prompts import prompt_layers
 class CachedModel:
     """A language model of Transformers, encoder-decoder or decoder-only, with a KV cache.
 
-    BART, mBART, Pegasus, Marian, T5, Whisper, Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX and
-    OPT are known to have a plain cache. Others are tried on a few tokens first, and refused if
-    drafting and dropping tokens changes what they say. Known families decode many sequences in one
-    call (`Batched`), the others one after the other (`Whole`). Weights are read when this is made:
-    of a model that has been trained on since, make another.
+    Its own modules compute. It is tried on a few tokens first (`probe.py`): where trees have other
+    logits than their paths it decodes chains, one sequence a call, and where drafting and dropping
+    tokens changes its logits it is refused.
     """
 
     def __init__(
@@ -54,13 +55,12 @@ class CachedModel:
         draftable: Tensor | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """draftable [N]: of a
-        drafter, the tokens that it drafts, if not all; a family that is not known drafts all.
-        vocabulary: of a drafter, its target's, whose embedding may be padded otherwise
-        (`fit_scores`)."""
+        """draftable [N]: of a drafter, the tokens that it drafts; None: all. vocabulary: of a
+        drafter, its target's, whose embedding may be padded otherwise (`fit_scores`). Raises
+        ValueError for a model that cannot be decoded with."""
         check_architecture(model)
         self.model = model
-        self.device = model.device
+        self.device = device_of(model)
         self.is_encoder_decoder: bool = model.config.is_encoder_decoder
         self.source_limit = source_limit(model.config)
         """Most tokens of a source or prompt; None = no limit."""
@@ -75,42 +75,48 @@ class CachedModel:
             first_row=bool(of_prompt),
         )
         """What it reads of the target, where it drafts for one."""
-        own = model.get_output_embeddings().weight.shape[0]
+        head = model.get_output_embeddings()  # quantised ones have no weight, FSMT's is a table
+        own = head.out_features if hasattr(head, "out_features") else len(head.weight)
         self.row_size = own if vocabulary is None else vocabulary
         """Tokens that it gives logits for."""
         self.vocabulary = min(own, self.row_size)
         """Those of them that it knows: all others it never drafts."""
         other = None if self.row_size == own else self.row_size
-        known = type(model) in KNOWN
-        self._trimmed = known and draftable is not None
         self.draftable: Tensor | None = None
         """The tokens that it drafts, in rising order; None: all. Others' scores say nothing."""
-        if known and draftable is not None:
+        if draftable is not None:
             self.draftable = draftable[draftable < self.row_size].to(self.device)
         if self.requires.prompt_layers:
             check_prompts(model.config)
-        self.engine = (
-            Batched.of_model(model, draftable, self.requires.prompt_layers, other)
-            if known
-            else Whole(model, other)
-        )
-        if not known:
-            ids = (
-                torch.arange(12, device=self.device) + len(model.get_input_embeddings().weight) // 2
-            )
-            source = make_source(ids[:4], model)
-            probe(self, source, torch.cat([source.prefix, ids[4:]]))
+        self.tree_fault: str | None = None
+        """Why trees do not work; None: they do."""
+        self.engine = self._make_engine(other)
+        self.engine.prompt_layers = self.requires.prompt_layers
+
+    def _make_engine(self, vocabulary: int | None) -> Engine:
+        """The most capable engine under which the model's logits are its own. Raises ValueError."""
+        encoder = partial(encode, self.model) if self.is_encoder_decoder else None
+        for placed in (True, False):
+            body = TransformersBody(self.model, self.draftable, vocabulary, placed)
+            limit = self.position_limit
+            self.engine = Engine(body, encoder, limit, one_chain=not placed)
+            fault = probe(self, trees=placed)
+            if fault is None:
+                return self.engine
+            if placed:
+                self.tree_fault = fault
+        refuse(self.model.config, fault)
 
     @property
     def takes_branches(self) -> bool:
         """Whether trees and `extend` work: a mask and a position can be given for every token."""
-        return self.engine.takes_branches
+        return self.tree_fault is None
 
     def check_branches(self) -> None:
         """Raise ValueError, with the remedy, where trees and `extend` do not work."""
         if self.takes_branches:
             return
-        raise unknown_positions(self.model.config)
+        raise no_trees(self.model.config, self.tree_fault)
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
@@ -126,7 +132,7 @@ class CachedModel:
     def drafting_all(self) -> CachedModel:
         """The same drafter with a score for every token, as other programs run it; itself where it
         has them. Scores that were left out were not trained: they may win where they should not."""
-        if not self._trimmed:
+        if self.draftable is None:
             return self
         return CachedModel(self.model, vocabulary=self.row_size)
 

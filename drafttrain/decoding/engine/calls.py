@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.stack import Stack, ToldStates
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Feed:
     embedded: Tensor | None = None
     """[N, D] what is fed instead of the embedded tokens."""
     states: Tensor | None = None
-    """[M, E] states of the target's that the first M tokens are told (`Stack.told`)."""
+    """[M, E] target hidden states that come with the first M tokens."""
 
     @property
     def places(self) -> Sequence[int]:
@@ -54,21 +52,3 @@ class StepOutput:
     def layer(self, number: int) -> Tensor:
         """[F, D] what `TargetRequirements` calls this layer."""
         return self.hidden if number == -1 else self.layers[number]
-
-
-def told_by(feeds: Sequence[Feed], new: int, stack: Stack) -> ToldStates:
-    """What the feeds of a call of so many tokens tell a stack whose tokens are told something."""
-    assert stack.told is not None
-    states = torch.zeros(len(feeds), new, stack.told.width, dtype=stack.dtype, device=stack.device)
-    there = torch.zeros(len(feeds), new, 1, dtype=torch.bool, device=stack.device)
-    for line, feed in enumerate(feeds):
-        if feed.states is not None:
-            states[line, : len(feed.states)] = feed.states
-            there[line, : len(feed.states)] = True
-    return ToldStates(states, there)
-
-
-def record(feeds: Sequence[Feed]) -> None:
-    """Note in their states what has been fed."""
-    for feed in feeds:
-        feed.state.append(feed.tokens, feed.places, chained=feed.visible is None)

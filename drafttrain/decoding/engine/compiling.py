@@ -1,31 +1,36 @@
-"""How parts of the engine are compiled by torch: asked for, settled, tried and told.
+"""Calls compiled by torch: one graph for each shape of a call, kept as long as weights stay.
 
-What can be compiled enlists itself when it is made: decoders, with their calls of one sequence, and
-encoders of texts. A command asks for all of them at once, before anything is timed.
+A call of a small model is hundreds of operations, and starting them takes most of its time.
+Compiled, it is one piece of work, on a GPU in a CUDA graph. Shapes are few: batch rows and tokens
+are rounded up to `BATCHES` and `TOKENS`, columns to the room of the cache, which doubles, and
+sources to a power of two. Longer calls, and those that read a source for the first time, run
+uncompiled. The graphs look at nothing but their tensors; that weights are those they were compiled
+with is checked before every call.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import statistics
 import sys
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from drafttrain.config.commands import Compile
-from drafttrain.decoding.engine.products import Linear
-from drafttrain.decoding.engine.stack import Stack
-from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.engine.cache import ColumnCache, KeysValues
+from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.forward import BatchedCall, Body, CallOutput
 
-OPTIONS: dict[str, Any] = {
+TOKENS = (1, 4, 8, 16, 32)
+"""New tokens of a call; longer ones run uncompiled."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SOURCES = 16
+"""Least states of a source; above, powers of two."""
+CPU_OPTIONS: dict[str, Any] = {
     "freezing": True,
     "cpp_wrapper": True,
     "max_autotune": True,
@@ -35,216 +40,144 @@ OPTIONS: dict[str, Any] = {
 }
 """Of inductor on a CPU: weights are constants, no Python runs between the pieces, and each product
 is the fastest, here, of a library's and of loops that are written for its shape."""
-CUDA_GRAPHS = "reduce-overhead"
-"""torch's mode for a GPU."""
 BACKEND = "inductor"
-PAYS = 0.95
-"""auto: least share of the eager time at which compiled calls are left as they are."""
-BLOCKS, CALLS = 9, 20
-"""How often each is timed, in turn; a median is taken of the blocks."""
 
 Step = Callable[..., Any]
-Share = Callable[[], float]
 
 
-class Compilable(Protocol):
-    """What makes a model's calls, or some of them."""
+class Bucket(NamedTuple):
+    """The shape of a compiled call."""
 
-    @property
-    def stack(self) -> Stack | None:
-        """None: the family is not known, and nothing of it can be compiled."""
+    rows: int
+    tokens: int
+    columns: int
+    source: int
+    """States of each source; 0: there is none."""
 
-    def compile(self, how: Compile) -> str:
-        """Compile what it calls; a line that says what came of it."""
+
+class CompiledBody:
+    """Compiled calls of one decoder; what cannot be compiled runs as it is, and a line says why."""
+
+    def __init__(self, body: Body) -> None:
+        self.body, self._weights = body, body.weights()
+        self._steps: dict[Any, Step] = {}
+        self._compiled_with: tuple[Any, ...] = ()
+        self._failed = False
+        self.compilations = 0
+        """Graphs made so far."""
+
+    def bucket_of(self, cache: ColumnCache, feeds: Sequence[Feed]) -> Bucket | None:
+        """The shape that these feeds are called in; None: they run uncompiled."""
+        new = max(len(feed.tokens) for feed in feeds)
+        numbers = [feed.state.columns.number for feed in feeds]
+        tokens = next((size for size in TOKENS if size >= new), None)
+        rows = next((size for size in BATCHES if size > max(numbers)), None)
+        if self._failed or tokens is None or rows is None or not cache.is_ready:
+            return None
+        cache.make_room(max(feed.state.cached for feed in feeds) + new + 1)
+        if rows > cache.placement.room[0]:
+            return None
+        source = 0
+        if self.body.cross_attends:
+            source = cache.source_room
+            if self.body.masks_sources:
+                source = max(SOURCES, 1 << (source - 1).bit_length())
+                cache.make_source_room(source)
+            elif {cache.source_lengths[number] for number in numbers} != {source}:
+                return None
+        return Bucket(rows, tokens, cache.placement.room[1], source)
+
+    def __call__(self, call: BatchedCall, bucket: Bucket) -> CallOutput:
+        """One call in the shape of a bucket, inside `Body.prepared`."""
+        now = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in self._weights)
+        if now != self._compiled_with:
+            self._steps.clear()
+            self._compiled_with = now
+        optional = tuple(getattr(call, name) for name in OPTIONAL)
+        given = (call.ids, call.positions, call.visible, call.sources, *optional)
+        key = (bucket, tuple(call.layers), tuple(one is not None for one in optional))
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = self._compile(call, bucket, given)
+        logits, hidden, layers = step(*given)
+        return CallOutput(logits, hidden, layers)
+
+    def _compile(self, call: BatchedCall, bucket: Bucket, given: Sequence[Any]) -> Step:
+        """The step of a shape, compiled by a call of it; the uncompiled one where that fails."""
+        began, step = perf_counter(), _make_step(self.body, call)
+        try:
+            compiled = _compiled(step, self.body.device)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                for layer in call.cache.layers:  # CUDA graphs write to the same memory again
+                    torch._dynamo.mark_static_address(layer.keys)
+                    torch._dynamo.mark_static_address(layer.values)
+                compiled(*given)
+        except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
+            self._failed = True
+            say(f"calls run uncompiled from here on: {first_line(error)}")
+            return step
+        self.compilations += 1
+        say(
+            f"{type(self.body).__name__}: calls of {bucket.rows} x {bucket.tokens} tokens over "
+            f"{bucket.columns} columns compiled in {perf_counter() - began:.0f} s"
+        )
+        return compiled
 
 
-ENLISTED: weakref.WeakValueDictionary[int, Compilable] = weakref.WeakValueDictionary()
-"""All there are in this process, by when they were made."""
+OPTIONAL = ("key_positions", "source_mask", "embedded", "states", "has_states")
+"""Tensors of a call that some bodies are not given."""
 COUNT = itertools.count()
 
 
-def enlist(part: Compilable) -> None:
-    """Have what has just been made compiled with the others."""
-    ENLISTED[next(COUNT)] = part
+def _make_step(body: Body, like: BatchedCall) -> Step:
+    """A call of tensors alone, in the shape of another; its code is its own, as torch keeps what it
+    compiled by the code."""
+    columns, cache, layers = like.columns, like.cache, like.layers
+
+    def step(
+        ids: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        sources: list[KeysValues],
+        key_positions: Tensor | None,
+        source_mask: Tensor | None,
+        embedded: Tensor | None,
+        states: Tensor | None,
+        has_states: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
+        call = BatchedCall(
+            ids,
+            positions,
+            columns,
+            visible,
+            key_positions,
+            None,
+            cache,
+            sources,
+            source_mask,
+            None,
+            embedded,
+            states,
+            has_states,
+            layers,
+        )
+        output = body.compute(call)
+        return output.logits, output.hidden, output.layers
+
+    code = step.__code__.replace(co_name=f"step_{next(COUNT)}")
+    return FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
 
 
-def compile_calls(how: Compile, most: int = 1) -> None:
-    """Compile the calls of all decoders that there are; a line on standard error says of each what
-    came of it.
-
-    auto: where they are not faster than eager ones, those stay. What cannot be compiled runs as it
-    is, and the line says why. most: sequences that are decoded at once.
-    """
-    if how == "off":
-        return
-    reason = None
-    if most > 1:
-        reason = f"calls of several sequences (batch_size {most}) are not compiled"
-    elif any(engine.stack is not None and on_cpu(engine.stack) for engine in ENLISTED.values()):
-        reason = missing_compiler()
-    if reason is not None:
-        say(f"{reason}; all calls run uncompiled")
-        return
-    parts = list(ENLISTED.values())
-    if known := sum(part.stack is not None for part in parts):
-        say(f"encoders and decoders to compile: {known}; each takes a minute or two")
-    for part in parts:
-        say(part.compile(how))
+def _compiled(step: Step, device: torch.device) -> Step:
+    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    if BACKEND == "inductor":
+        on_cpu = device.type == "cpu"
+        options |= CPU_OPTIONS if on_cpu else torch._inductor.list_mode_options("reduce-overhead")
+    return torch.compile(step, dynamic=False, fullgraph=True, backend=BACKEND, options=options)
 
 
 def say(what: str) -> None:
     print(f"compile: {what}", file=sys.stderr, flush=True)
-
-
-def on_cpu(stack: Stack) -> bool:
-    return stack.device.type == "cpu"
-
-
-def missing_compiler() -> str | None:
-    """Why no C++ can be compiled here; None: it can."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:  # inductor's own, of a module that is not public
-        return f"{first_line(error)} (install g++, or name a compiler in CXX)"
-    return None
-
-
-def time_share(
-    compiled: Callable[[], Any], eager: Callable[[], Any], now: Callable[[], float] = perf_counter
-) -> float:
-    """Time of the one over that of the other: medians of short blocks, in turn."""
-    taken: tuple[list[float], list[float]] = ([], [])
-    for _ in range(1 + BLOCKS):
-        for call, seconds in zip((compiled, eager), taken, strict=True):
-            began = now()
-            for _ in range(CALLS):
-                call()
-            seconds.append(now() - began)
-    return statistics.median(taken[0][1:]) / statistics.median(taken[1][1:])
-
-
-@contextmanager
-def compiler_settings(stack: Stack) -> Iterator[None]:
-    """Of torch's compiler: sizes that happen to be equal are not taken for one, and many decoders
-    may be compiled. A warning about torch's own use of itself is kept quiet."""
-    with (
-        warnings.catch_warnings(action="ignore", category=UserWarning),
-        torch.fx.experimental._config.patch(use_duck_shape=False),
-        torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True),
-        torch._inductor.config.patch(OPTIONS if on_cpu(stack) else {}),
-    ):
-        yield
-
-
-def compile_module(module: nn.Module, stack: Stack) -> Step:
-    options: dict[str, Any] = {"guard_filter_fn": _of_arguments}
-    if BACKEND == "inductor":
-        options |= OPTIONS if on_cpu(stack) else torch._inductor.list_mode_options(CUDA_GRAPHS)
-    return torch.compile(module, dynamic=True, fullgraph=True, backend=BACKEND, options=options)
-
-
-def _of_arguments(guards: Sequence[Any]) -> list[bool]:
-    """What torch looks at in each call: the arguments; the weights stay what they are."""
-    return [not guard.is_global and "self" not in guard.name for guard in guards]
-
-
-class CompiledCalls:
-    """Calls of one kind, compiled for tensors of any size; `__call__` gives None where that does
-    not work, or not any more."""
-
-    def __init__(self, module: nn.Module, stack: Stack, words: str) -> None:
-        self.words, self.which = words, f"{next(COUNT)} {words}"
-        """What messages call them; a name of their own, by which torch finds them again."""
-        self._stack = stack
-        self._step: Step | None = compile_module(module, stack)
-
-    def begin(self, given: Sequence[Any]) -> None:
-        """Compile, by a call with tensors made up. Raises whatever torch.compile raises."""
-        assert self._step is not None
-        with compiler_settings(self._stack):
-            self._step(self.which, *given)
-
-    def __call__(self, given: Sequence[Any]) -> Any:
-        if self._step is None:
-            return None
-        try:
-            with torch.compiler.set_stance("fail_on_recompile"):
-                return self._step(self.which, *given)
-        except Exception as error:  # whatever torch.compile comes upon
-            self._step = None
-            say(f"{self.words} run uncompiled from here on: {first_line(error)}")
-            return None
-
-    def keep_if_faster(self, share: float) -> str:
-        """Run them uncompiled where that takes hardly longer; what came of it, in words."""
-        outcome = "compiled"
-        if share > PAYS:
-            self._step, outcome = None, "left as they are"
-        return f"{self.words} {outcome} ({share:.2f} of the time)"
-
-
-@without_gradients
-def prepare(
-    how: Compile, stack: Stack, kinds: Sequence[tuple[CompiledCalls, Sequence[Any], Share]]
-) -> tuple[bool, str]:
-    """Compile all kinds of a part's calls; with `auto`, keep those that pay.
-
-    Of each kind the calls, tensors made up for one, and what it takes of the eager time. Whether
-    all could be compiled, and what came of it in words.
-    """
-    began, kept = perf_counter(), []
-    for calls, given, share in kinds:
-        try:
-            calls.begin(given)
-        except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
-            return False, f"{title(stack)}, runs uncompiled: {first_line(error)}"
-        if how == "auto":
-            kept.append(calls.keep_if_faster(share()))
-    outcome = "; ".join(kept) or "compiled"
-    return True, f"{title(stack)}: {outcome}; {perf_counter() - began:.0f} s"
-
-
-class StackModule(nn.Module):
-    """A stack whose tensors are parameters of a module, which is what can be made constant."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__()
-        self._weights = nn.ParameterList()
-        self.rebuild = self._take_apart(stack)
-        self.eval()
-
-    def _take_apart(self, part: Any) -> Callable[[], Any]:
-        """A function that puts the part together again, from this module's parameters."""
-        if isinstance(part, Tensor):
-            number = len(self._weights)
-            self._weights.append(nn.Parameter(part, requires_grad=False))
-            return lambda: self._weights[number]
-        if isinstance(part, Linear):
-            weight, bias = self._take_apart(part.weight), self._take_apart(part.bias)
-            more = [self._take_apart(one) for one in part.more]
-            return lambda: _plain(weight(), bias(), [one() for one in more])
-        if dataclasses.is_dataclass(part):
-            kind, fields = type(part), dataclasses.fields(part)
-            makers = {field.name: self._take_apart(getattr(part, field.name)) for field in fields}
-            return lambda: kind(**{name: make() for name, make in makers.items()})
-        if isinstance(part, list):
-            parts = [self._take_apart(one) for one in part]
-            return lambda: [make() for make in parts]
-        return lambda: part
-
-
-def _plain(weight: Tensor, bias: Tensor | None, more: Sequence[Linear]) -> Linear:
-    """A product that is left to the compiler."""
-    product = Linear(weight, bias)
-    product.packs, product.more = False, tuple(more)
-    return product
-
-
-def title(stack: Stack) -> str:
-    part = "encoder" if stack.output is None else "decoder"
-    return f"{part} of {len(stack.layers)} layers, width {stack.embedding.shape[1]}"
 
 
 def first_line(error: Exception) -> str:

@@ -23,6 +23,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.types import Sampling, Source
 
 REFUSED = (
@@ -69,9 +70,9 @@ class TargetProcessors:
         # temperature, top-k and top-p are the user's, not the target's; beams do not apply
         config.update(do_sample=False, num_beams=1, renormalize_logits=False)
         self._config, _ = model._prepare_generation_config(config)
-        model._prepare_special_tokens(self._config, device=model.device)
+        model._prepare_special_tokens(self._config, device=device_of(model))
         self._model = model
-        anything = torch.zeros(1, dtype=torch.long, device=model.device)
+        anything = torch.zeros(1, dtype=torch.long, device=device_of(model))
         built = self._build(Source.of_text(anything, anything), max_new_tokens=1)
         self.kinds = frozenset(map(type, built))
         """Classes of the processors."""

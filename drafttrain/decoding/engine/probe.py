@@ -1,28 +1,38 @@
-"""Families that are not known are tried on a few tokens before anything is decoded with them."""
+"""Models are tried on a few tokens before anything is decoded with them.
+
+What the engine gives for chains and trees is compared with the model's own forward, without a
+cache. Some families feed their last token only, look ahead, or number positions by the call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import EncoderDecoderCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
-from drafttrain.decoding.engine.architectures import refuse
+from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.engine.encoding import encode
 from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Proposal, Source
 
+TOKENS = 8
+"""Of the path that is tried."""
+TREE = torch.tensor([-1, 0, 0, 1])
+"""Parents of the tree that is tried: two siblings, and one node below the first of them."""
 
-class Rows(Protocol):
-    logits: Tensor
 
-
-class Scores(Protocol):
-    """What is tried: a `CachedModel`'s round."""
+class Tried(Protocol):
+    """What is tried: a `CachedModel`."""
 
     model: PreTrainedModel
+    device: torch.device
+    position_limit: int | None
+    draftable: Tensor | None
 
     def encode(self, source: Source) -> SequenceState: ...
 
@@ -31,54 +41,81 @@ class Scores(Protocol):
         states: Sequence[SequenceState],
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
-    ) -> Sequence[Rows]: ...
+    ) -> Sequence[StepOutput]: ...
 
     def keep(self, state: SequenceState, path: Tensor) -> None: ...
 
 
-def probe(target: Scores, source: Source, tokens: Tensor) -> None:
-    """Draft, keep, draft again, and compare with one pass: a cache that is not plain differs.
+@torch.inference_mode()
+def probe(target: Tried, trees: bool) -> str | None:
+    """What is wrong with a model under the engine that `target` has; None: nothing.
 
-    For families that are not known: some feed their last token only, look ahead, or number
-    positions by the call. tokens [T] is a path from the source's prefix on. Raises ValueError.
+    Drafts, keeps a part, drafts again. An error of the model's own code is a reason, too: whoever
+    calls this refuses the model, or draws on a simpler engine.
     """
-    model = target.model
-    length = len(source.prefix)
+    model, size = target.model, target.model.get_input_embeddings().num_embeddings
+    if target.position_limit is not None and target.position_limit < TOKENS:
+        return None
+    ids = (torch.arange(2 + TOKENS, device=target.device) + size // 2) % size
+    source = make_source(ids[:2], model)
+    if model.config.is_encoder_decoder:
+        encoded = torch.linspace(-1, 1, 3 * model.config.hidden_size, device=target.device)
+        source = replace(source, encoded=encoded.view(3, -1).to(model.dtype))
+    path = torch.cat([source.prefix, ids[2:]])[:TOKENS]
+    try:
+        return _compare(target, source, path, trees)
+    except Exception as error:  # a model's own code may raise anything
+        return f"its forward fails there ({type(error).__name__}: {error})"
+
+
+def _compare(target: Tried, source: Source, path: Tensor, trees: bool) -> str | None:
+    model, length = target.model, len(source.prefix)
+    expected = reference_logits(model, source, path)
+    early = reference_logits(model, source, path[:length])
+    if not _close(early[-1:], expected[length - 1 : length], None):
+        return "its rows depend on later tokens (it looks ahead, or quantises by the call)"
     state = target.encode(source)
-    target.score([state], [tokens[:length]], [Proposal.chain(tokens[-3:])])
+    target.score([state], [path[:length]], [Proposal.chain(path[-3:])])
     target.keep(state, torch.arange(0))
-    target.score([state], [tokens[: length + 1]], [Proposal.chain(tokens[length + 1 : length + 4])])
+    target.score([state], [path[: length + 1]], [Proposal.chain(path[length + 1 : length + 4])])
     target.keep(state, torch.arange(1))
     start = length + 3
-    [cached] = target.score([state], [tokens[:start]], [Proposal.chain(tokens[start:])])
-    _check_plain(model, state, len(tokens))
-    fresh_state = target.encode(source)
-    [fresh] = target.score([fresh_state], [tokens[:length]], [Proposal.chain(tokens[length:])])
-    seen, expected = cached.logits, fresh.logits[start - length :]
-    if seen.shape != expected.shape or not _close(seen, expected):
-        refuse(model.config, "with its cache it gives other logits than without")
-    [early] = target.score([target.encode(source)], [tokens[:length]], [Proposal.empty()])
-    if not _close(early.logits, fresh.logits[:1]):
-        refuse(model.config, "its rows depend on tokens that come after them")
+    [chain] = target.score([state], [path[:start]], [Proposal.chain(path[start:])])
+    if not _close(chain.logits, expected[start - 1 :], target.draftable):
+        return "with its cache it gives other logits than without"
+    return _compare_tree(target, source, path[:length]) if trees else None
 
 
-def _close(seen: Tensor, expected: Tensor) -> bool:
+def _compare_tree(target: Tried, source: Source, prefix: Tensor) -> str | None:
+    size = target.model.get_input_embeddings().num_embeddings
+    nodes = (prefix.new_tensor([3, 4, 5, 6]) + size // 3) % size
+    [tree] = target.score([target.encode(source)], [prefix], [Proposal(nodes, TREE)])
+    for node in range(len(TREE)):
+        path, above = [], node
+        while above >= 0:
+            path, above = [above, *path], int(TREE[above])
+        expected = reference_logits(target.model, source, torch.cat([prefix, nodes[path]]))
+        if not _close(tree.logits[node + 1 : node + 2], expected[-1:], target.draftable):
+            return "the nodes of a tree have other logits than their paths"
+    return None
+
+
+def reference_logits(model: PreTrainedModel, source: Source, tokens: Tensor) -> Tensor:
+    """Logits [T, V] after each token, by the model's own forward without a cache."""
+    inputs = {"input_ids": tokens[None]}
+    if model.config.is_encoder_decoder:
+        [encoded] = encode(model, [source])
+        inputs = {"decoder_input_ids": tokens[None], "encoder_outputs": (encoded[None],)}
+    return model(**inputs, use_cache=False).logits[0]
+
+
+def _close(seen: Tensor, expected: Tensor, drafted: Tensor | None) -> bool:
     """Scores of minus infinity must be equal, and do not count in how far all others spread."""
-    seen, expected = seen.float(), expected.float()
+    if seen.shape[0] != expected.shape[0]:
+        return False
+    width = min(seen.shape[1], expected.shape[1])
+    seen, expected = seen[:, :width].float(), expected[:, :width].float()
+    if drafted is not None:
+        seen, expected = seen[:, drafted], expected[:, drafted]
     spread = float(expected[expected.isfinite()].std())
     return torch.allclose(seen, expected, rtol=0.02, atol=0.02 * spread)
-
-
-def _check_plain(model: PreTrainedModel, state: SequenceState, length: int) -> None:
-    """The cache must hold every fed token and the cross-attention's own part, nothing else."""
-    own = state.columns
-    parts = [("self-attention", own.cache, length)]
-    if isinstance(own.cache, EncoderDecoderCache):
-        parts = [
-            ("self-attention", own.cache.self_attention_cache, length),
-            ("cross-attention", own.cache.cross_attention_cache, own.encoder_outputs[0].shape[1]),
-        ]
-    for name, cache, wanted in parts:
-        for layer in cache.layers or [None]:
-            if type(layer) is not DynamicLayer or layer.get_seq_length() != wanted:
-                refuse(model.config, f"its {name} cache does not hold one state a token")

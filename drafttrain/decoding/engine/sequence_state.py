@@ -21,16 +21,8 @@ class Columns(Protocol):
         """Copy these columns to those from `first` on."""
         ...
 
-    def cut(self, columns: int) -> None:
-        """Drop all but the first ones."""
-        ...
-
     def keys_values(self, layer: int, columns: int) -> tuple[Tensor, Tensor]:
         """Two [heads, columns, head_dim] of a decoder layer: its first columns."""
-        ...
-
-    def cross_keys_values(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Two [heads, S, head_dim] of a decoder layer; None where they are not at hand."""
         ...
 
 
@@ -71,12 +63,6 @@ class SequenceState:
         """Position of each cached token: those of a chain count from 0."""
         return self._positions.tolist()
 
-    def crossed(self, layer: int) -> Tensor | None:
-        """A copy of a layer's keys and values of cross-attention, [2, heads, S, head_dim]; None
-        where they are not at hand."""
-        found = self.columns.cross_keys_values(layer)
-        return None if found is None else torch.stack(found)
-
     def prompt(self, layers: Iterable[int]) -> dict[int, Tensor]:
         """A copy of the keys and values of the source's prefix in some layers, once it is cached:
         [2, heads, P, head_dim] each."""
@@ -105,10 +91,7 @@ class SequenceState:
         if not 0 <= columns_kept <= self.cached:
             raise ValueError(f"{columns_kept} columns cannot be kept; {self.cached} are cached")
         self.chain = min(self.chain, columns_kept)
-        if columns_kept == self.cached:
-            return
         del self._tokens[columns_kept:], self._positions[columns_kept:]
-        self.columns.cut(columns_kept)
 
     def gather(self, first: int, columns: Sequence[int]) -> None:
         """Keep the first columns and, behind them, these in this order: all together a chain.

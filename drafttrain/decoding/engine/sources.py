@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.types import Source
 
 
@@ -21,10 +22,10 @@ def make_source(
     from its start token, as in `generate`, and the tokens forced behind it, if any; what
     generation_config forces is a logits processor.
     """
-    ids = torch.as_tensor(input_ids, dtype=torch.long, device=model.device)
+    ids = torch.as_tensor(input_ids, dtype=torch.long, device=device_of(model))
     if not model.config.is_encoder_decoder:
         return Source.of_text(ids, ids)
-    prefix = torch.tensor([start_token(model), *forced], device=model.device)
+    prefix = torch.tensor([start_token(model), *forced], device=device_of(model))
     return Source.of_text(ids, prefix)
 
 
@@ -36,8 +37,8 @@ def own_source(source: Source, model: PreTrainedModel) -> Source:
     """
     if not model.config.is_encoder_decoder:
         return replace(make_source(source.input_ids, model), prompt=source.prompt)
-    inputs = {name: value.to(model.device) for name, value in source.inputs.items()}
-    prefix = source.prefix.to(model.device, copy=True)
+    inputs = {name: value.to(device_of(model)) for name, value in source.inputs.items()}
+    prefix = source.prefix.to(device_of(model), copy=True)
     prefix[0] = start_token(model)
     return replace(source, inputs=inputs, prefix=prefix, encoded=None)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.types import Source
 from drafttrain.models.speech import check_asked, language_token
 
@@ -29,7 +30,7 @@ class Start:
 def speech_source(features: Tensor, model: PreTrainedModel) -> Source:
     """A source from the log-mel features of a clip [M, F], on the model's device."""
     start = read_start(model.generation_config, model.config)
-    device = model.device
+    device = device_of(model)
     chosen = None if start.languages is None else torch.tensor(start.languages, device=device)
     prefix = torch.tensor(start.tokens, device=device)
     return Source({"input_features": features.to(device)}, prefix, chosen)

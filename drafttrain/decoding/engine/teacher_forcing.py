@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, T5ForConditionalGeneration
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.decoding.engine.architectures import BART_LIKE, KNOWN
+from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.engine.encoding import pad_texts
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
@@ -56,9 +57,7 @@ def teacher_force(
     hidden, projected = _rows(model, sources, targets)
     if projected is None:
         projected = project(model, torch.cat([rows[:-1] for rows in hidden])).split(lengths)
-    drafted = None
-    if type(model) in KNOWN:  # of others the engine scores all tokens
-        drafted = draftable_tokens(model.config, model.get_output_embeddings().out_features)
+    drafted = draftable_tokens(model.config, model.get_output_embeddings().out_features)
     return [
         Forced(_drafted_alone(_at_least_float32(logits), drafted), rows[1:], rows[:-1])
         for logits, rows in zip(projected, hidden, strict=True)
@@ -109,8 +108,8 @@ def _rows(
     Also the logits [L_b, V], where the whole model had to run because its output projection is
     not known to be plain; else None.
     """
-    device = model.device
-    plain = type(model) in KNOWN
+    device = device_of(model)
+    plain = projection_scale(model) is not None
     sources = _as_sources(model, given)
     prefixes = [source.prefix for source in sources]
     fed = [
@@ -158,21 +157,77 @@ def _pad(sequences: Sequence[Tensor], model: PreTrainedModel) -> Tensor:
 
 def _pad_states(encoded: Sequence[Tensor], model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
     """[B, S, E] and the mask [B, S] of what is there; None: all are of one length."""
-    states = [one.to(model.device, model.dtype) for one in encoded]
-    lengths = torch.tensor([len(one) for one in states], device=model.device)
+    states = [one.to(device_of(model), model.dtype) for one in encoded]
+    lengths = torch.tensor([len(one) for one in states], device=device_of(model))
     padded = pad_sequence(states, batch_first=True)
     if len(lengths.unique()) == 1:
         return padded, None
-    places = torch.arange(padded.shape[1], device=model.device)
+    places = torch.arange(padded.shape[1], device=device_of(model))
     return padded, (places < lengths[:, None]).long()
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits of last hidden states, for families that are known. Shapes: [..., D] -> [..., V]."""
-    if type(model) is T5ForConditionalGeneration and model.config.scale_decoder_outputs:
-        hidden = hidden * model.config.d_model**-0.5
-    logits = model.get_output_embeddings()(hidden)
-    return logits + model.final_logits_bias if isinstance(model, BART_LIKE) else logits
+    """Logits of last hidden states by the output projection alone. Shapes: [..., D] -> [..., V].
+
+    Raises ValueError as `check_projection`.
+    """
+    return _projected(model, hidden, check_projection(model))
+
+
+def check_projection(model: PreTrainedModel) -> float:
+    """`projection_scale`. Raises ValueError for models whose logits are computed otherwise."""
+    scale = projection_scale(model)
+    if scale is None:
+        raise ValueError(
+            f"the logits of a {model.config.model_type!r} model are more than its output "
+            "projection of the last hidden state; use another kind of drafter"
+        )
+    return scale
+
+
+def _projected(model: PreTrainedModel, hidden: Tensor, scale: float) -> Tensor:
+    logits = model.get_output_embeddings()(hidden if scale == 1.0 else hidden * scale)
+    bias = getattr(model, "final_logits_bias", None)
+    return logits if bias is None else logits + bias
+
+
+_SCALES: WeakKeyDictionary[PreTrainedModel, float | None] = WeakKeyDictionary()
+
+
+def projection_scale(model: PreTrainedModel) -> float | None:
+    """By what last hidden states are multiplied before the output projection, with nothing after
+    it but a constant bias; None: logits are computed otherwise (soft caps, a replaced forward).
+
+    Tried once on three tokens: 1, or T5's d_model^-0.5.
+    """
+    if model not in _SCALES:
+        _SCALES[model] = _try_projection(model)
+    return _SCALES[model]
+
+
+@torch.inference_mode()
+def _try_projection(model: PreTrainedModel) -> float | None:
+    size = model.get_input_embeddings().num_embeddings
+    ids = (torch.arange(3, device=device_of(model))[None] + size // 2) % size
+    was_training = model.training
+    model.eval()
+    try:
+        if model.config.is_encoder_decoder:
+            width = model.config.hidden_size
+            encoded = torch.linspace(-1, 1, 4 * width, dtype=model.dtype, device=device_of(model))
+            encoded = encoded.view(1, 4, width)
+            output = model(decoder_input_ids=ids, encoder_outputs=BaseModelOutput(encoded))
+            hidden = model.get_decoder()(input_ids=ids, encoder_hidden_states=encoded)[0]
+        else:
+            output, hidden = model(input_ids=ids), model.get_decoder()(input_ids=ids)[0]
+    finally:
+        model.train(was_training)
+    logits = output.logits.float()
+    for scale in (1.0, model.config.hidden_size**-0.5):
+        found = _projected(model, hidden, scale).float()
+        if torch.allclose(found, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().amax())):
+            return scale
+    return None
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ can start from any of them; decoder rows may stand at any positions and be maske
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +66,22 @@ class Norm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Puts the new rows' keys and values [B, H, T, C] after those that are cached; returns all."""
+
+
+def of_rows(own: nn.Module, of_slots: nn.Module | None, slots: Tensor | None, x: Tensor) -> Tensor:
+    """What a layer computes, where slots have weights of their own with those for slots.
+
+    of_slots: None where they have not. slots [B, T]: which rows they are; None: all.
+    """
+    if of_slots is None:
+        return own(x)
+    if slots is None:
+        return of_slots(x)
+    return torch.where(slots[..., None], of_slots(x), own(x))
+
+
 class SelfAttention(nn.Module):
     def __init__(self, config: SpecDrafterConfig):
         super().__init__()
@@ -74,22 +91,24 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(inner, config.d_model, bias=config.bias)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, past: tuple[Tensor, Tensor] | None = None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        extend: Extend | None = None,
+        other: SelfAttention | None = None,
+        slots: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Shapes: x [B, T, D], mask [B, 1|H, T, S], past [2, B, H, P, C] -> [B, T, D], [2, ...].
-
-        Returns the output and the new rows' keys and values.
-        """
+        """Shapes: x [B, T, D], mask [B, 1|H, T, S] -> [B, T, D], [2, ...]; other, slots: as in
+        `of_rows`. Returns the output and the new rows' keys and values."""
         batch, length, _ = x.shape
-        query, key, value = (
-            self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        )
+        qkv = of_rows(self.qkv, other and other.qkv, slots, x)
+        query, key, value = qkv.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         new = (key, value)
-        if past is not None:
-            key = torch.cat((past[0], key), dim=2)
-            value = torch.cat((past[1], value), dim=2)
+        if extend is not None:
+            key, value = extend(key, value)
         mixed = F.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1)), new
+        mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
+        return of_rows(self.out, other and other.out, slots, mixed), new
 
 
 class CrossAttention(nn.Module):
@@ -109,11 +128,20 @@ class CrossAttention(nn.Module):
         key, value = self.kv(memory).view(batch, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         return key, value
 
-    def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        keys_values: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        other: CrossAttention | None = None,
+        slots: Tensor | None = None,
+    ) -> Tensor:
         batch, length, _ = x.shape
-        query = self.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
+        query = of_rows(self.query, other and other.query, slots, x)
+        query = query.view(batch, length, self.heads, -1).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(query, *keys_values, mask, scale=self.scale)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
+        return of_rows(self.out, other and other.out, slots, mixed)
 
 
 class FeedForward(nn.Module):
@@ -162,21 +190,27 @@ class Layer(nn.Module):
         mask: Tensor | None,
         memory: tuple[Tensor, Tensor] | None = None,
         memory_mask: Tensor | None = None,
-        past: tuple[Tensor, Tensor] | None = None,
-        are_slots: bool = False,
+        extend: Extend | None = None,
+        slots: Tensor | bool = False,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Rows of tokens, or of masked slots, which may have weights of their own.
 
-        Shapes: x [B, T, D] -> [B, T, D], and the rows' keys and values [B, H, T, C].
+        slots: whether all rows are slots, or which are [B, T]. Shapes: x [B, T, D] -> [B, T, D],
+        and the rows' keys and values [B, H, T, C].
         """
-        weights = self.slots if are_slots and self.slots is not None else self
-        mixed, new = weights.self_attention(self._before(x, self.self_norm), mask, past)
+        other = self.slots if slots is not False else None
+        which = slots if isinstance(slots, Tensor) else None
+        mixed, new = self.self_attention(
+            self._before(x, self.self_norm), mask, extend, other and other.self_attention, which
+        )
         x = self._after(x, mixed, self.self_norm)
         if self.cross_attention is not None:
             start = self._before(x, self.cross_norm)
-            mixed = weights.cross_attention(start, memory, memory_mask)
+            of_slots = other and other.cross_attention
+            mixed = self.cross_attention(start, memory, memory_mask, of_slots, which)
             x = self._after(x, mixed, self.cross_norm)
-        mixed = weights.feed_forward(self._before(x, self.feed_forward_norm))
+        start = self._before(x, self.feed_forward_norm)
+        mixed = of_rows(self.feed_forward, other and other.feed_forward, which, start)
         return self._after(x, mixed, self.feed_forward_norm), new
 
     def _before(self, x: Tensor, norm: Norm) -> Tensor:

@@ -31,6 +31,7 @@ encoder makes of the source, which is there anyway, so that a round costs the sh
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from drafttrain.models.spec_drafter.config import SpecDrafterConfig, check_shape
-from drafttrain.models.spec_drafter.layers import Norm, Stack, sinusoids
+from drafttrain.models.spec_drafter.layers import Extend, Norm, Stack, sinusoids
 from drafttrain.models.spec_drafter.pooling import group_means, masked_group_means
 from drafttrain.models.spec_drafter.rows import PADDING, Memory, Read, Rows
 from drafttrain.models.spec_drafter.told import Told
@@ -180,47 +181,48 @@ class SpecDrafter(PreTrainedModel):
         positions: Tensor,
         visible: Tensor | None,
         memory: Memory,
-        past: list[tuple[Tensor, Tensor]] | None = None,
-        are_slots: bool = False,
+        extend: Sequence[Extend] | None = None,
+        slots: Tensor | bool = False,
         states: Tensor | None = None,
+        has_states: Tensor | None = None,
+        key_positions: Tensor | None = None,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Hidden states of the given rows, all tokens or all slots, and their keys and values for a
-        cache.
+        """Hidden states of the given rows, and their keys and values for a cache.
 
-        Shapes: tokens, positions [B, T]; visible [B, 1, T, P + T] (P cached rows, at positions
-        0..P-1); past: per layer keys and values [B, H, P, C]; states: of `start` -> [B, T, D].
+        Shapes: tokens, positions [B, T]; visible [B, 1, T, C] of all columns; extend: what puts
+        them after cached columns, one a layer; slots: whether all rows are slots, or which [B, T];
+        states, has_states: of `start`; key_positions [B, C], of relative positions, None: those
+        given -> [B, T, D].
         """
-        embedded = self.embed(tokens)
-        x = self.start(embedded, positions, states)
-        key_positions = positions
-        if past is not None and self.decoder.relative_bias is not None:
-            cached = torch.arange(past[0][0].shape[2], device=tokens.device)[None]
-            key_positions = torch.cat((cached.expand(tokens.shape[0], -1), positions), dim=1)
-        bias = self.decoder.bias(visible, positions, key_positions)
+        x = self.start(self.embed(tokens), positions, states, has_states)
+        keys = positions if key_positions is None else key_positions
+        bias = self.decoder.bias(visible, positions, keys)
         new = []
         for index, layer in enumerate(self.decoder.layers):
-            x, keys_values = layer(
-                x,
-                bias,
-                memory.keys_values[index],
-                memory.mask,
-                None if past is None else past[index],
-                are_slots,
-            )
+            own = None if extend is None else extend[index]
+            x, keys_values = layer(x, bias, memory.keys_values[index], memory.mask, own, slots)
             new.append(keys_values)
         return self.decoder.finish(x), new
 
-    def start(self, embedded: Tensor, positions: Tensor, states: Tensor | None) -> Tensor:
-        """What the decoder's first layer reads: rows with their positions, and, of the first ones,
-        what they are told.
+    def start(
+        self,
+        embedded: Tensor,
+        positions: Tensor,
+        states: Tensor | None,
+        has_states: Tensor | None = None,
+    ) -> Tensor:
+        """What the decoder's first layer reads: rows with their positions, and the target's states.
 
         Shapes: embedded [B, T, D], positions [B, T], states [B, L, E] of the target's that the
-        tokens in the first L rows were predicted from, zeros where there is none -> [B, T, D].
+        tokens in the first L rows were predicted from, zeros where there is none, has_states
+        [B, L, 1] true of the rows that get one; None: all L -> [B, T, D].
         """
         x = self.decoder.start(embedded, positions)
         if self.told is None or states is None:
             return x
         told = self.told(states, embedded[:, : states.shape[1]])
+        if has_states is not None:
+            told = told.where(has_states, 0.0)
         return x + F.pad(told, (0, 0, 0, x.shape[1] - told.shape[1]))
 
     def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
@@ -350,10 +352,19 @@ class SpecDrafter(PreTrainedModel):
             self.config.slot_attention == "causal",
         )
         visible = visible | (rows.block == PADDING)[:, None, :, None]  # no row without a key
-        past = None if prefix is None else prefix.keys_values
-        slots = prefix is not None
-        fed = rows.tokens, rows.positions, visible, memory, past, slots, states
-        return Read(rows, *self.decode(*fed))
+        extend = keys = None
+        if prefix is not None:
+            extend = [partial(_after, *both) for both in prefix.keys_values]
+            keys = torch.cat((prefix.rows.positions, rows.positions), dim=1)
+        fed = rows.tokens, rows.positions, visible, memory, extend, prefix is not None, states
+        return Read(rows, *self.decode(*fed, key_positions=keys))
+
+
+def _after(
+    keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cached keys and values, and the new ones after them. Shapes: all [B, H, T, C]."""
+    return torch.cat((keys, new_keys), dim=2), torch.cat((values, new_values), dim=2)
 
 
 AutoConfig.register("spec-drafter", SpecDrafterConfig)

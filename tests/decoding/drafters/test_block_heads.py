@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GPTJConfig, GPTJForCausalLM
 
 from drafttrain.decoding.drafters.block_heads import (
     BlockHeadsDrafter,
@@ -24,6 +23,7 @@ from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from tests.decoding.engine.test_modules import any_family
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
 from tests.evaluation.scripted import replay_rounds
@@ -168,7 +168,7 @@ def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> 
     assert len(alone(drafts.propose(torch.arange(6), state, FixedLength(2))).tokens) == 2
 
 
-def test_a_target_whose_projection_is_not_known_is_refused() -> None:
-    config = GPTJConfig(vocab_size=40, n_embd=16, n_layer=1, n_head=2, rotary_dim=4)
-    with pytest.raises(ValueError, match="'gptj' model cannot have block heads"):
-        BlockHeadsDrafter(block_heads(), GPTJForCausalLM(config).eval())
+def test_a_target_whose_logits_are_more_than_a_projection_is_refused() -> None:
+    """Cohere multiplies them by a scale of its own."""
+    with pytest.raises(ValueError, match="logits of a 'cohere' model are more than its output"):
+        BlockHeadsDrafter(block_heads(), any_family("Cohere"))

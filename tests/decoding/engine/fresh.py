@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.whole import OwnCache
 from drafttrain.decoding.types import Source
 from tests.comparing import close
 from tests.tiny_models import (
@@ -107,17 +106,11 @@ def close_layer(seen: tuple[Tensor, Tensor], layer, precision: float) -> None:
 
 def keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
     """As Transformers holds them: two [1, heads, C, head_dim]."""
-    if isinstance(state.columns, OwnCache):
-        own = state.columns.own.layers[layer]
-        return own.keys, own.values
     return tuple(one[None] for one in state.columns.keys_values(layer, state.cached))
 
 
 def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
     """As Transformers holds them: two [1, heads, S, head_dim]."""
-    if isinstance(state.columns, OwnCache):
-        own = state.columns.cache.cross_attention_cache.layers[layer]
-        return own.keys, own.values
     return tuple(one[None] for one in state.columns.cross_keys_values(layer))
 
 

@@ -18,32 +18,29 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
-    Qwen3Config,
     Qwen3NextConfig,
     RwkvConfig,
 )
 
-from drafttrain.decoding.engine.architectures import check_configuration, position_limit
+from drafttrain.decoding.engine.architectures import (
+    Window,
+    attention_windows,
+    check_configuration,
+    position_limit,
+)
 from drafttrain.decoding.engine.cached_model import CachedModel
 from tests.tiny_models import BART_SHAPE, CAUSAL_SHAPE, VOCAB, tiny_model
 
 
-def str_of(value: PretrainedConfig | str) -> str:
-    return value if isinstance(value, str) else value.model_type
+def str_of(value: PretrainedConfig | str | dict) -> str:
+    return value.model_type if isinstance(value, PretrainedConfig) else str(value)
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (MistralConfig(), "slides over 4096 tokens"),
-        (Phi3Config(sliding_window=2047), "slides over 2047 tokens"),
-        (Qwen2Config(use_sliding_window=True), "has sliding_attention layers"),
-        (Gemma3TextConfig(), "has sliding_attention layers"),
-        (Llama4TextConfig(), "has chunked_attention layers"),
         (GPTNeoConfig(), "has local layers"),
         (Qwen3NextConfig(), "has linear_attention layers"),
         (MambaConfig(), "recurrent state"),
@@ -60,34 +57,39 @@ def test_models_without_a_plain_cache_are_refused_from_their_configuration(confi
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "windows"),
     [
-        MistralConfig(sliding_window=None),
-        Qwen2Config(sliding_window=4096),  # with use_sliding_window = False
-        Qwen2Config(use_sliding_window=True, max_window_layers=99),  # no layer obeys it
-        Qwen3Config(),
-        Phi3Config(),
-        LlamaConfig(),
+        (MistralConfig(), {"full_attention": Window(4096)}),
+        (MistralConfig(sliding_window=None), {"full_attention": None}),
+        (Qwen2Config(sliding_window=4096), {"full_attention": None}),  # not use_sliding_window
+        (
+            Qwen2Config(use_sliding_window=True, max_window_layers=1, num_hidden_layers=2),
+            {"full_attention": None, "sliding_attention": Window(4096)},
+        ),
+        (
+            Gemma3TextConfig(sliding_window=512),
+            {"full_attention": None, "sliding_attention": Window(512)},
+        ),
+        (
+            Llama4TextConfig(attention_chunk_size=64),
+            {"full_attention": None, "chunked_attention": Window(64, chunked=True)},
+        ),
+        (LlamaConfig(), {"full_attention": None}),
     ],
-    ids=lambda config: config.model_type,
+    ids=str_of,
 )
-def test_a_window_that_no_layer_obeys_does_no_harm(config):
+def test_windows_are_read_off_the_configuration(config, windows):
     check_configuration(config)
-
-
-def test_a_loaded_model_that_slides_is_refused_too():
-    shape = CAUSAL_SHAPE | {"num_key_value_heads": 2, "sliding_window": 8}
-    with pytest.raises(ValueError, match="'mistral' model .* slides over 8"):
-        CachedModel(MistralForCausalLM(MistralConfig(**shape)).eval())
+    assert attention_windows(config) == windows
 
 
 def test_models_that_answer_otherwise_with_a_cache_are_found_out():
-    """FSMT feeds only its last token when it has a cache: it would judge drafts by wrong rows."""
+    """FSMT looks ahead without a cache, and feeds only its last token with one."""
     shape = BART_SHAPE | {"decoder_start_token_id": 1, "langs": ["a", "b"]}
     shape |= {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
     torch.manual_seed(0)
     model = FSMTForConditionalGeneration(FSMTConfig(**shape)).eval()
-    with pytest.raises(ValueError, match="'fsmt' model .* other logits than without"):
+    with pytest.raises(ValueError, match="'fsmt' model .*: its rows depend"):
         CachedModel(model)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.decoding.engine import batched
-from drafttrain.decoding.engine.batched import _groups
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.types import Proposal
@@ -76,7 +74,7 @@ def path_of(proposal: Proposal, node: int) -> list[int]:
 
 @pytest.mark.parametrize("family", ["llama", "bart", "t5"])
 def test_sequences_leave_and_enter_and_some_sit_out(family):
-    """Lines move to where others left; calls of lines that lie apart work on copies."""
+    """Rows that are given back are used again; calls of rows that lie apart work on copies."""
     model = tiny_model(family)
     target, sources = CachedModel(model), sources_of(model)
     states = target.encode_all(sources)
@@ -97,32 +95,30 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
     check(3, 0, 2)  # apart, and in another order
     check(1, 3)
     states[1] = None
-    pool = target.engine.pool
-    assert pool.in_use == 3  # what nobody holds any more is given back
+    cache = target.engine.cache
+    assert cache.in_use == 3  # what nobody holds any more is given back
     check(2, 3, 0)
     states[1] = target.encode(sources[1])
-    assert states[1].columns.number == 3
+    assert states[1].columns.number == 1
     check(0, 1, 2, 3)
     states[0] = None
-    assert pool.in_use == 3
+    assert cache.in_use == 3
     check(1, 2)
     check(3)
 
 
-def test_a_line_that_is_given_up_during_a_call_stays_in_its_place_until_the_next(monkeypatch):
-    """Garbage is collected at any moment; a call must not have lines moved under its hands."""
+def test_a_row_that_is_given_up_during_a_call_is_left_alone_until_the_next():
+    """Garbage is collected at any moment; a call must not have rows moved under its hands."""
     model = tiny_model("llama")
     target = CachedModel(model)
     sources = [tiny_source([5, 9, 17 + i], model) for i in range(3)]
     states = target.encode_all(sources)
     target.catch_up_all([(states[i], sources[i].prefix) for i in range(3)])
-    run = batched.run_stack
 
-    def giving_up(*given):
+    def give_up(*_: object) -> None:
         states[0] = None
-        return run(*given)
 
-    monkeypatch.setattr(batched, "run_stack", giving_up)
+    model.model.layers[0].register_forward_hook(give_up)
     pairs = [(states[i], torch.tensor([5, 9, 17 + i, 30])) for i in (1, 2)]
     for _ in range(2):
         found = target.catch_up_all(pairs)
@@ -130,8 +126,7 @@ def test_a_line_that_is_given_up_during_a_call_stays_in_its_place_until_the_next
             reference = fresh(model, sources[i], [5, 9, 17 + i, 30])
             close(output.logits[-1], reference.logits[0, -1])
             close_caches(states[i], reference.past_key_values)
-    assert target.engine.pool.in_use == 2
-    assert sorted(state.columns.number for state in states[1:]) == [0, 1]
+    assert target.engine.cache.in_use == 2
 
 
 def test_room_is_made_once_and_kept():
@@ -141,10 +136,10 @@ def test_room_is_made_once_and_kept():
     path = torch.randint(4, VOCAB, (400,), generator=torch.Generator().manual_seed(0))
     states = target.encode_all([source, source])
     target.catch_up(states[0], path[:100])
-    pool = target.engine.pool
-    assert pool.states.shape[1:4:2] == (2, 128)
+    layer = target.engine.cache.own.layers[0]
+    assert layer.keys.shape[::2] == (2, 128)
     score = target.catch_up_all([(states[0], path[:300]), (states[1], path)])
-    assert pool.states.shape[1:4:2] == (2, 400)
+    assert layer.keys.shape[::2] == (2, 400)
     for i, length in enumerate((300, 400)):
         reference = fresh(model, source, path[:length].tolist())
         close(score[i].logits[-1], reference.logits[0, -1])
@@ -172,7 +167,9 @@ def test_what_is_not_a_number_stays_with_its_sequence():
     states = target.encode_all([source, source])
     target.catch_up_all([(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
     with torch.inference_mode():
-        target.engine.pool.states.fill_(torch.nan)
+        for layer in target.engine.cache.own.layers:
+            layer.keys.fill_(torch.nan)
+            layer.values.fill_(torch.nan)
     del states
     states = target.encode_all([source, source])
     for paths in ([[5, 9], [5, 9, 17, 30]], [[5, 9, 21], [5, 9, 17, 30, 21]]):
@@ -187,4 +184,4 @@ def test_prompts_are_not_padded_to_the_longest_of_a_batch():
     feeds = [
         Feed(state, [5] * size, 1) for state, size in zip(states, (40, 3, 30, 16, 1), strict=True)
     ]
-    assert list(_groups(feeds)) == [[0, 2], [1, 3, 4]]
+    assert list(target.engine._groups(feeds)) == [[0, 2], [1, 3, 4]]

@@ -72,8 +72,8 @@ def test_both_glancing_passes_drop_out_the_same_units(monkeypatch: pytest.Monkey
     seen = []
     decode = SpecDrafter.decode
 
-    def spy(self, tokens, *rest):
-        hidden, new = decode(self, tokens, *rest)
+    def spy(self, tokens, *rest, **named):
+        hidden, new = decode(self, tokens, *rest, **named)
         seen.append((tokens, hidden.detach()))
         return hidden, new
 

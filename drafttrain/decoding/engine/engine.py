@@ -1,0 +1,325 @@
+"""Many sequences of one decoder, fed in shared calls: chains of any lengths, and draft trees."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from drafttrain.config.commands import Compile
+from drafttrain.decoding.engine.cache import ColumnCache, KeysValues
+from drafttrain.decoding.engine.calls import Feed, StepOutput
+from drafttrain.decoding.engine.compiling import Bucket, CompiledBody
+from drafttrain.decoding.engine.forward import BatchedCall, Body
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.types import Source
+
+SMALL = 16
+"""Requests of up to this many tokens share a call with any shorter ones; longer ones only with
+those at least half as long, so that padding costs no more than it saves."""
+
+Encode = Callable[[Sequence[Source]], list[Tensor]]
+"""The encoder's output of every source, [S, D] each."""
+
+
+class Engine:
+    """Calls a decoder, and keeps the cache of all its sequences."""
+
+    def __init__(
+        self,
+        body: Body,
+        encode: Encode | None = None,
+        limit: int | None = None,
+        one_chain: bool = False,
+    ) -> None:
+        """limit: positions that there are; None: no limit. one_chain: calls are of one sequence's
+        chain, as the model places tokens itself."""
+        self.body, self.device = body, body.device
+        self.cache = ColumnCache(body.device)
+        self._encode, self._limit, self._one_chain = encode, limit, one_chain
+        self.prompt_layers: Sequence[int] = ()
+        """Layers of the target whose keys and values of the prompt sources bring along; its own
+        cache begins with them."""
+        self.compiled: CompiledBody | None = None
+        ENGINES.add(self)
+
+    def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
+        """A row of the cache for each new sequence; encodes its source, where there is an encoder.
+        Raises ValueError for a prompt that the target has not read, where it must have."""
+        encoded: Sequence[Tensor | None] = [None] * len(sources)
+        if self._encode is not None:
+            encoded = self._encode(sources)
+        states = [
+            SequenceState(self.cache.open(), source, own)
+            for source, own in zip(sources, encoded, strict=True)
+        ]
+        if self.prompt_layers:
+            for state in states:
+                self._take_prompt(state)
+        return states
+
+    def _take_prompt(self, state: SequenceState) -> None:
+        prompt = state.source.prompt
+        missing = sorted({*self.prompt_layers} - prompt.keys())
+        if missing:
+            raise ValueError(
+                "the prompt has not been read by the target, whose keys and values of layers "
+                f"{missing} this drafter takes; draft after the target's first call, or give "
+                "the source as CachedModel.read of the target returns it"
+            )
+        state.source = replace(state.source, prompt={})
+        keys_values = torch.cat([prompt[layer] for layer in self.prompt_layers])
+        self.take(state, state.source.prefix.tolist(), keys_values)
+
+    @without_gradients
+    def take(self, state: SequenceState, tokens: Sequence[int], keys_values: Tensor) -> None:
+        """Cache what another model computed for these tokens, which follow what is cached.
+
+        Shapes: [N], keys and values of every layer in turn [2 L, heads, N, head_dim].
+        """
+        first = state.cached
+        self.cache.write(state.columns.number, first, keys_values)
+        state.append(tokens, range(first, first + len(tokens)), chained=True)
+
+    @without_gradients
+    def call(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
+        """Feed every sequence its tokens in as few calls as pays; outputs in the same order."""
+        outputs: dict[int, StepOutput] = {}
+        for group in self._groups(feeds):
+            found = self._call([feeds[place] for place in group], layers)
+            outputs |= zip(group, found, strict=True)
+        for feed in feeds:
+            feed.state.append(feed.tokens, feed.places, chained=feed.visible is None)
+        return [outputs[place] for place in range(len(feeds))]
+
+    def _groups(self, feeds: Sequence[Feed]) -> Iterator[list[int]]:
+        """Which requests share a call: those of like size, a source's first call apart; places of
+        the feeds, in the order of their rows."""
+        if self._one_chain:
+            yield from ([place] for place in range(len(feeds)))
+            return
+        waiting = sorted(range(len(feeds)), key=lambda place: -len(feeds[place].tokens))
+        parts: dict[bool, list[int]] = {False: [], True: []}
+        for place in waiting:
+            parts[self._is_first(feeds[place].state)].append(place)
+        for part in parts.values():
+            while part:
+                largest = len(feeds[part[0]].tokens)
+                least = 0 if largest <= SMALL else largest // 2
+                count = sum(len(feeds[place].tokens) > least for place in part)
+                group, part = part[:count], part[count:]
+                yield sorted(group, key=lambda place: feeds[place].state.columns.number)
+
+    def _is_first(self, state: SequenceState) -> bool:
+        """Whether a call makes what cross-attention reads of a source."""
+        return self.body.cross_attends and not state.columns.knows_source
+
+    def _call(self, feeds: Sequence[Feed], layers: Sequence[int]) -> list[StepOutput]:
+        layers = [layer for layer in layers if layer != -1]
+        first, bucket = self._is_first(feeds[0].state), None
+        if self.compiled is not None and not first:
+            bucket = self.compiled.bucket_of(self.cache, feeds)
+        call = self.batched(feeds, layers, first, bucket)
+        with self.body.prepared(layers):
+            output = self.body.compute(call) if bucket is None else self.compiled(call, bucket)
+        if first and self.body.cross_attends:
+            self._remember_sources(feeds, output.sources)
+        rows = range(call.ids.shape[1]) if call.scored is None else _wanted(feeds)
+        index = {row: place for place, row in enumerate(rows)}
+        found = []
+        for place, feed in enumerate(feeds):
+            b = place if bucket is None else feed.state.columns.number
+            size = len(feed.tokens)
+            begin = index[size - feed.rows] if feed.rows else 0
+            logits = output.logits[b, begin : begin + feed.rows]
+            states = {number: of_layer[b, :size] for number, of_layer in output.layers.items()}
+            found.append(StepOutput(logits, output.hidden[b, :size], states))
+        return found
+
+    def _remember_sources(self, feeds: Sequence[Feed], made: Sequence[KeysValues]) -> None:
+        """Keep what a first call made for cross-attention."""
+        for b, feed in enumerate(feeds):
+            length = len(feed.state.encoded)
+            own = [(keys[b, :, :length], values[b, :, :length]) for keys, values in made]
+            self.cache.remember_source(feed.state.columns.number, own)
+
+    def batched(
+        self,
+        feeds: Sequence[Feed],
+        layers: Sequence[int],
+        first: bool = False,
+        bucket: Bucket | None = None,
+    ) -> BatchedCall:
+        """One call for these feeds, in the order of their rows; places its tokens in the cache.
+
+        first: it makes what cross-attention reads. bucket: the shape of the call, whose batch rows
+        are the first ones of the cache; None: as small as the feeds allow.
+        """
+        place, device = self.cache.placement, self.device
+        numbers = [feed.state.columns.number for feed in feeds]
+        starts = [feed.state.cached for feed in feeds]
+        new = max(len(feed.tokens) for feed in feeds)
+        members: Sequence[Feed | None] = feeds
+        if bucket is None:
+            used = max(starts) + new
+            self.cache.make_room(used)
+            place.rows = slice(numbers[0], numbers[-1] + 1)
+            if numbers[-1] - numbers[0] != len(numbers) - 1:
+                place.rows = torch.tensor(numbers, device=device)
+        else:
+            new, used = bucket.tokens, bucket.columns
+            by_row = dict(zip(numbers, feeds, strict=True))
+            members = [by_row.get(row) for row in range(bucket.rows)]
+            starts = [used if own is None else own.state.cached for own in members]
+            place.rows = slice(0, bucket.rows)
+        place.used, place.cached = used, starts[0] if self._one_chain else 0
+        first_columns = torch.tensor(starts, device=device)[:, None]
+        columns = first_columns + torch.arange(new, device=device)
+        place.columns = columns
+        if bucket is not None:  # what nobody reads goes to the last column
+            place.columns = columns = columns.clamp(max=used - 1)
+        elif min(starts) == max(starts):
+            place.columns = slice(starts[0], used)
+        ids = [torch.tensor([] if own is None else own.tokens, dtype=torch.long) for own in members]
+        positions = self._positions(members, columns)
+        call = BatchedCall(
+            ids=_padded(ids, new).to(device),
+            positions=positions,
+            columns=used,
+            visible=_visible(members, starts, columns, used, bucket is not None),
+            key_positions=None,
+            scored=None if bucket is not None else self._scored(feeds, new),
+            cache=self.cache.own,
+            layers=layers,
+        )
+        if self.body.needs_key_positions:
+            call.key_positions = self._key_positions(members, columns, positions, used)
+        if feeds[0].embedded is not None:
+            width = feeds[0].embedded.shape[1]
+            nothing = feeds[0].embedded.new_zeros(0, width)
+            call.embedded = _padded([nothing if f is None else f.embedded for f in members], new)
+        if any(feed.states is not None for feed in feeds):
+            call.states, call.has_states = _states(members, new, device)
+        if self.body.cross_attends:
+            self._give_sources(call, members, first, bucket)
+        return call
+
+    def _scored(self, feeds: Sequence[Feed], new: int) -> Tensor | None:
+        """[R] rows that some feed wants logits of; None: all."""
+        wanted = _wanted(feeds)
+        if len(wanted) == new:
+            return None
+        return torch.tensor(wanted, dtype=torch.long, device=self.device)
+
+    def _positions(self, members: Sequence[Feed | None], columns: Tensor) -> Tensor:
+        """[B, N] positions of the new tokens; padding stands anywhere within the limit."""
+        # a tensor of its own: compiled calls take two that are one for one always
+        positions = columns.clone() if self._limit is None else columns.clamp(max=self._limit - 1)
+        for b, feed in enumerate(members):
+            if feed is not None and feed.positions is not None:
+                positions[b, : len(feed.tokens)] = torch.tensor(list(feed.positions))
+        return positions
+
+    def _key_positions(
+        self, members: Sequence[Feed | None], columns: Tensor, positions: Tensor, used: int
+    ) -> Tensor:
+        """[B, C] positions of all columns that a call reads."""
+        found = torch.arange(used, device=self.device).repeat(len(members), 1)
+        for b, feed in enumerate(members):
+            if feed is not None and feed.state.chain < feed.state.cached:
+                own = torch.tensor(feed.state.positions, device=self.device)
+                found[b, : len(own)] = own
+        return found.scatter_(1, columns, positions)
+
+    def _give_sources(
+        self,
+        call: BatchedCall,
+        members: Sequence[Feed | None],
+        first: bool,
+        bucket: Bucket | None,
+    ) -> None:
+        """What cross-attention reads: encoder states of new sequences, else what is cached."""
+        if first:
+            states = [feed.state.encoded for feed in members]
+            call.encoded = pad_sequence(states, batch_first=True)
+            lengths = [len(own) for own in states]
+        else:
+            known = self.cache.source_lengths
+            lengths = [1 if f is None else known[f.state.columns.number] for f in members]
+            size = max(lengths) if bucket is None else bucket.source
+            call.sources = self.cache.sources(self.cache.placement.rows, size)
+        size = call.encoded.shape[1] if first else call.sources[0][0].shape[2]
+        if min(lengths) != size and self.body.masks_sources or bucket is not None:
+            ends = torch.tensor(lengths, device=self.device)[:, None]
+            call.source_mask = torch.arange(size, device=self.device) < ends
+
+
+ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""All there are in this process."""
+
+
+def compile_calls(how: Compile) -> None:
+    """Have the calls of all engines compiled from now on, each shape when it is first called.
+
+    auto: those on a GPU alone, as compiling takes minutes on a CPU.
+    """
+    for engine in list(ENGINES):
+        if how == "on" or (how == "auto" and engine.device.type != "cpu"):
+            engine.compiled = CompiledBody(engine.body)
+
+
+def _wanted(feeds: Sequence[Feed]) -> list[int]:
+    """Rows of a call that some feed wants logits of, rising."""
+    return sorted(
+        {row for feed in feeds for row in range(len(feed.tokens) - feed.rows, len(feed.tokens))}
+    )
+
+
+def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
+    """[B, length, ...] rows of up to so many, with zeros after them."""
+    found = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
+    for b, own in enumerate(rows):
+        found[b, : len(own)] = own
+    return found
+
+
+def _visible(
+    members: Sequence[Feed | None],
+    starts: Sequence[int],
+    columns: Tensor,
+    used: int,
+    always: bool,
+) -> Tensor | None:
+    """[B, N, C]: chains see what is before them and themselves, branches what they name; None:
+    each sees all. always: not None."""
+    chains = all(feed is None or feed.visible is None for feed in members)
+    if chains and columns.shape[1] == 1 and min(starts) == max(starts) and not always:
+        return None
+    device = columns.device
+    visible = torch.arange(used, device=device) <= columns[..., None]
+    for b, (feed, start) in enumerate(zip(members, starts, strict=True)):
+        if feed is not None and feed.visible is not None:
+            size = len(feed.tokens)
+            visible[b, :size, start + size :] = False
+            visible[b, :size, : start + size] = feed.visible.to(device)
+    return visible
+
+
+def _states(
+    members: Sequence[Feed | None], new: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Target hidden states that come with the tokens of a call (`BatchedCall.states`)."""
+    given = [None if feed is None else feed.states for feed in members]
+    like = next(states for states in given if states is not None)
+    states = torch.zeros(len(given), new, like.shape[1], dtype=like.dtype, device=device)
+    there = torch.zeros(len(given), new, 1, dtype=torch.bool, device=device)
+    for b, own in enumerate(given):
+        if own is not None:
+            states[b, : len(own)] = own
+            there[b, : len(own)] = True
+    return states, there

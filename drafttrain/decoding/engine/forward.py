@@ -1,0 +1,380 @@
+"""How models are called on many sequences at once: chains of any lengths and draft trees.
+
+A Transformers model's whole `forward` computes, with its scales, soft caps, adapters and hooks. It
+is given a cache whose layers write where the call says (`cache.py`), an additive mask and explicit
+positions. Positions that a `forward` does not take are put into its decoder for the time of the
+call, and captured layers are hooked for it: the model is left as it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from drafttrain.decoding.engine.architectures import (
+    Window,
+    attention_windows,
+    device_of,
+    unwrapped,
+)
+from drafttrain.decoding.engine.cache import KeysValues
+from drafttrain.models.spec_drafter.model import UNDRAFTED
+
+ARBITRARY_MASKS = ("sdpa", "eager")
+"""Attention implementations that take any mask."""
+
+
+@dataclass
+class BatchedCall:
+    """What one call computes: N new tokens of each of B sequences, shorter ones padded."""
+
+    ids: Tensor
+    """[B, N]."""
+    positions: Tensor
+    """[B, N]."""
+    columns: int
+    """Columns C of the cache that it reads, those of the new tokens included."""
+    visible: Tensor | None
+    """[B, N, C] true where a token sees a column; None: each sees all."""
+    key_positions: Tensor | None
+    """[B, C] positions of the columns, for models whose masks or biases depend on distances."""
+    scored: Tensor | None
+    """[R] rows of 0..N-1 that some sequence wants logits of, rising; None: all."""
+    cache: Cache
+    sources: list[KeysValues] = field(default_factory=list)
+    """Keys and values of cross-attention, [B, heads, S, head_dim] a layer; none before a sequence's
+    first call."""
+    source_mask: Tensor | None = None
+    """[B, S] true where a source has a state; None: everywhere."""
+    encoded: Tensor | None = None
+    """[B, S, D] the encoder's output, of sequences that are called for the first time."""
+    embedded: Tensor | None = None
+    """[B, N, D] what is fed instead of embedded tokens."""
+    states: Tensor | None = None
+    """[B, N, E] target hidden states that come with the tokens; zeros where there is none."""
+    has_states: Tensor | None = None
+    """[B, N, 1] true where a token has one, if only zeros."""
+    layers: Sequence[int] = ()
+    """Decoder layers whose outputs are wanted."""
+
+
+@dataclass
+class CallOutput:
+    logits: Tensor
+    """[B, R, V] of the scored rows."""
+    hidden: Tensor
+    """[B, N, D] last hidden states, after the final norm."""
+    layers: Mapping[int, Tensor] = field(default_factory=dict)
+    """[B, N, D] of each wanted layer."""
+    sources: list[KeysValues] = field(default_factory=list)
+    """Keys and values of cross-attention that a first call made, as in `BatchedCall`."""
+
+
+@dataclass
+class Current:
+    """The call that is being computed, for functions that models call."""
+
+    call: BatchedCall | None = None
+
+
+class Body(Protocol):
+    """A decoder as the engine calls it."""
+
+    device: torch.device
+    needs_key_positions: bool
+    cross_attends: bool
+    """Whether it reads a source."""
+    masks_sources: bool
+    """Whether a part of a source can be masked; else sources of one call have one length."""
+
+    def weights(self) -> list[Tensor]:
+        """All that it computes with."""
+        ...
+
+    def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
+        """Where `compute` can be called, for outputs of these layers."""
+        ...
+
+    def compute(self, call: BatchedCall) -> CallOutput:
+        """One call, inside `prepared`; torch.compile can trace it."""
+        ...
+
+
+class TransformersBody:
+    """A Transformers model, or what wraps one, called through its own `forward`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        draftable: Tensor | None = None,
+        vocabulary: int | None = None,
+        places_tokens: bool = True,
+    ) -> None:
+        """draftable [N]: the tokens to compute scores of; None: all. vocabulary: tokens that are
+        given scores, where not the model's own. places_tokens: masks and positions are given; else
+        the model makes its own, for one chain a call."""
+        self.model, self.device = model, device_of(model)
+        inner = unwrapped(model)
+        self.cross_attends = bool(model.config.is_encoder_decoder)
+        self._takes = inspect.signature(type(inner).forward).parameters
+        self._decoder = inner.get_decoder()
+        self._windows = attention_windows(model.config)
+        self._placed = places_tokens
+        self._vocabulary = vocabulary
+        taken = "decoder_position_ids" if self.cross_attends else "position_ids"
+        self._position_name = taken if places_tokens and taken in self._takes else None
+        self._current = Current()
+        self._replaced: list[Replacement] = []
+        if places_tokens and self._position_name is None:
+            self._replaced = list(_positions_inside(self._decoder, self._current))
+        windowed = any(window is not None for window in self._windows.values())
+        biased = any(name == "compute_bias" for _, name, _ in self._replaced)
+        self.needs_key_positions = places_tokens and (windowed or biased)
+        inside = inspect.signature(type(self._decoder).forward).parameters
+        self.masks_sources = "encoder_attention_mask" in inside
+        self._head = None
+        if draftable is not None:
+            self._head = DraftableHead(inner.get_output_embeddings(), draftable)
+            self._replaced.append((self._head.module, "forward", self._head))
+        self._kept: dict[int, Tensor] = {}
+        self._hooks = {-1: _keeping(self._kept, -1)}
+
+    def weights(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    @contextmanager
+    def prepared(self, layers: Sequence[int]) -> Iterator[None]:
+        """Positions are put inside the decoder, layers are hooked, and attention takes masks."""
+        own = self.model.config._attn_implementation
+        with ExitStack() as stack:
+            if self._replaced:
+                stack.enter_context(replacing(self._replaced))
+            for number in {-1, *layers}:
+                module = self._decoder if number == -1 else decoder_layers(self._decoder)[number]
+                hook = self._hooks.setdefault(number, _keeping(self._kept, number))
+                stack.callback(module.register_forward_hook(hook).remove)
+            if self._placed and own not in ARBITRARY_MASKS:
+                stack.callback(self.model.set_attn_implementation, own)
+                self.model.set_attn_implementation("sdpa")
+            yield
+
+    def compute(self, call: BatchedCall) -> CallOutput:
+        self._current.call = call
+        given = self._inputs(call)
+        output = self.model(**given, use_cache=True)
+        logits = output.logits
+        if "logits_to_keep" not in given and call.scored is not None:
+            logits = logits[:, call.scored]
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        if self._head is not None:
+            logits = self._head.drafted(logits)
+        if self._vocabulary is not None:
+            logits = fit_scores(logits, self._vocabulary)
+        cache, made = given["past_key_values"], []
+        if call.encoded is not None:
+            made = [(layer.keys, layer.values) for layer in cache.cross_attention_cache.layers]
+        kept = {number: self._kept[number] for number in (-1, *call.layers)}
+        self._kept.clear()
+        self._current.call = None
+        return CallOutput(logits, kept.pop(-1), kept, made)
+
+    def _inputs(self, call: BatchedCall) -> dict[str, Any]:
+        ids = call.ids
+        if self._vocabulary is not None:
+            ids = known_ids(ids, self.model.get_input_embeddings().num_embeddings)
+        given: dict[str, Any] = {"past_key_values": call.cache}
+        if "logits_to_keep" in self._takes and call.scored is not None:
+            given["logits_to_keep"] = call.scored
+        if self._position_name is not None:
+            given[self._position_name] = call.positions
+        mask = self._masks(call) if self._placed else None
+        if not self.cross_attends:
+            return given | {"input_ids": ids, "attention_mask": mask}
+        given |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+        return given | self._encoder_inputs(call)
+
+    def _encoder_inputs(self, call: BatchedCall) -> dict[str, Any]:
+        """The encoder's states and their mask, and a cache with cross-attention where known.
+
+        Where keys and values are cached the states are not read, but must be there: some families
+        skip cross-attention without them.
+        """
+        crossed = DynamicCache()
+        encoded = call.encoded
+        if encoded is None:
+            for keys, values in call.sources:
+                layer = DynamicLayer()
+                layer.lazy_initialization(keys, values)
+                layer.keys, layer.values = keys, values
+                crossed.layers.append(layer)
+            keys = call.sources[0][0]
+            encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], self._width)
+        given: dict[str, Any] = {
+            "encoder_outputs": (encoded,),
+            "past_key_values": EncoderDecoderCache(call.cache, crossed),
+        }
+        if self.masks_sources and call.source_mask is not None:
+            given["attention_mask"] = call.source_mask.long()
+        return given
+
+    @property
+    def _width(self) -> int:
+        return self.model.config.hidden_size
+
+    def _masks(self, call: BatchedCall) -> Tensor | dict[str, Tensor | None] | None:
+        """Additive masks [B, 1, N, C]; by kind of layer where a model has several."""
+        masks = {kind: self._mask(call, window) for kind, window in self._windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _mask(self, call: BatchedCall, window: Window | None) -> Tensor:
+        visible = call.visible
+        if window is not None:
+            assert call.key_positions is not None
+            near = window.holds(call.positions[:, :, None], call.key_positions[:, None, :])
+            visible = near if visible is None else visible & near
+        if visible is None:
+            shape = (*call.ids.shape, call.columns)
+            return torch.zeros(shape, dtype=self.model.dtype, device=self.device)[:, None]
+        return additive(visible, self.model.dtype)[:, None]
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, the least number elsewhere. Shapes: [...] bool -> [...]."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def known_ids(ids: Tensor, rows: int) -> Tensor:
+    """The tokens as an embedding of so many rows can be fed them: those that it lacks as its last.
+
+    Whatever a drafter is fed, outputs stay exact.
+    """
+    return ids.clamp(max=rows - 1)
+
+
+def fit_scores(logits: Tensor, vocabulary: int) -> Tensor:
+    """Scores of so many tokens: a drafter's for a target whose embedding is padded otherwise.
+
+    Tokens that the target lacks are cut; those that the drafter lacks score minus infinity, so that
+    they are never drafted. Shapes: [..., own] -> [..., V].
+    """
+    missing = vocabulary - logits.shape[-1]
+    if missing <= 0:
+        return logits[..., :vocabulary]
+    return F.pad(logits, (0, missing), value=-torch.inf)
+
+
+class DraftableHead:
+    """An output projection of the tokens that are drafted; others have no scores of their own."""
+
+    def __init__(self, module: nn.Linear, draftable: Tensor) -> None:
+        self.module, self._draftable = module, draftable
+        self._read: tuple[int, int] | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        weight, bias = self.module.weight, self.module.bias
+        now = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        if now != self._read:
+            self._read, self._rows = now, weight.detach()[self._draftable]
+        scores = F.linear(hidden, self._rows, None if bias is None else bias[self._draftable])
+        every = scores.new_zeros(*scores.shape[:-1], len(weight))
+        return every.index_copy_(-1, self._draftable, scores)
+
+    def drafted(self, logits: Tensor) -> Tensor:
+        """Logits with `UNDRAFTED` at all tokens but those that are drafted. [..., V]."""
+        every = torch.full_like(logits, UNDRAFTED)
+        few = logits.index_select(-1, self._draftable)
+        return every.index_copy_(-1, self._draftable, few)
+
+
+def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
+    """The layers of a decoder, the first one first. Raises ValueError where they are not known."""
+    for name in ("layers", "block", "h"):
+        layers = getattr(decoder, name, None)
+        if isinstance(layers, nn.ModuleList):
+            return layers
+    raise ValueError(
+        f"the layers of a {type(decoder).__name__} are not known; use a drafter that reads the "
+        "last hidden state alone"
+    )
+
+
+def _keeping(kept: dict[int, Tensor], number: int) -> Callable[..., None]:
+    """A hook that keeps what a layer puts out, by its number; -1: after the final norm."""
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        kept[number] = output if isinstance(output, Tensor) else output[0]
+
+    return keep
+
+
+Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
+"""A module, the name of a method of it, and what is called instead."""
+
+
+@contextmanager
+def replacing(functions: Sequence[Replacement]) -> Iterator[None]:
+    """Have modules use these functions as their methods, until it ends."""
+    former = [(module, name, vars(module).get(name)) for module, name, _ in functions]
+    for module, name, function in functions:
+        object.__setattr__(module, name, function)
+    try:
+        yield
+    finally:
+        for module, name, own in former:
+            if own is None:
+                object.__delattr__(module, name)
+            else:
+                object.__setattr__(module, name, own)
+
+
+def _positions_inside(decoder: nn.Module, current: Current) -> Iterator[Replacement]:
+    """Methods by which a decoder places tokens, and what gives them the current call's positions.
+
+    BART-like decoders look positions up in `embed_positions`; T5-like ones compute a bias from
+    distances.
+    """
+    table = getattr(decoder, "embed_positions", None)
+    if isinstance(table, nn.Module):
+        yield table, "forward", lambda *given, **named: _look_up(table, current.call)
+    for module in decoder.modules():
+        if getattr(module, "has_relative_attention_bias", False):
+            bias = _bias_of(module, current)
+            yield module, "compute_bias", bias
+
+
+def _bias_of(module: nn.Module, current: Current) -> Callable[..., Tensor]:
+    return lambda *given, **named: _relative_bias(module, current.call)
+
+
+def _look_up(table: nn.Module, call: BatchedCall) -> Tensor:
+    """[B, N, D] rows of a table of positions."""
+    if isinstance(getattr(table, "weights", None), Tensor):  # sinusoids of M2M100
+        return table.weights[call.positions + table.padding_idx + 1]
+    return F.embedding(call.positions + getattr(table, "offset", 0), table.weight)
+
+
+def _relative_bias(attention: nn.Module, call: BatchedCall) -> Tensor:
+    """[B, heads, N, C] what T5 adds to scores by the distance between two positions."""
+    assert call.key_positions is not None
+    distances = call.key_positions[:, None, :] - call.positions[:, :, None]
+    bucket = attention._relative_position_bucket
+    options: dict[str, Any] = {}
+    if "bidirectional" in inspect.signature(bucket).parameters:
+        options = {
+            "bidirectional": False,
+            "num_buckets": attention.relative_attention_num_buckets,
+            "max_distance": attention.relative_attention_max_distance,
+        }
+    bias = attention.relative_attention_bias(bucket(distances, **options))
+    return bias.permute(0, 3, 1, 2)

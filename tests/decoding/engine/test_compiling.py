@@ -1,0 +1,186 @@
+"""Compiled calls have the logits of others; each shape is compiled once, as long as weights stay.
+
+They are traced as when they are compiled and then run operation by operation, which takes no C++
+compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.engine import compiling
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.compiling import CompiledBody
+from drafttrain.decoding.engine.engine import ENGINES, compile_calls
+from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.loop import Decoder
+from drafttrain.decoding.roles import Drafter
+from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.verifiers import GreedyMatch
+from tests.comparing import close
+from tests.decoding.decoded import sources_for
+from tests.decoding.engine.fresh import fresh, sources_of
+from tests.decoding.engine.test_batches import drafts, path_nodes, path_of
+from tests.decoding.engine.test_modules import any_family
+from tests.tiny_drafters import shared, tiny_drafter, told_states
+from tests.tiny_models import tiny_model
+
+FAMILIES = ["llama", "gpt2", "marian", "t5", "whisper"]
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    ENGINES.clear()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(target: CachedModel) -> CompiledBody:
+    body = target.engine.compiled = CompiledBody(target.engine.body)
+    return body
+
+
+def decoded(target: CachedModel, drafter: Drafter, sources: list[Source]) -> list[list[int]]:
+    decoder = Decoder(
+        target,
+        drafter,
+        FixedLength(4),
+        GreedyMatch(),
+        Sampling(),
+        lambda row: sequence_randomness(0, row, target.device),
+    )
+    return [output.tokens for output in decoder.decode_all(sources, 16)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
+    """Chains of several lengths and a tree, whose batch rows and tokens are padded to buckets."""
+    model = tiny_model(family)
+    target, sources = CachedModel(model), sources_of(model)[:3]
+    body, states = compiled(target), target.encode_all(sources)
+    tokens = [source.prefix.tolist() for source in sources]
+    generator = torch.Generator().manual_seed(3)
+    target.catch_up_all([(s, torch.tensor(t)) for s, t in zip(states, tokens, strict=True)])
+    for turn in range(4):
+        proposals = drafts(generator)
+        proposals = (proposals[turn:] + proposals[:turn])[:3]
+        scores = target.score(states, [torch.tensor(own) for own in tokens], proposals)
+        for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):
+            for node in range(-1, len(proposal.tokens)):
+                path = [*tokens[i], *path_of(proposal, node)]
+                close(score.logits[node + 1], fresh(model, sources[i], path).logits[0, -1])
+            kept = path_nodes(proposal, min(2 * turn, len(proposal.tokens) - 1))
+            target.keep(states[i], torch.tensor(kept, dtype=torch.long))
+            tokens[i] += [int(proposal.tokens[node]) for node in kept]
+            tokens[i].append(5 + turn)
+    assert body.compilations <= 2  # of 4 and of 8 tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("marian", {"slots": "paper"}), ("t5", {"slot_weights": "own"})],
+)
+def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
+    target = CachedModel(shared(family))
+    drafter = BlockDrafter(tiny_drafter(family, **settings))
+    sources = sources_for(target.model)
+    expected = [decoded(target, each, sources) for each in (NoDrafter(), drafter)]
+    compile_calls("on")
+    assert [decoded(target, each, sources) for each in (NoDrafter(), drafter)] == expected
+    assert drafter.engine.compiled.compilations > 0
+    assert target.engine.compiled.compilations > 0
+
+
+def test_weights_that_change_are_compiled_again():
+    model = tiny_model("llama")
+    target, source = CachedModel(model), make_source([5, 9, 17], model)
+    body, state = compiled(target), target.encode(source)
+    target.catch_up(state, source.prefix)
+
+    def logits_after(token: int) -> torch.Tensor:
+        score = target.catch_up(state, torch.tensor([5, 9, 17, token]))
+        close(score.logits[-1], fresh(model, source, [5, 9, 17, token]).logits[0, -1])
+        return score.logits
+
+    logits_after(8)
+    logits_after(9)
+    assert body.compilations == 2  # calls of the prompt and of one token
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2.0)  # a step of training
+    logits_after(10)
+    assert body.compilations == 3
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() + 1.0)  # another tensor
+    target.engine.compiled = body = CompiledBody(target.engine.body)
+    logits_after(11)
+    assert body.compilations == 1
+
+
+def test_room_that_doubles_is_compiled_once_more():
+    model = tiny_model("llama", max_position_embeddings=600)
+    target, source = CachedModel(model), make_source([5, 9, 17], model)
+    body, state = compiled(target), target.encode(source)
+    path = torch.randint(4, 40, (300,), generator=torch.Generator().manual_seed(0))
+    path[:3] = source.prefix
+    target.catch_up(state, path[:100])
+    for end in range(101, 140):
+        score = target.catch_up(state, path[:end])
+        if end in (102, 127, 128, 139):
+            close(score.logits[-1], fresh(model, source, path[:end].tolist()).logits[0, -1])
+    assert body.compilations == 2
+
+
+@pytest.mark.parametrize("family", ["Gemma3Text", "M2M100", "GptOss"])
+def test_windows_and_positions_inside_the_decoder_are_compiled_too(family):
+    model = any_family(family)
+    target, source = CachedModel(model), make_source(torch.tensor([5, 9, 17, 30]), model)
+    plain = CachedModel(model)
+    body, states = compiled(target), (target.encode(source), plain.encode(source))
+    tree = Proposal(torch.tensor([8, 9, 8, 30]), torch.tensor([-1, -1, 0, 1]))
+    for turn in range(3):
+        path = torch.cat([source.prefix, torch.arange(6, 6 + 3 * turn)])
+        found, expected = (
+            one.score([state], [path], [tree])[0]
+            for one, state in zip((target, plain), states, strict=True)
+        )
+        close(found.logits, expected.logits, 1e-4)
+        for one, state in zip((target, plain), states, strict=True):
+            one.keep(state, torch.arange(0))
+    assert body.compilations >= 1 and not body._failed
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(capsys):
+    model = tiny_model("llama")
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    target, source = CachedModel(model), make_source([5, 9, 17], model)
+    body, state = compiled(target), target.encode(source)
+    target.catch_up(state, source.prefix)
+    score = target.catch_up(state, torch.tensor([5, 9, 17, 8]))
+    close(score.logits[-1], fresh(model, source, [5, 9, 17, 8]).logits[0, -1])
+    assert "calls run uncompiled from here on" in capsys.readouterr().err
+    assert body.compilations == 0
+
+
+def test_states_of_the_target_are_compiled_in():
+    target = CachedModel(shared("marian"))
+    drafter, sources = told_states(target.model), sources_for(target.model)
+    expected = decoded(target, drafter, sources)
+    compile_calls("on")
+    assert decoded(target, drafter, sources) == expected
+
+
+def test_auto_leaves_a_cpu_uncompiled():
+    target = CachedModel(tiny_model("llama"))
+    compile_calls("auto")
+    assert target.engine.compiled is None
+    compile_calls("off")
+    assert target.engine.compiled is None
