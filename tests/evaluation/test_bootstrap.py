@@ -54,10 +54,6 @@ def test_a_quotient_of_rates_does_not_depend_on_how_much_each_side_did():
     assert estimate(quotient(ours, nothing), draw_resamples(2, 9)) is None
 
 
-def test_a_ratio_without_a_denominator_has_no_value():
-    assert estimate(Ratio(np.zeros(3), np.zeros(3)), draw_resamples(3, 10)) is None
-
-
 def test_resamples_with_an_empty_denominator_are_left_out_of_the_interval():
     ratio = Ratio(np.array([0.0, 4.0]), np.array([0.0, 2.0]))
     found = estimate(ratio, draw_resamples(2, 200))
