@@ -1,0 +1,76 @@
+"""`drafttrain.load`: names or loaded models, texts or ids, batches, streams, sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import drafttrain
+from drafttrain.config.base import ConfigError
+from drafttrain.config.decode import DecodeConfig, StopConfig
+from tests.tiny_models import tiny_model
+
+TARGET, DRAFTER = "checkpoints/gsm8k-target", "checkpoints/gsm8k-drafter"
+TEXTS = ["Tom has 3 apples and buys 4 more. How many apples?", "A box holds 6 eggs. How many in 5?"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    tokenizer, found = AutoTokenizer.from_pretrained(TARGET), []
+    for text in TEXTS:
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            whole = model.generate(ids, do_sample=False, max_new_tokens=24)
+        found.append(whole[0, ids.shape[1] :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, "max-gram", "none"])
+def test_texts_are_decoded_as_generate_decodes_them(plain, drafter) -> None:
+    decoder = drafttrain.load(TARGET, drafter=drafter, k=4)
+    assert decoder.lossless
+    for batch_size in (1, 2):
+        found = decoder.generate(TEXTS, max_new_tokens=24, batch_size=batch_size)
+        assert [one.tokens for one in found] == plain
+    first = found[0]
+    assert first.text == decoder.tokenizer.decode(plain[0], skip_special_tokens=True)
+    assert first.mean_acceptance_length == len(first.tokens) / first.rounds
+    assert first.accepted <= first.drafted
+    if drafter == DRAFTER:
+        assert first.mean_acceptance_length > 2.0
+    streamed = list(decoder.stream(TEXTS[0], max_new_tokens=24))
+    assert sum(streamed, []) == plain[0] and len(streamed) == first.rounds
+
+
+def test_loaded_models_and_ids_need_no_folder() -> None:
+    target, drafter = tiny_model("llama"), tiny_model("llama")
+    decoder = drafttrain.load(target, drafter=drafter, k=3)
+    [found] = decoder.generate([[5, 9, 20, 7]], max_new_tokens=12)
+    ids = torch.tensor([[5, 9, 20, 7]])
+    expected = target.generate(ids, do_sample=False, max_new_tokens=12)[0, 4:].tolist()
+    assert found.tokens == expected and found.text is None
+    assert found.mean_acceptance_length > 2.5  # the drafter is the target
+    with pytest.raises(ValueError, match="texts need a tokenizer"):
+        decoder.generate("a text")
+
+
+def test_sampling_is_repeated_by_its_seed_and_settings_are_checked() -> None:
+    settings = {"k": 3, "temperature": 1.0, "top_k": 20}
+    tokens = [
+        drafttrain.load(TARGET, DRAFTER, seed=seed, **settings).generate(TEXTS[0], 16)[0].tokens
+        for seed in (1, 1, 2)
+    ]
+    assert tokens[0] == tokens[1] != tokens[2]
+    with pytest.raises(ValueError, match="decodes greedily"):
+        drafttrain.load(TARGET, DRAFTER, temperature=1.0, verifier="greedy")
+    with pytest.raises(ConfigError, match="decode= takes target and drafter by name"):
+        drafttrain.load(tiny_model("llama"), decode=DecodeConfig())
+
+
+def test_a_whole_method_can_be_given() -> None:
+    decode = DecodeConfig(stop=StopConfig(kind="confidence", confidence=0.6))
+    decoder = drafttrain.load(TARGET, DRAFTER, decode=decode)
+    assert decoder.decoder.stop.name.startswith("confidence")
+    assert decoder.generate(TEXTS[0], 8)[0].tokens
