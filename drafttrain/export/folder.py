@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
@@ -37,6 +38,23 @@ GENERATE = f'''"""Speculative decoding with this folder's drafter, policy and ac
 
 EXPORTED_TO = %r
 """Where the drafter is looked for when no assistant_model is given."""
+
+
+def older_rope_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding's entries of config.json under the names of Transformers 4.
+
+    Transformers 5 writes `rope_parameters` only. Programs that pin Transformers 4 read
+    `rope_theta`, `partial_rotary_factor` and `rope_scaling`, and silently take a base of 10,000
+    without them. Empty without rotary embeddings, and where each type of layers has its own.
+    """
+    rope = config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        return {}
+    outside = ("rope_theta", "partial_rotary_factor")
+    names = {name: rope[name] for name in outside if name in rope}
+    if rope.get("rope_type", "default") != "default":
+        names["rope_scaling"] = {name: rope[name] for name in rope if name not in outside}
+    return {name: value for name, value in names.items() if name not in config}
 
 
 def generate(model, **arguments):
@@ -131,6 +149,10 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     """Everything but the model card, into a new folder; `place` is where it will be found."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings |= older_rope_names(settings)
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
     parts.tokenizer.save_pretrained(folder)
     if parts.head is not None:
         parts.head.save_pretrained(folder / HEAD)

@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    LlamaConfig,
     dynamic_module_utils,
 )
 
@@ -22,7 +24,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import Policy, read_policy
 from drafttrain.data.shards.writing import only_writer
 from drafttrain.export import folder as export_folder
-from drafttrain.export.folder import check_name, write_parts
+from drafttrain.export.folder import check_name, older_rope_names, write_parts
 from drafttrain.export.parts import Parts, load_parts
 from drafttrain.export.verify import (
     Check,
@@ -82,6 +84,43 @@ def test_drafter_head_and_tokenizer_are_those_that_went_in(exported, drafter):
     assert next(files).keys() == next(files).keys()  # nothing of the head
     tokenizer = AutoTokenizer.from_pretrained(exported)
     assert tokenizer("w9 w14").input_ids == [9, 14, 1]
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, {"rope_theta": 1e5}),
+        (
+            {"rope_parameters": LLAMA3 | {"rope_theta": 5e5, "partial_rotary_factor": 0.5}},
+            {"rope_theta": 5e5, "partial_rotary_factor": 0.5, "rope_scaling": LLAMA3},
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, {}),
+        ({"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 6.0}, {}),
+        ({"rope_parameters": None}, {}),
+    ],
+)
+def test_rotary_settings_are_also_named_as_in_transformers_4(config, names):
+    assert older_rope_names(config) == names
+
+
+def test_an_export_states_the_rotary_base_under_both_names(tmp_path, exported):
+    config = json.loads((exported / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
+    LlamaConfig(rope_parameters=LLAMA3 | {"rope_theta": 5e5}).save_pretrained(tmp_path)
+    before, file = AutoConfig.from_pretrained(tmp_path).to_dict(), tmp_path / "config.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps(written | older_rope_names(written)))
+    assert json.loads(file.read_text())["rope_scaling"] == LLAMA3
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == before
 
 
 def test_transformers_own_assisted_generation_loads_the_plain_drafter(tmp_path, drafter, head):
