@@ -40,23 +40,6 @@ EXPORTED_TO = %r
 """Where the drafter is looked for when no assistant_model is given."""
 
 
-def older_rope_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding's entries of config.json under the names of Transformers 4.
-
-    Transformers 5 writes `rope_parameters` only. Programs that pin Transformers 4 read
-    `rope_theta`, `partial_rotary_factor` and `rope_scaling`, and silently take a base of 10,000
-    without them. Empty without rotary embeddings, and where each type of layers has its own.
-    """
-    rope = config.get("rope_parameters") or {}
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        return {}
-    outside = ("rope_theta", "partial_rotary_factor")
-    names = {name: rope[name] for name in outside if name in rope}
-    if rope.get("rope_type", "default") != "default":
-        names["rope_scaling"] = {name: rope[name] for name in rope if name not in outside}
-    return {name: value for name, value in names.items() if name not in config}
-
-
 def generate(model, **arguments):
     return speculate(model, exported_to=EXPORTED_TO, **arguments)
 '''
@@ -197,3 +180,20 @@ def push(folder: Path, repository: str, private: bool) -> str:
             f"{str(folder)!r} is exported and verified, but could not be pushed to {repository!r} "
             f"({first_line(error)}); push it with `hf upload {repository} {folder}`"
         ) from error
+
+
+def older_rope_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding's entries of config.json under the names of Transformers 4.
+
+    Transformers 5 writes `rope_parameters` only. Programs that pin Transformers 4 read
+    `rope_theta`, `partial_rotary_factor` and `rope_scaling`, and silently take a base of 10,000
+    without them. Empty without rotary embeddings, and where each type of layers has its own.
+    """
+    rope = config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        return {}
+    outside = ("rope_theta", "partial_rotary_factor")
+    names = {name: rope[name] for name in outside if name in rope}
+    if rope.get("rope_type", "default") != "default":
+        names["rope_scaling"] = {name: rope[name] for name in rope if name not in outside}
+    return {name: value for name, value in names.items() if name not in config}
