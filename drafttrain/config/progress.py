@@ -1,10 +1,6 @@
-"""Progress of long work: a bar on a terminal, elsewhere a plain line every half minute.
+"""Progress of long work: a bar on a terminal, elsewhere a plain line every half minute, as in
 
-A bar that is redrawn at every step makes a log file unreadable; a line such as
-
-    train quickstart: 150/250 [00:54<00:36, 2.75step/s, loss 1.876]
-
-does not.
+train quickstart: 150/250 [00:54<00:36, 2.75step/s, loss 1.876]
 """
 
 from __future__ import annotations

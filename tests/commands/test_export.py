@@ -86,32 +86,6 @@ def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, r
     assert "add --force" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--drafter", "{drafter}"], "setting 'out' is missing"),
-        (["--drafter", "{drafter}", "--out", "out", "--head", "none"], "no acceptance head"),
-        (["--drafter", "{drafter}", "--out", "out", "--report", "no.json"], "no such file"),
-        (["--drafter", "{drafter}", "--out", "out", "--report", "{text}"], "is no report of"),
-        (["--drafter", "{drafter}", "--out", "{text}"], "is no earlier export"),
-        (["--drafter", "{drafter}", "--out", "out", "forse=1"], "did you mean 'force'"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_wrong_input_ends_in_one_line_and_writes_nothing(
-    capsys, tmp_path, monkeypatch, drafter, arguments, says
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").write_text("not json")
-    places = {"drafter": drafter, "text": tmp_path / "text"}
-    before = sorted(tmp_path.rglob("*"))
-    assert run(*[argument.format(**places) for argument in arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len([line for line in lines if line.startswith("drafttrain:")]) == 1
-    assert says in lines[-1]
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.fixture
 def finished_run(tmp_path: Path, report: Path) -> Path:
     """A run of a Spec-Drafter, with its report, plot and held-out rows."""

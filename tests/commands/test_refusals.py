@@ -32,6 +32,8 @@ SETTINGS = {
     f"{CAUSAL} --batch-size 1,0": ("batch_sizes", "0", "greater than 0"),
     f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
+    "drafttrain export --drafter small": ("'out' is missing",),
+    f"{EXPORT} forse=1": ("'forse'", "did you mean 'force'"),
     f"{TUNE} h=[0.5,1.5]": ("h.1 = 1.5", "less than 1"),
     f"{ALONE} --minutes 0": ("minutes = '0'", "greater than 0"),
     f"{ALONE} lengths=[2]": ("'lengths'",),
@@ -122,6 +124,10 @@ RUNS = {
 }
 PLACES = {
     f"{CACHE} --distilled unfinished": ("'unfinished'", "drafttrain distill"),
+    f"{EXPORT} --head none": ("'none'", "no acceptance head"),
+    f"{EXPORT} --report no.json": ("no.json", "no such file"),
+    f"{EXPORT} --report texts.txt": ("texts.txt", "is no report of"),
+    f"{EXPORT} --out texts.txt": ("texts.txt", "is no earlier export"),
     f"{EXPORT} --out exported": ("'exported'", "--force"),
     "drafttrain bigrams --distilled shards --out table.json": ("out", ".safetensors"),
 }
