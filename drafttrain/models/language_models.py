@@ -96,10 +96,35 @@ def layer_stem(model: PreTrainedModel) -> str:
     )
 
 
+LAYER_NUMBERS = ("mlp_only_layers", "moe_layers")
+"""Entries of a config.json that list numbers of layers; other lists have an entry a layer."""
+FIRST_LAYERS = ("first_k_dense_replace", "moe_layer_start_index")
+"""Entries that say how many of the first layers are dense, where the others have experts."""
+STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
+"""Entries by which every so many layers have experts."""
+
+
 def shallow_config(target: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
-    """The target's config.json with these of its layers alone."""
-    config = copy.deepcopy(target)
-    if getattr(target, "layer_types", None) is not None:  # checked against the number of layers
-        config.layer_types = [target.layer_types[layer] for layer in layers]
+    """The target's config.json with these of its layers alone, in rising order.
+
+    What it says of single layers is cut with them. Raises ConfigError where that cannot be said of
+    fewer layers.
+    """
+    config, values = copy.deepcopy(target), target.to_dict()
+    for name, value in values.items():
+        if name in LAYER_NUMBERS and value is not None:
+            setattr(config, name, [new for new, old in enumerate(layers) if old in value])
+        elif "layer" in name and isinstance(value, list) and len(value) == target.num_hidden_layers:
+            setattr(config, name, [value[layer] for layer in layers])
+        elif name in FIRST_LAYERS and value is not None:
+            setattr(config, name, sum(layer < value for layer in layers))
+        elif name in STEPS and value not in (None, 0, 1):
+            raise ConfigError(
+                f"the target's {name} = {value} counts layers, which a drafter of the layers "
+                f"{list(layers)} cannot keep; start from another model (initialise.path) or from "
+                "random weights (initialise.model)"
+            )
+    if "moe_layer_end_index" in values:
+        config.moe_layer_end_index = len(layers) - 1
     config.num_hidden_layers = len(layers)
     return config

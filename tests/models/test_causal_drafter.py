@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    Glm4MoeConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    SmolLM3Config,
+)
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.reading import load_settings
@@ -21,6 +29,7 @@ from drafttrain.models.causal_drafter import (
     start_drafter,
 )
 from drafttrain.models.causal_recipe import check_causal_recipe
+from drafttrain.models.language_models import layer_stem, shallow_config, take_layers
 from tests.comparing import close, same_weights
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 from tests.tiny_targets import save_target
@@ -181,3 +190,47 @@ def test_tokens_that_are_not_drafted_never_win_and_the_others_score_as_before(fa
     assert torch.equal(after.argmax(-1), drafted[before[..., drafted].argmax(-1)])
     close(after[..., 5], before[..., drafted].mean(-1), 1e-5)
     assert torch.equal(model.get_input_embeddings().weight, embeddings)
+
+
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+EXPERTS = SMALL | {"moe_intermediate_size": 8, "n_routed_experts": 2, "num_experts_per_tok": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (SmolLM3Config(**SMALL, no_rope_layers=[1, 1, 0, 1]), {"no_rope_layers": [1, 0]}),
+        (Glm4MoeConfig(**EXPERTS, first_k_dense_replace=1), {"first_k_dense_replace": 1}),
+        (Glm4MoeConfig(**EXPERTS, first_k_dense_replace=3), {"first_k_dense_replace": 2}),
+        (
+            Ernie4_5_MoeConfig(**SMALL, moe_intermediate_size=8, moe_num_experts=2, moe_k=1),
+            {"moe_layer_start_index": 1, "moe_layer_end_index": 1},
+        ),
+        (
+            Qwen2MoeConfig(**SMALL, num_experts=2, num_experts_per_tok=1, mlp_only_layers=[1, 2]),
+            {"mlp_only_layers": [1]},
+        ),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PretrainedConfig) else "",
+)
+def test_what_a_configuration_says_of_single_layers_is_cut_with_them(config, expected) -> None:
+    """The target's weights of layers 0 and 2 fit the drafter, each where it was."""
+    target = AutoModelForCausalLM.from_config(config).eval()
+    shallow = shallow_config(config, [0, 2])
+    assert {name: getattr(shallow, name) for name in expected} == expected
+    drafter = AutoModelForCausalLM.from_config(shallow)
+    drafter.load_state_dict(take_layers(target.state_dict(), layer_stem(target), [0, 2]))
+
+
+def test_experts_in_every_so_many_layers_are_refused() -> None:
+    config = Qwen2MoeConfig(**SMALL, decoder_sparse_step=2)
+    with pytest.raises(ConfigError, match="decoder_sparse_step = 2 counts layers"):
+        shallow_config(config, [0, 2])

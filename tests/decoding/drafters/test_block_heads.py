@@ -28,7 +28,7 @@ from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
 from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import block_heads
-from tests.tiny_models import tiny_model
+from tests.tiny_models import EOS, tiny_model
 
 GREEDY = Sampling()
 SAMPLINGS = {
@@ -72,7 +72,7 @@ def test_sampling_from_heads_follows_the_target_exactly(sampling: Sampling) -> N
         return tuple(output.tokens)
 
     law = enumerate_law(run)
-    assert max(drafted) == 2
+    assert max(drafted) == (1 if sampling.top_p < 1 else 2)  # there EOS comes first
     assert total_variation(law, autoregressive_law(ToyTarget(1), sampling, 4)) < 1e-12
 
 
@@ -113,7 +113,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     assert len(drafted.rounds[0].drafted) == 0  # no row of the target is there yet
     blocks = predict_blocks(heads, model, source.input_ids, torch.tensor(plain.tokens))
     replayed = replay_rounds(blocks, plain.tokens)
-    whole = [r for r in drafted.rounds[1:] if len(r.drafted) == 3]  # not cut at the end
+    whole = [r for r in drafted.rounds[1:] if len(r.drafted) == 3 or EOS in r.drafted]
     assert len(whole) > 2
     for played, expected in zip(whole, replayed[1:], strict=False):
         assert list(played.drafted) == list(expected.drafted)
