@@ -7,21 +7,13 @@ source launch/step.sh
 
 run=checkpoints/quickstart
 test=data/docstrings/test.jsonl.gz
-quick=400  # seconds; a processor that has taken no more by step 3 compiles within the ten minutes
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
 
 step "1/3 Distil the target, train a drafter on its outputs" \
   "${launch[@]}" recipes/train_spec_drafter.py --config recipes/quickstart.yaml
 step "2/3 One sentence, round by round" \
   drafttrain generate --drafter "$run" --data "$test" --limit 1 --show-rounds
-measure=(drafttrain eval --drafter "$run" --data "$test" repeats=1 "baselines=[generate]")
-compile=off
-if ((SECONDS <= quick)); then compile=auto; fi
 step "3/3 Measure it on sentences it has never seen" \
-  "${measure[@]}" --report "$run/report.json" compile="$compile"
+  drafttrain eval --drafter "$run" --data "$test" repeats=1 "baselines=[generate]" \
+  --report "$run/report.json"
 printf '\nDone in %d s: %s, samples.jsonl and report.png\n' "$SECONDS" "$run/report.json"
-if [[ $compile == off ]]; then
-  printf 'With calls compiled for this processor, which takes minutes first:\n  '
-  printf '%q ' "${measure[@]}" compile=auto
-  echo
-fi
