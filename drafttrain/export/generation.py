@@ -180,7 +180,10 @@ def read_request(
     sampling, copies = Sampling(), config.num_return_sequences or 1
     config.num_return_sequences = 1
     if config.do_sample:  # the config is left greedy: the logits processors do none of these
-        sampling = Sampling(config.temperature, config.top_k or 0, config.top_p or 1.0)
+        top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+        if top_p == 0.0:  # the likeliest token alone, as Transformers samples with it
+            top_k, top_p = 1, 1.0
+        sampling = Sampling(config.temperature, top_k, top_p)
         config.do_sample, config.temperature, config.top_k, config.top_p = False, 1.0, 50, 1.0
     return Request(
         config,

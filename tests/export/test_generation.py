@@ -204,6 +204,14 @@ def test_sampling_follows_torchs_seed(assistant):
     assert torch.equal(best, target.generate(**ONE, **GREEDY))
 
 
+def test_top_p_of_0_samples_the_likeliest_token():
+    target, inputs = tiny_model("llama").float(), torch.tensor([[5, 9, 20, 7]])
+    greedy = generate(target, inputs, assistant_model=tiny_model("llama").float(), **GREEDY)
+    narrow = SAMPLED | {"top_p": 0.0}
+    found = generate(target, inputs, assistant_model=tiny_model("llama").float(), **narrow)
+    assert found.tolist() == greedy.tolist()
+
+
 def test_a_streamer_gets_the_prompt_and_every_token_once(assistant):
     class Collector(BaseStreamer):
         def __init__(self) -> None:
