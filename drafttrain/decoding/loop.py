@@ -53,7 +53,7 @@ class Decoder:
         At most batch_size sequences are under way; the next one enters when one has ended. Raises
         ValueError at once, before any model runs, for a verifier that does not fit the drafter or
         the sampling, for settings of the target that cannot be honoured, and for draft trees of a
-        target whose family is not known.
+        target whose trees have other logits than their paths.
         """
         if max_new_tokens < 1 or batch_size < 1:
             raise ValueError(

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from drafttrain.data.batches.packing import PADDING, DocumentBatch
-from drafttrain.decoding.engine.teacher_forcing import projection_scale
+from drafttrain.decoding.engine.architectures import layer_masks
+from drafttrain.decoding.engine.teacher_forcing import check_projection, projection_scale
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 
@@ -73,7 +74,7 @@ def read_prompts(target: PreTrainedModel, batch: DocumentBatch, layers: Sequence
     cache = DynamicCache()
     target.get_decoder()(
         input_ids=batch.input_ids.gather(1, columns.places),
-        attention_mask=columns.see(columns, batch.mask(target.dtype)),
+        attention_mask=_masks(target, columns, columns, batch),
         position_ids=batch.positions.gather(1, columns.places),
         past_key_values=cache,
         use_cache=True,
@@ -90,23 +91,27 @@ def text_rows(
 ) -> Tensor:
     """A decoder-only model's logits at every labelled position, of all tokens or of some.
 
-    Of known families the other positions go without the output projection, which takes most of a
-    shallow model's time. Behind prompts that are given they are not fed at all; the family must be
-    known. Shapes: wanted [C] -> [N, V], or [N, C].
+    Where logits are a projection of the last hidden state, other positions go without it: it takes
+    most of a shallow model's time. Behind prompts that are given they are not fed at all. Shapes:
+    wanted [C] -> [N, V], or [N, C]. Raises ValueError for prompts with a model whose logits are
+    more than a projection.
     """
+    scale = projection_scale(model) if prompts is None else check_projection(model)
     if prompts is not None:
-        return _project(model, _states_behind(model, batch, prompts), wanted)
-    counted = batch.labels != IGNORED
+        return _project(model, _states_behind(model, batch, prompts), scale, wanted)
+    counted, mask = batch.labels != IGNORED, batch.mask(model.dtype)
+    if mask is not None:
+        mask = layer_masks(model.config, mask, batch.positions, batch.positions)
     inputs = {
         "input_ids": batch.input_ids,
-        "attention_mask": batch.mask(model.dtype),
+        "attention_mask": mask,
         "position_ids": batch.positions,
         "use_cache": False,
     }
-    if projection_scale(model) != 1.0:
+    if scale is None:
         logits = model(**inputs).logits[counted]
         return logits if wanted is None else logits[:, wanted]
-    return _project(model, model.get_decoder()(**inputs)[0][counted], wanted)
+    return _project(model, model.get_decoder()(**inputs)[0][counted], scale, wanted)
 
 
 def _states_behind(model: PreTrainedModel, batch: DocumentBatch, prompts: Prompts) -> Tensor:
@@ -116,7 +121,7 @@ def _states_behind(model: PreTrainedModel, batch: DocumentBatch, prompts: Prompt
         cache.update(keys.to(model.dtype), values.to(model.dtype), layer)
     hidden = model.get_decoder()(
         input_ids=batch.input_ids.gather(1, fed.places),
-        attention_mask=fed.see(prompts.columns.then(fed), batch.mask(model.dtype)),
+        attention_mask=_masks(model, fed, prompts.columns.then(fed), batch),
         position_ids=batch.positions.gather(1, fed.places),
         past_key_values=cache,
         use_cache=False,
@@ -124,8 +129,17 @@ def _states_behind(model: PreTrainedModel, batch: DocumentBatch, prompts: Prompt
     return hidden[fed.there]
 
 
-def _project(model: PreTrainedModel, hidden: Tensor, wanted: Tensor | None) -> Tensor:
+def _masks(
+    model: PreTrainedModel, rows: Columns, seen: Columns, batch: DocumentBatch
+) -> Tensor | dict[str, Tensor]:
+    """What these rows see of some columns, as the model's decoder takes it."""
+    queries, keys = (batch.positions.gather(1, part.places) for part in (rows, seen))
+    return layer_masks(model.config, rows.see(seen, batch.mask(model.dtype)), queries, keys)
+
+
+def _project(model: PreTrainedModel, hidden: Tensor, scale: float, wanted: Tensor | None) -> Tensor:
     output = model.get_output_embeddings()
+    hidden = hidden if scale == 1.0 else hidden * scale
     if wanted is None:
         return output(hidden)
     bias = None if output.bias is None else output.bias[wanted]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from drafttrain.config.base import ConfigError
@@ -301,22 +300,6 @@ def under_former_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
         part, dot, rest = name.partition(".")
         found[f"{names.get(part, part)}{dot}{rest}"] = value
     return found
-
-
-def test_weights_saved_under_former_names_are_found(tmp_path: Path) -> None:
-    drafter = tiny_drafter(previous_token_rank=3)
-    torch.nn.init.normal_(drafter.previous_token_out.weight)
-    state = under_former_names(drafter.state_dict())
-    assert "coupling_previous.weight" in state and "previous_token_out.weight" not in state
-    resumed = tiny_drafter(previous_token_rank=3)
-    resumed.load_state_dict(state)  # as a checkpoint of an unfinished run is
-    drafter.save_pretrained(tmp_path)
-    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    loaded = SpecDrafter.from_pretrained(tmp_path, dtype=torch.float64)
-    for other in (resumed, loaded):
-        assert same_weights(other, drafter)
-    loaded.save_pretrained(tmp_path)
-    assert load_file(tmp_path / "model.safetensors").keys() == drafter.state_dict().keys()
 
 
 def test_states_are_as_long_as_what_they_stand_beside() -> None:

@@ -21,6 +21,7 @@ from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.text_rows import Columns, read_prompts, text_rows
 from tests.comparing import close
+from tests.decoding.engine.test_modules import any_family
 from tests.tiny_drafters import behind_prompts
 from tests.tiny_models import tiny_model
 
@@ -114,3 +115,25 @@ def test_some_columns_see_what_the_mask_lets_them() -> None:
         [12.0, least, 13.0, 15.0],
     ]
     assert rows.see(found, mask)[1, 0, 0].tolist() == [24.0, 25.0, 26.0, least]
+
+
+@pytest.mark.parametrize("family", ["Gemma3Text", "Mistral", "Cohere"])
+def test_rows_of_packed_texts_are_those_of_each_alone(family: str) -> None:
+    """With windows of 5 tokens, by kind of layer or in all; and logits that are scaled."""
+    model = any_family(family)
+    collate = DocumentCollator(0)
+    with torch.no_grad():
+        packed = text_rows(model, collate([examples()[:2], examples()[2:]]))
+        apart = [
+            model(torch.tensor([[*one.source_ids, *one.target_ids]])).logits[
+                0, len(one.source_ids) - 1 : -1
+            ]
+            for one in examples()
+        ]
+    close(packed, torch.cat(apart), 1e-9)
+
+
+def test_prompts_of_a_model_with_more_than_a_projection_are_refused() -> None:
+    model, batch = any_family("Cohere"), DocumentCollator(0, reads_prompt=False)([examples()[:2]])
+    with pytest.raises(ValueError, match="'cohere' model are more than its output"):
+        text_rows(model, batch, prompts=read_prompts(model, batch, [0, 1]))

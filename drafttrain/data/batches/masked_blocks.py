@@ -21,12 +21,12 @@ from drafttrain.data.batches.packing import (
     PADDED,
     Columns,
     DocumentBatch,
-    additive,
     first_anchor,
     known_rows,
     lay_out_texts,
     padded_columns,
 )
+from drafttrain.decoding.engine.forward import additive
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 
@@ -54,7 +54,7 @@ class BlocksBatch(DocumentBatch):
         in_block = (mine == theirs) & (position <= own)
         seen = torch.where(theirs == NO_ANCHOR, position <= last, in_block)
         seen &= self.documents[:, :, None] == self.documents[:, None, :]
-        return additive(seen, dtype)
+        return additive(seen, dtype)[:, None]
 
     @property
     def text(self) -> DocumentBatch:

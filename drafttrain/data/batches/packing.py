@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from drafttrain.data.batches.examples import Batch, Example, Examples, pad
+from drafttrain.decoding.engine.forward import additive
 from drafttrain.models.spec_drafter.slots import IGNORED
 
 PADDING = -1
@@ -50,7 +51,7 @@ class DocumentBatch(Batch):
         if self.documents is None:
             return None
         same = self.documents[:, :, None] == self.documents[:, None, :]
-        return additive(same.tril(), dtype)
+        return additive(same.tril(), dtype)[:, None]
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,6 @@ def padded_columns(sequences: Sequence[Columns], pad_token_id: int) -> dict[str,
         name: pad([own[name] for own in sequences], PADDED.get(name, pad_token_id))[0]
         for name in sequences[0]
     }
-
-
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to attention scores, 0 or the lowest number. Shapes: [B, T, T] ->
-    [B, 1, T, T]."""
-    hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 @dataclass(frozen=True)

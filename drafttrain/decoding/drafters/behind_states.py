@@ -62,12 +62,12 @@ class StateBody:
         return [*self.model.parameters(), *self.model.buffers(), *self.output.parameters()]
 
     def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
+        if self._head is not None:
+            self._head.refresh()
         return nullcontext()
 
     def compute(self, call: BatchedCall) -> CallOutput:
-        mask = None
-        if call.visible is not None:
-            mask = additive(call.visible, self.model.dtype)[:, None]
+        mask = additive(call.visible, self.model.dtype)[:, None]
         hidden = self.model.decoder(
             inputs_embeds=call.embedded.to(self.model.dtype),
             attention_mask=mask,

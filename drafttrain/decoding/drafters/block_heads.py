@@ -27,7 +27,7 @@ from drafttrain.models.block_heads import BlockHeads
 class BlockHeadsDrafter:
     """Drafts with heads on the target that decodes.
 
-    Raises ValueError for a target whose output projection is not known.
+    Raises ValueError for a target whose logits are more than a projection of that state.
     """
 
     name = "block-heads"

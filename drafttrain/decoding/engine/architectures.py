@@ -79,6 +79,24 @@ def attention_windows(config: PretrainedConfig) -> dict[str, Window | None]:
     return windows
 
 
+def layer_masks(
+    config: PretrainedConfig, mask: Tensor, queries: Tensor, keys: Tensor | None
+) -> Tensor | dict[str, Tensor]:
+    """A mask as a model's `forward` takes it: with its window, or one for each kind of layer.
+
+    Shapes: mask, added to attention scores, [B, 1, N, C]; positions: queries [B, N], keys [B, C],
+    None where there is no window.
+    """
+    masks = {}
+    for kind, window in attention_windows(config).items():
+        masks[kind] = mask
+        if window is not None:
+            assert keys is not None
+            far = ~window.holds(queries[:, :, None], keys[:, None, :])
+            masks[kind] = mask.masked_fill(far[:, None], torch.finfo(mask.dtype).min)
+    return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
 def unwrapped(model: Any) -> PreTrainedModel:
     """The Transformers model inside a PeftModel or a compiled module; else the model itself."""
     inner = getattr(model, "_orig_mod", model)

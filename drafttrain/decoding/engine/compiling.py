@@ -23,7 +23,7 @@ from torch import Tensor
 
 from drafttrain.decoding.engine.cache import ColumnCache, KeysValues
 from drafttrain.decoding.engine.calls import Feed
-from drafttrain.decoding.engine.forward import BatchedCall, Body, CallOutput
+from drafttrain.decoding.engine.forward import BatchedCall, Body, CallOutput, version_of
 
 TOKENS = (1, 4, 8, 16, 32)
 """New tokens of a call; longer ones run uncompiled."""
@@ -89,7 +89,7 @@ class CompiledBody:
 
     def __call__(self, call: BatchedCall, bucket: Bucket) -> CallOutput:
         """One call in the shape of a bucket, inside `Body.prepared`."""
-        now = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in self._weights)
+        now = tuple(map(version_of, self._weights))
         if now != self._compiled_with:
             self._steps.clear()
             self._compiled_with = now
@@ -132,7 +132,7 @@ COUNT = itertools.count()
 def _make_step(body: Body, like: BatchedCall) -> Step:
     """A call of tensors alone, in the shape of another; its code is its own, as torch keeps what it
     compiled by the code."""
-    columns, cache, layers = like.columns, like.cache, like.layers
+    cache, layers = like.cache, like.layers
 
     def step(
         ids: Tensor,
@@ -148,7 +148,6 @@ def _make_step(body: Body, like: BatchedCall) -> Step:
         call = BatchedCall(
             ids,
             positions,
-            columns,
             visible,
             key_positions,
             None,

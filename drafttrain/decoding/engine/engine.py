@@ -98,15 +98,19 @@ class Engine:
         return [outputs[place] for place in range(len(feeds))]
 
     def _groups(self, feeds: Sequence[Feed]) -> Iterator[list[int]]:
-        """Which requests share a call: those of like size, a source's first call apart; places of
-        the feeds, in the order of their rows."""
+        """Which requests share a call: those of like size, a source's first call apart, and sources
+        of one length where they cannot be masked; places of the feeds, in the order of their rows.
+        """
         if self._one_chain:
             yield from ([place] for place in range(len(feeds)))
             return
         waiting = sorted(range(len(feeds)), key=lambda place: -len(feeds[place].tokens))
-        parts: dict[bool, list[int]] = {False: [], True: []}
+        parts: dict[tuple[bool, int], list[int]] = {}
         for place in waiting:
-            parts[self._is_first(feeds[place].state)].append(place)
+            state = feeds[place].state
+            masked = self.body.masks_sources or not self.body.cross_attends
+            length = 0 if masked else len(state.encoded)
+            parts.setdefault((self._is_first(state), length), []).append(place)
         for part in parts.values():
             while part:
                 largest = len(feeds[part[0]].tokens)
@@ -124,7 +128,7 @@ class Engine:
         first, bucket = self._is_first(feeds[0].state), None
         if self.compiled is not None and not first:
             bucket = self.compiled.bucket_of(self.cache, feeds)
-        call = self.batched(feeds, layers, first, bucket)
+        call = self._batched(feeds, layers, first, bucket)
         with self.body.prepared(layers):
             output = self.body.compute(call) if bucket is None else self.compiled(call, bucket)
         if first and self.body.cross_attends:
@@ -148,7 +152,7 @@ class Engine:
             own = [(keys[b, :, :length], values[b, :, :length]) for keys, values in made]
             self.cache.remember_source(feed.state.columns.number, own)
 
-    def batched(
+    def _batched(
         self,
         feeds: Sequence[Feed],
         layers: Sequence[int],
@@ -190,8 +194,7 @@ class Engine:
         call = BatchedCall(
             ids=_padded(ids, new).to(device),
             positions=positions,
-            columns=used,
-            visible=_visible(members, starts, columns, used, bucket is not None),
+            visible=_visible(members, starts, columns, used),
             key_positions=None,
             scored=None if bucket is not None else self._scored(feeds, new),
             cache=self.cache.own,
@@ -254,7 +257,7 @@ class Engine:
             size = max(lengths) if bucket is None else bucket.source
             call.sources = self.cache.sources(self.cache.placement.rows, size)
         size = call.encoded.shape[1] if first else call.sources[0][0].shape[2]
-        if min(lengths) != size and self.body.masks_sources or bucket is not None:
+        if min(lengths) != size:
             ends = torch.tensor(lengths, device=self.device)[:, None]
             call.source_mask = torch.arange(size, device=self.device) < ends
 
@@ -289,17 +292,9 @@ def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
 
 
 def _visible(
-    members: Sequence[Feed | None],
-    starts: Sequence[int],
-    columns: Tensor,
-    used: int,
-    always: bool,
-) -> Tensor | None:
-    """[B, N, C]: chains see what is before them and themselves, branches what they name; None:
-    each sees all. always: not None."""
-    chains = all(feed is None or feed.visible is None for feed in members)
-    if chains and columns.shape[1] == 1 and min(starts) == max(starts) and not always:
-        return None
+    members: Sequence[Feed | None], starts: Sequence[int], columns: Tensor, used: int
+) -> Tensor:
+    """[B, N, C]: chains see what is before them and themselves, branches what they name."""
     device = columns.device
     visible = torch.arange(used, device=device) <= columns[..., None]
     for b, (feed, start) in enumerate(zip(members, starts, strict=True)):

@@ -21,9 +21,9 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.cache_utils import DynamicLayer
 
 from drafttrain.decoding.engine.architectures import (
-    Window,
     attention_windows,
     device_of,
+    layer_masks,
     unwrapped,
 )
 from drafttrain.decoding.engine.cache import KeysValues
@@ -41,10 +41,8 @@ class BatchedCall:
     """[B, N]."""
     positions: Tensor
     """[B, N]."""
-    columns: int
-    """Columns C of the cache that it reads, those of the new tokens included."""
-    visible: Tensor | None
-    """[B, N, C] true where a token sees a column; None: each sees all."""
+    visible: Tensor
+    """[B, N, C] true where a token sees a column of the C that the call reads, its own included."""
     key_positions: Tensor | None
     """[B, C] positions of the columns, for models whose masks or biases depend on distances."""
     scored: Tensor | None
@@ -127,7 +125,6 @@ class TransformersBody:
         self.cross_attends = bool(model.config.is_encoder_decoder)
         self._takes = inspect.signature(type(inner).forward).parameters
         self._decoder = inner.get_decoder()
-        self._windows = attention_windows(model.config)
         self._placed = places_tokens
         self._vocabulary = vocabulary
         taken = "decoder_position_ids" if self.cross_attends else "position_ids"
@@ -136,7 +133,7 @@ class TransformersBody:
         self._replaced: list[Replacement] = []
         if places_tokens and self._position_name is None:
             self._replaced = list(_positions_inside(self._decoder, self._current))
-        windowed = any(window is not None for window in self._windows.values())
+        windowed = any(window is not None for window in attention_windows(model.config).values())
         biased = any(name == "compute_bias" for _, name, _ in self._replaced)
         self.needs_key_positions = places_tokens and (windowed or biased)
         inside = inspect.signature(type(self._decoder).forward).parameters
@@ -155,6 +152,8 @@ class TransformersBody:
     def prepared(self, layers: Sequence[int]) -> Iterator[None]:
         """Positions are put inside the decoder, layers are hooked, and attention takes masks."""
         own = self.model.config._attn_implementation
+        if self._head is not None:
+            self._head.refresh()
         with ExitStack() as stack:
             if self._replaced:
                 stack.enter_context(replacing(self._replaced))
@@ -197,7 +196,10 @@ class TransformersBody:
             given["logits_to_keep"] = call.scored
         if self._position_name is not None:
             given[self._position_name] = call.positions
-        mask = self._masks(call) if self._placed else None
+        mask = None
+        if self._placed:
+            mask = additive(call.visible, self.model.dtype)[:, None]
+            mask = layer_masks(self.model.config, mask, call.positions, call.key_positions)
         if not self.cross_attends:
             return given | {"input_ids": ids, "attention_mask": mask}
         given |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
@@ -218,7 +220,8 @@ class TransformersBody:
                 layer.keys, layer.values = keys, values
                 crossed.layers.append(layer)
             keys = call.sources[0][0]
-            encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], self._width)
+            width = self.model.config.hidden_size
+            encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], width)
         given: dict[str, Any] = {
             "encoder_outputs": (encoded,),
             "past_key_values": EncoderDecoderCache(call.cache, crossed),
@@ -226,26 +229,6 @@ class TransformersBody:
         if self.masks_sources and call.source_mask is not None:
             given["attention_mask"] = call.source_mask.long()
         return given
-
-    @property
-    def _width(self) -> int:
-        return self.model.config.hidden_size
-
-    def _masks(self, call: BatchedCall) -> Tensor | dict[str, Tensor | None] | None:
-        """Additive masks [B, 1, N, C]; by kind of layer where a model has several."""
-        masks = {kind: self._mask(call, window) for kind, window in self._windows.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _mask(self, call: BatchedCall, window: Window | None) -> Tensor:
-        visible = call.visible
-        if window is not None:
-            assert call.key_positions is not None
-            near = window.holds(call.positions[:, :, None], call.key_positions[:, None, :])
-            visible = near if visible is None else visible & near
-        if visible is None:
-            shape = (*call.ids.shape, call.columns)
-            return torch.zeros(shape, dtype=self.model.dtype, device=self.device)[:, None]
-        return additive(visible, self.model.dtype)[:, None]
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -274,18 +257,27 @@ def fit_scores(logits: Tensor, vocabulary: int) -> Tensor:
     return F.pad(logits, (0, missing), value=-torch.inf)
 
 
+def version_of(weight: Tensor) -> tuple[int, int]:
+    """Tells whether a weight has changed: its address, and how often it was written to."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
 class DraftableHead:
     """An output projection of the tokens that are drafted; others have no scores of their own."""
 
     def __init__(self, module: nn.Linear, draftable: Tensor) -> None:
         self.module, self._draftable = module, draftable
-        self._read: tuple[int, int] | None = None
+        self._known: tuple[int, int] | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the rows again where the weights have changed; before every call."""
+        now = version_of(self.module.weight)
+        if now != self._known:
+            self._known, self._rows = now, self.module.weight.detach()[self._draftable]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         weight, bias = self.module.weight, self.module.bias
-        now = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        if now != self._read:
-            self._read, self._rows = now, weight.detach()[self._draftable]
         scores = F.linear(hidden, self._rows, None if bias is None else bias[self._draftable])
         every = scores.new_zeros(*scores.shape[:-1], len(weight))
         return every.index_copy_(-1, self._draftable, scores)

@@ -43,7 +43,6 @@ class SpecDrafterBody:
     def compute(self, call: BatchedCall) -> CallOutput:
         model, config = self.model, self.model.config
         source_mask = None if call.source_mask is None else call.source_mask[:, None, None]
-        visible = None if call.visible is None else call.visible[:, None]
         extend = [
             partial(call.cache.update, layer_idx=layer) for layer in range(config.decoder_layers)
         ]
@@ -54,7 +53,7 @@ class SpecDrafterBody:
         hidden, _ = model.decode(
             call.ids % rows,
             call.positions,
-            visible,
+            call.visible[:, None],
             Memory(call.sources, source_mask),
             extend,
             slots,

@@ -30,10 +30,8 @@ encoder makes of the source, which is there anyway, so that a round costs the sh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,25 +49,6 @@ UNDRAFTED = -1e4
 and finite, so that nothing that is reckoned from a row becomes NaN."""
 SHUT = -1e4
 """Input at which silu is 0, and so is its slope."""
-FORMER_NAMES = {
-    "^coupling_hidden": "previous_token_hidden",
-    "^coupling_previous": "previous_token_embedding",
-    "^coupling_out": "previous_token_out",
-}
-"""Weights as files hold them that were written before these had their present names."""
-
-
-def present_name(weight: str) -> str:
-    """What a weight is called now, by the name that a file has it under."""
-    for former, now in FORMER_NAMES.items():
-        weight = re.sub(former, now, weight)
-    return weight
-
-
-def _take_former_names(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Let checkpoints of unfinished runs be gone on with."""
-    for name in [name for name in state if name.startswith(prefix)]:
-        state[prefix + present_name(name.removeprefix(prefix))] = state.pop(name)
 
 
 class SpecDrafter(PreTrainedModel):
@@ -82,14 +61,6 @@ class SpecDrafter(PreTrainedModel):
     base_model_prefix = "drafter"
     main_input_name = "input_ids"
     _supports_sdpa = True
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> SpecDrafter:
-        """As of any model; weights that were saved under former names are found too."""
-        model = super().from_pretrained(*args, key_mapping=FORMER_NAMES, **kwargs)
-        parts = model if isinstance(model, tuple) else (model,)
-        parts[0]._weight_conversions = None  # saved again, they bear their present names
-        return model
 
     def __init__(self, config: SpecDrafterConfig):
         super().__init__(config)
@@ -112,7 +83,6 @@ class SpecDrafter(PreTrainedModel):
             self.previous_token_hidden = nn.Linear(width, rank)
             self.previous_token_embedding = linear(width, rank)
             self.previous_token_out = linear(rank, width)
-        self.register_load_state_dict_pre_hook(_take_former_names)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed
-from drafttrain.decoding.types import Proposal
+from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
 from tests.decoding.engine.fresh import (
     SUPPORTED,
@@ -185,3 +185,42 @@ def test_prompts_are_not_padded_to_the_longest_of_a_batch():
         Feed(state, [5] * size, 1) for state, size in zip(states, (40, 3, 30, 16, 1), strict=True)
     ]
     assert list(target.engine._groups(feeds)) == [[0, 2], [1, 3, 4]]
+
+
+def test_sources_that_cannot_be_masked_share_no_call_with_others_of_another_length():
+    """Whisper's cross-attention takes no mask: padding of a shorter source would be read."""
+    model = tiny_model("whisper")
+    target = CachedModel(model)
+    generator = torch.Generator().manual_seed(7)
+    encoded = [
+        torch.randn(length, model.config.hidden_size, dtype=model.dtype, generator=generator)
+        for length in (4, 7)
+    ]
+    prefix = torch.tensor([1, 5, 6])
+    sources = [Source({}, prefix, encoded=own) for own in encoded]
+    states = target.encode_all(sources)
+    for tokens in (prefix, torch.tensor([1, 5, 6, 9])):
+        found = target.catch_up_all([(state, tokens) for state in states])
+        for own, output in zip(encoded, found, strict=True):
+            with torch.inference_mode():
+                given = {"encoder_outputs": (own[None],), "decoder_input_ids": tokens[None]}
+                close(output.logits[-1], model(**given).logits[0, -1])
+
+
+def test_a_source_that_is_not_a_number_stays_with_its_sequence():
+    """Not with those who get its row, where a longer neighbour has masked states read."""
+    model = tiny_model("bart")
+    target, prefix = CachedModel(model), torch.tensor([1, 5])
+
+    def source(length: int, value: float | None = None) -> Source:
+        own = torch.linspace(-1, 1, length * model.config.d_model, dtype=model.dtype)
+        own = own.view(length, -1) if value is None else torch.full((length, 16), value).to(own)
+        return Source({"input_ids": torch.ones(length).long()}, prefix, encoded=own)
+
+    states = target.encode_all([source(7, torch.nan), source(7)])
+    target.catch_up_all([(state, prefix) for state in states])
+    del states
+    states = target.encode_all([source(4), source(7)])
+    for tokens in (prefix, torch.tensor([1, 5, 9])):
+        found = target.catch_up_all([(state, tokens) for state in states])
+        assert all(output.logits.isfinite().all() for output in found)

@@ -184,3 +184,19 @@ def test_auto_leaves_a_cpu_uncompiled():
     assert target.engine.compiled is None
     compile_calls("off")
     assert target.engine.compiled is None
+
+
+def test_a_drafter_of_few_tokens_is_compiled_and_follows_its_weights():
+    model, source = tiny_model("llama"), make_source([5, 9, 17], tiny_model("llama"))
+    drafter = CachedModel(model, draftable=torch.tensor([1, 6, 9, 22]))
+    body, state = compiled(drafter), drafter.encode(source)
+    for token in (8, 9):
+        path = [5, 9, 17, token]
+        drafter.catch_up(state, source.prefix)
+        found = drafter.catch_up(state, torch.tensor(path)).logits[-1]
+        expected = fresh(model, source, path).logits[0, -1]
+        close(found[[1, 6, 9, 22]], expected[[1, 6, 9, 22]])
+        assert found.argmax() in (1, 6, 9, 22)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-2.0)
+    assert body.compilations > 0 and not body._failed

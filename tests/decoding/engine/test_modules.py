@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 
+import accelerate
 import pytest
 import torch
 import transformers
 from torch import nn
+from torch.ao.quantization import quantize_dynamic
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.probe import reference_logits
 from drafttrain.decoding.engine.sources import make_source
@@ -17,6 +21,8 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling
+from drafttrain.decoding.verifiers import make_verifier
+from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import tiny_model
 
 SIZE = 100
@@ -191,17 +197,14 @@ def test_adapters_hooks_and_replaced_forwards_are_decoded_with(family: str, wrap
     assert plain_tokens(model, source) == expected[len(source.prefix) :].tolist()
 
 
-def plain_tokens(model: PreTrainedModel, source) -> list[int]:
-    from drafttrain.decoding.drafters.none import NoDrafter
-    from drafttrain.decoding.verifiers import make_verifier
-
+def plain_tokens(model, source, target=None, drafter=None) -> list[int]:
     decoder = Decoder(
-        CachedModel(model),
-        NoDrafter(),
-        FixedLength(1),
+        target or CachedModel(model),
+        drafter or NoDrafter(),
+        FixedLength(4),
         make_verifier("greedy"),
         Sampling(),
-        lambda row: sequence_randomness(0, row, model.device),
+        lambda row: sequence_randomness(0, row),
     )
     return decoder.decode_all([source], 12)[0].tokens
 
@@ -215,3 +218,64 @@ def test_a_call_leaves_the_model_as_it_was() -> None:
     for name, module in model.named_modules():
         assert vars(module).keys() == before[name].keys(), name
         assert not module._forward_hooks and not module._forward_pre_hooks, name
+
+
+def generated(model: PreTrainedModel, source) -> list[int]:
+    ids = source.input_ids[None]
+    with torch.inference_mode():
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), **SETTINGS)
+    return found[0, len(source.prefix) :].tolist()
+
+
+SETTINGS = {"do_sample": False, "max_new_tokens": 12}
+
+
+@pytest.mark.parametrize("family", ["llama", "marian", "t5"])
+def test_weights_that_change_between_calls_are_decoded_with(family: str) -> None:
+    """A step of training, load_state_dict, another precision: of one engine, made before."""
+    model = tiny_model(family)
+    target, source = CachedModel(model), make_source(torch.tensor([5, 9, 20, 7]), model)
+
+    def multiply() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+
+    def load() -> None:
+        model.load_state_dict({name: own / 2 for name, own in model.state_dict().items()})
+
+    for change in (lambda: None, multiply, load, lambda: model.to(torch.bfloat16)):
+        change()
+        assert plain_tokens(model, source, target) == generated(model, source)
+
+
+@pytest.mark.parametrize("family", ["llama", "marian", "t5", "bart"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precisions_are_decoded_as_generate_decodes_them(family: str, dtype) -> None:
+    model = tiny_model(family).to(dtype)
+    source = make_source(torch.tensor([5, 9, 20, 7]), model)
+    assert plain_tokens(model, source) == generated(model, source)
+
+
+def test_a_spec_drafter_drafts_for_a_marian_in_bfloat16() -> None:
+    model = shared("marian").to(torch.bfloat16)
+    drafter = BlockDrafter(tiny_drafter("marian").to(torch.bfloat16))
+    source = make_source(torch.tensor([5, 9, 20, 7]), model)
+    assert plain_tokens(model, source, drafter=drafter) == generated(model, source)
+
+
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(family: str) -> None:
+    model = tiny_model(family)
+    source = make_source(torch.tensor([5, 9, 20, 7]), model)
+    expected = generated(model, source)
+    assert plain_tokens(torch.compile(model, backend="eager"), source) == expected
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert plain_tokens(model, source) == expected
+
+
+def test_activations_that_are_quantised_by_the_call_are_refused() -> None:
+    """Their scale is that of all tokens of a call: a row depends on those after it."""
+    model = quantize_dynamic(tiny_model("llama").float(), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ValueError, match="'llama' model .* quantises by the call"):
+        CachedModel(model)
