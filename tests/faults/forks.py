@@ -105,7 +105,7 @@ def _live(
 
 def _watch(folder: Path, point: Point, number: int) -> list[int]:
     """Count this process's file operations in a folder; send itself a signal before the n-th."""
-    inside, seen = str(folder.absolute()), [0]
+    inside, seen = f"{folder.absolute()}{os.sep}", [0]  # not this harness' files beside it
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"
