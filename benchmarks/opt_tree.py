@@ -143,7 +143,7 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
     check_methods(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
     rows = load_inputs(settings.data)
     pair = load_pair(settings.target, str(settings.decode.drafter))
-    model = CachedModel(pair.target.model)
+    model = pair.model
     prompts, _ = read_prompts(pair.target, model, rows)
     by_rank = measure_ranks(pair, settings.decode.sampling, ranked, str(settings.rank_data.path))
     options = read_options(settings)

@@ -27,7 +27,6 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.config.runs import fill_tune
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.evaluation.prompts import PLAIN, read_prompts
 from drafttrain.evaluation.report import Choice, read_report
 from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
@@ -64,7 +63,7 @@ def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
     found = check_methods(*(one.decode for one in candidates))
     name = str(settings.drafter)
     pair = load_pair(settings.target, name, found.companions, bigrams=found.table)
-    model = CachedModel(pair.target.model)
+    model = pair.model
     prompts, _ = read_prompts(pair.target, model, load_inputs(settings.data))
     methods = build_methods(candidates, pair)
     options = replace(options_of(settings, settings.batch_sizes), seed=SEED)

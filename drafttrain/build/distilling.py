@@ -21,7 +21,6 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE
 from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows
 from drafttrain.data.shards.outputs import Drafting, ShardRow
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
@@ -62,7 +61,7 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     pair = open_pair(target, name, (), checked)
     method = build_method(settings, pair)
     decoder = Decoder(
-        CachedModel(target.model),
+        pair.model,
         method.drafter,
         method.stop,
         method.verifier,

@@ -15,7 +15,6 @@ from drafttrain.config.decode import CascadeConfig, DecodeConfig, TreeConfig
 from drafttrain.config.trees import TREES
 from drafttrain.decoding.drafters.cascade import Level, cascade, show_increments
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.trees.shapes import Judge, Shape
 from drafttrain.models.acceptance_head import AcceptanceHead
@@ -88,8 +87,7 @@ def _build_cascade(drafter: str, settings: CascadeConfig, pair: Pair) -> Drafter
     levels = [Level(name, drafter) for name, drafter in zip(names, drafters, strict=True)]
     lenient = f" l={settings.leniency:g}" if settings.leniency > 1 else ""
     name = f"cascade {'>'.join(names)} {show_increments(matrix)}{lenient}"
-    ends = CachedModel(pair.target.model).eos_ids
-    return cascade(levels, matrix, settings.leniency, ends, name)
+    return cascade(levels, matrix, settings.leniency, pair.model.eos_ids, name)
 
 
 def level_names(drafter: str, settings: CascadeConfig) -> list[str]:

@@ -12,6 +12,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import DrafterKind, kind_of, named_kind
 from drafttrain.data.bigrams import read_bigrams
 from drafttrain.decoding.engine.architectures import check_configuration
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import load_drafter, vocabulary_size
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
@@ -26,6 +27,8 @@ class Pair:
     """A target and a drafter for it, loaded."""
 
     target: LoadedTarget
+    model: CachedModel
+    """The target as the engine runs it; made once, as that tries a call."""
     drafter: Drafter
     drafter_model: PreTrainedModel | None
     """None where the drafter is no model."""
@@ -112,7 +115,8 @@ def open_pair(
         else:
             copied = table if kind.drafts == "copies" else None
             drafters[name] = open_kind(kind, copied, target.model)
-    return Pair(target, drafters.pop(drafter), models.pop(drafter), drafters, models, table)
+    model = CachedModel(target.model)
+    return Pair(target, model, drafters.pop(drafter), models.pop(drafter), drafters, models, table)
 
 
 def check_pair(

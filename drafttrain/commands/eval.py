@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.sweep import expand_sweep
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.evaluation.evaluate import evaluate, write_evaluation
 from drafttrain.evaluation.page import print_findings
@@ -40,7 +39,7 @@ def measure_methods(
         print("\n".join(plan_lines(plan)))
         return
     pair = plan.load_pair()
-    methods, model = plan.build_methods(pair), CachedModel(pair.target.model)
+    methods, model = plan.build_methods(pair), pair.model
     compile_calls(settings.compile)
     evaluation = evaluate(
         pair.target,

@@ -24,7 +24,6 @@ from drafttrain.config.commands import GenerateConfig
 from drafttrain.data.inputs.clips import HeardRows
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
@@ -56,7 +55,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     sampling = build_sampling(settings.decode.sampling)
     seed, device = settings.decode.sampling.seed, target.model.device
     decoder = Decoder(
-        CachedModel(target.model),
+        pair.model,
         method.drafter,
         method.stop,
         method.verifier,

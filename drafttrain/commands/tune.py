@@ -81,7 +81,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
 def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidate]]:
     """Search among the candidates and measure the best ones; began: when the minutes started."""
     settings, pair = plan.settings, plan.load_pair()
-    model = CachedModel(pair.target.model)
+    model = pair.model
     prompts, skipped = read_prompts(pair.target, model, plan.rows)
     options = options_of(settings, plan.batch_sizes)
     seconds = time_calls(model, pair, prompts[:TIMED], options)

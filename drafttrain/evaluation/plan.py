@@ -239,10 +239,9 @@ def measure_ranks(
     pair: Pair, sampling: SamplingConfig, rows: Dataset, data_name: str
 ) -> tuple[float, ...]:
     """Acceptance by rank of a pair's drafter on the rows of `load_inputs`, printed too."""
-    model = CachedModel(pair.target.model)
-    prompts, _ = read_prompts(pair.target, model, rows)
+    prompts, _ = read_prompts(pair.target, pair.model, rows)
     options = EvaluationOptions(build_sampling(sampling), sampling.max_new_tokens, sampling.seed)
-    by_rank = measure_acceptance_by_rank(model, pair.drafter, prompts, options)
+    by_rank = measure_acceptance_by_rank(pair.model, pair.drafter, prompts, options)
     shares = ", ".join(f"{share:.3f}" for share in by_rank)
     print(f"acceptance by rank on {len(prompts)} prompts of {data_name}: {shares}")
     return by_rank
