@@ -33,8 +33,8 @@ from drafttrain.data.hidden.states import (
     open_cache,
     whole_batch,
 )
-from drafttrain.data.shards.outputs import Manifest, read_manifest
-from drafttrain.data.shards.store import is_finished
+from drafttrain.data.shards.outputs import Manifest
+from drafttrain.data.shards.store import MANIFEST
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.loading import check_target, load_target
@@ -181,9 +181,9 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
         heads = make_heads(settings.heads, width, settings.train.seed)
     plan = plan_distillation(distillations(settings)["data"])
     rows, tokens = plan.rows, plan.target_tokens
-    if is_finished(Manifest, cache.distilled):
-        counts = read_manifest(cache.distilled).counts
-        rows, tokens = counts.ok, counts.target_tokens
+    if (cache.distilled / MANIFEST).is_file():
+        counts = Manifest.read(cache.distilled).counts  # None while shards are missing
+        rows, tokens = (counts.ok, counts.target_tokens) if counts else (rows, tokens)
     positions, disk = estimate_cache(cache, drafter, rows, tokens)
     parameters = sum(head.num_parameters() for head in heads)
     print(f"heads        {len(heads)}, {parameters:,} parameters together")

@@ -36,7 +36,7 @@ TRANSFORMERS = Backend(
     "drafttrain.data.distill.generation:open_generate",
     methods=("greedy", "beam", "sample"),
 )
-"""The loop of `generate`, finished rows leaving the batch; beam search is its own."""
+"""Transformers' `generate`."""
 ENGINE = Backend(
     "engine",
     "drafttrain.build.distilling:open_engine",

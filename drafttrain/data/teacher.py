@@ -29,7 +29,6 @@ from drafttrain.data.shards.store import (
     TensorRows,
     fill_folder,
     open_tensors,
-    read_finished,
     write_tensors,
 )
 from drafttrain.data.shards.writing import join_processes, say
@@ -107,7 +106,7 @@ def cache_teacher(
     folder = teacher_folder(settings)
     caching = TeacherCaching(settings, target, rows, draftable)
     fill_folder(caching, folder, Share(), join_processes())
-    manifest = read_finished(TeacherManifest, folder)
+    manifest = TeacherManifest.read_finished(folder)
     return open_tensors(folder, manifest, manifest.widths)
 
 

@@ -15,7 +15,7 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.config.runs import fill_distill
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
-from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled, read_manifest
+from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled
 from drafttrain.models.identity import hash_target, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import rows_of, settings
@@ -208,7 +208,7 @@ def test_rows_without_finite_scores_are_errors_and_the_others_are_decoded(tmp_pa
     plain = made(tmp_path, tmp_path, "marian", "plain")
     drafted = made(tmp_path, tmp_path, "marian", "drafted", drafter="max-gram")
     assert distil(drafted).counts == distil(plain).counts
-    assert read_manifest(plain.out).counts.error > 1
+    assert Manifest.read(plain.out).counts.error > 1
     assert shards(drafted.out) == shards(plain.out)
 
 

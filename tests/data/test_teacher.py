@@ -13,7 +13,6 @@ from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data import teacher
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.data.shards.store import read_manifest
 from drafttrain.data.teacher import (
     TeacherManifest,
     cache_teacher,
@@ -78,7 +77,7 @@ def test_the_rows_on_disk_are_those_of_the_target_at_every_token_of_an_output(pa
         close(own.log_probs, expected.log_probs, 1e-5)
         close(forced.logits.log_softmax(-1).gather(1, own.tokens), own.log_probs[:, :5], 1e-5)
         shares += float(own.log_probs[:, :5].exp().sum())
-    manifest = read_manifest(TeacherManifest, pair / "distilled-teacher")
+    manifest = TeacherManifest.read(pair / "distilled-teacher")
     tokens = sum(map(len, rows["target_ids"]))
     assert manifest.counts == tokens and manifest.shards == 3
     assert manifest.top_k_share == pytest.approx(shares / tokens)

@@ -15,7 +15,6 @@ from drafttrain import cli
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.outputs import Manifest
-from drafttrain.data.shards.store import read_manifest
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
 from recipes import train_spec_drafter
 from tests.recipes.tiny_recipe import write_texts
@@ -140,7 +139,7 @@ def damage(stage: str, work: Path, whole: Path) -> list[str]:
             wrong.append(f"{name} is neither whole nor absent")
     checks = [partial(check_checkpoint, folder) for folder in checkpoint_folders(work / "run")]
     kind = CacheManifest if stage == "cache" else Manifest
-    checks += [partial(read_manifest, kind, path.parent) for path in work.rglob("manifest.json")]
+    checks += [partial(kind.read, path.parent) for path in work.rglob("manifest.json")]
     checks += [partial(content_of, path) for path in work.glob("eval/*.json*")]
     for check in checks:
         try:

@@ -12,7 +12,6 @@ from drafttrain.commands.export import export
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.policy import read_policy
 from drafttrain.data.hidden.states import CacheManifest
-from drafttrain.data.shards.store import read_manifest
 from drafttrain.export.verify import compare
 from drafttrain.models.acceptance_head import load_heads
 from recipes.train_acceptance_head import main
@@ -69,7 +68,7 @@ def test_a_head_is_trained_measured_and_exported(
 ) -> None:
     run, drafter = folder / "run", str(folder / "drafter")
     assert exit_code(main, "--config", str(folder / "recipe.yaml")) == 0, capsys.readouterr().err
-    manifest = read_manifest(CacheManifest, run / "cache")
+    manifest = CacheManifest.read(run / "cache")
     assert (manifest.state, manifest.k, manifest.hidden_size) == ("slot", 3, 16)
     [(name, head)] = load_heads(run).items()
     assert head.config.state == "slot"

@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModel
 
 from drafttrain.data.hidden.states import CacheManifest
-from drafttrain.data.shards.store import read_manifest
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, load_heads
 from drafttrain.training.objectives.head_sweep import HeadSweep
 from recipes.train_acceptance_head import Validation, main
@@ -56,7 +55,7 @@ def test_one_command_leaves_every_head_with_what_it_is_for(made: SimpleNamespace
     assert made.code == 0
     heads = load_heads(made.run)
     assert set(heads) == HEADS
-    manifest = read_manifest(CacheManifest, made.run / "cache")
+    manifest = CacheManifest.read(made.run / "cache")
     assert manifest.mixes == 2 and len(manifest.counts) == 2
     for name, head in heads.items():
         config = head.config
@@ -79,7 +78,7 @@ def test_held_out_measures_of_every_head_are_logged(made: SimpleNamespace) -> No
             assert math.isfinite(last[f"{measure}/{name}"])
     assert last["best_kl"] == min(last[f"held_out_kl/{name}"] for name in HEADS)
     assert 0 < last["mean_acceptance"] < 1
-    assert read_manifest(CacheManifest, made.run / "held_out_cache").mixes == 1
+    assert CacheManifest.read(made.run / "held_out_cache").mixes == 1
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pkgutil import resolve_name
 from typing import ClassVar
 
@@ -35,14 +36,12 @@ from drafttrain.data.shards.outputs import (
     ShardRow,
     count_rows,
     hash_inputs,
-    read_manifest,
     read_shards,
     write_shard,
 )
 from drafttrain.data.shards.store import (
     MANIFEST,
     check_folder,
-    count_shards,
     fill_folder,
     read_share,
 )
@@ -290,7 +289,7 @@ def check_distillation(
             "less"
         )
     if (config.out / MANIFEST).is_file():
-        read_manifest(config.out)
+        Manifest.read(config.out)
     inputs = load_inputs(config.data, group, hears(model_config))
     check_chats(tokenizer, inputs, not model_config.is_encoder_decoder)
     return inputs
@@ -313,7 +312,7 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
     # two bytes a token after zstd; clips are not copied
     disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
-    return DistillPlan(rows, tokens, new_tokens, disk, count_shards(rows, config.shard_rows))
+    return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows))
 
 
 def check_distill_settings(config: DistillConfig) -> None:

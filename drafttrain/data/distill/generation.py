@@ -7,7 +7,7 @@ the left, so that all rows go on from the same column; masks and positions leave
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,9 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
-    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from drafttrain.config.backends import TRANSFORMERS
@@ -31,6 +33,13 @@ from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
+
+WARPERS = {
+    "temperature": (TemperatureLogitsWarper, 1.0),
+    "top_k": (TopKLogitsWarper, 0),
+    "top_p": (TopPLogitsWarper, 1.0),
+}
+"""Settings of sampling in order, and the values without effect."""
 
 
 def decodes_alone(config: GenerationConfig) -> bool:
@@ -108,13 +117,9 @@ def generate_batch(
     pad = model.generation_config.pad_token_id or 0  # masked: any token will do
     side = "right" if model.config.is_encoder_decoder else "left"
     inputs, mask = (part.to(model.device) for part in padded(rows, pad, side))
-    settings = settings | cache_for_generate(model)
-    if settings["num_beams"] > 1:
-        sequences = model.generate(inputs, attention_mask=mask, **settings)
-        return trim(sequences, model, 1 if model.config.is_encoder_decoder else inputs.shape[1])
-    return model.generate(
-        inputs, attention_mask=mask, custom_generate=_decode, uniforms=uniforms, **settings
-    )
+    given = {"inputs": inputs, "attention_mask": mask, **cache_for_generate(model)}
+    prefix = 1 if model.config.is_encoder_decoder else inputs.shape[1]
+    return _generate(model, partial(model.generate, **given), prefix, settings, uniforms)
 
 
 @torch.inference_mode()
@@ -130,11 +135,30 @@ def generate_clips(
     What a speech model's own `generate` does around Transformers' is done in the prefixes already.
     """
     prefixes = torch.stack([source.prefix for source in sources])
-    given = {"decoder_input_ids": prefixes, "encoder_outputs": given_outputs(sources), **settings}
+    given = {"decoder_input_ids": prefixes, "encoder_outputs": given_outputs(sources)}
     generate = partial(GenerationMixin.generate, model, **given)
+    return _generate(model, generate, prefixes.shape[1], settings, uniforms)
+
+
+def _generate(
+    model: PreTrainedModel,
+    generate: Callable[..., Tensor],
+    prefix: int,
+    settings: dict[str, Any],
+    uniforms: Tensor | None,
+) -> list[list[int] | None]:
+    """Tokens after the first `prefix`; greedy decoding and sampling by `Choice`."""
     if settings["num_beams"] > 1:
-        return trim(generate(), model, prefixes.shape[1])
-    return generate(custom_generate=_decode, uniforms=uniforms)
+        return trim(generate(**settings), model, prefix)
+    warpers = []  # `choice` applies them, since `generate` would put them after it
+    for name, (kind, neutral) in WARPERS.items() if settings["do_sample"] else ():
+        if settings[name] not in (None, neutral):
+            warpers.append(kind(settings[name]))
+    choice = Choice(prefix, model.generation_config.eos_token_id, uniforms, warpers)
+    greedy = settings | dict.fromkeys(WARPERS) | {"do_sample": False}
+    sequences = generate(logits_processor=LogitsProcessorList([choice]), **greedy)
+    rows = enumerate(trim(sequences, model, prefix))
+    return [None if row in choice.broken else tokens for row, tokens in rows]
 
 
 def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[list[int]]:
@@ -152,34 +176,17 @@ def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[lis
     return trimmed
 
 
-def _decode(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    uniforms: Tensor | None = None,
-    **prepared: Any,
-) -> list[list[int] | None]:
-    """Transformers' own loop, called by `generate` (custom_generate), the choice of tokens ours.
-
-    A parameter named here is taken out of what `generate` itself sees, so the mask is not one.
-    """
-    choice = Choice(input_ids.shape[1], generation_config.eos_token_id, uniforms)
-    generation_config.do_sample = False  # `choice` leaves one token, and needs all warpers before
-    processors = LogitsProcessorList([*logits_processor, choice])
-    sequences = model._sample(
-        input_ids, processors, stopping_criteria, generation_config, **prepared
-    )
-    rows = trim(sequences, model, input_ids.shape[1])
-    return [None if row in choice.broken else tokens for row, tokens in enumerate(rows)]
-
-
 class Choice(LogitsProcessor):
     """The last of the logits processors: with uniform numbers it leaves one token of each row."""
 
-    def __init__(self, prefix: int, ends: int | list[int], uniforms: Tensor | None) -> None:
-        self._prefix, self._uniforms = prefix, uniforms
+    def __init__(
+        self,
+        prefix: int,
+        ends: int | list[int],
+        uniforms: Tensor | None,
+        warpers: Sequence[LogitsProcessor],
+    ) -> None:
+        self._prefix, self._uniforms, self._warpers = prefix, uniforms, warpers
         self._ends = ends if isinstance(ends, list) else [ends]
         self.broken: set[int] = set()
         """Rows whose scores were not finite before they ended."""
@@ -191,17 +198,17 @@ class Choice(LogitsProcessor):
         self.broken.update(broken.nonzero().flatten().tolist())
         if self._uniforms is None:
             return scores
+        for warper in self._warpers:
+            scores = warper(input_ids, scores)
         tokens = choose(scores, self._uniforms[:, new.shape[1]].to(scores.device))
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
 
-def choose(scores: Tensor, uniforms: Tensor | None) -> Tensor:
-    """The most likely token, or the token at a uniform number's place in the distribution.
+def choose(scores: Tensor, uniforms: Tensor) -> Tensor:
+    """The token at a uniform number's place in the distribution of each row.
 
-    Shapes: scores [R, V], uniforms [R] in [0, 1) or None -> [R].
+    Shapes: scores [R, V], uniforms [R] in [0, 1) -> [R].
     """
-    if uniforms is None:
-        return scores.argmax(dim=-1)
     mass = scores.double().softmax(dim=-1).cumsum(dim=-1)
     places = uniforms[:, None] * mass[:, -1:]
     tokens = torch.searchsorted(mass, places, right=True)

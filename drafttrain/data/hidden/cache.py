@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from math import ceil
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
@@ -34,13 +35,10 @@ from drafttrain.data.shards.outputs import (
     derived_from,
     hash_inputs,
     load_distilled,
-    read_manifest,
 )
 from drafttrain.data.shards.store import (
     check_folder,
-    count_shards,
     fill_folder,
-    read_finished,
     read_share,
 )
 from drafttrain.data.shards.writing import join_processes, say
@@ -73,7 +71,7 @@ def build_cache(
     """
     state = join_processes()  # first: it assigns each process its device
     plan_cache(config)
-    distilled, outputs = read_manifest(config.distilled), load_distilled(config.distilled)
+    distilled, outputs = Manifest.read(config.distilled), load_distilled(config.distilled)
     target = load_target(config.target) if target is None else target
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_same_target(config, distilled, target)
@@ -226,7 +224,7 @@ def plan_cache(config: CacheConfig) -> str:
     Raises ConfigError for settings that contradict each other, outputs that are not there, and
     models that do not fit together.
     """
-    distilled = read_finished(Manifest, config.distilled)
+    distilled = Manifest.read_finished(config.distilled)
     settings = check_drafter(config.drafter, config.target, check_target(config.target))
     state = check_cache(config, settings)
     rows, tokens = distilled.counts.ok, distilled.counts.target_tokens
@@ -234,7 +232,7 @@ def plan_cache(config: CacheConfig) -> str:
     return (
         f"{rows:,} rows, {tokens:,} output tokens, about {positions * config.mixes:,} {state} "
         f"states of {state_size(settings, state)} numbers in "
-        f"{count_shards(rows, config.shard_rows)} shards, about {disk / 2**20:,.1f} MiB on disk"
+        f"{ceil(rows / config.shard_rows)} shards, about {disk / 2**20:,.1f} MiB on disk"
     )
 
 

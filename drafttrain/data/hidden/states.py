@@ -23,7 +23,6 @@ from drafttrain.data.shards.store import (
     MANIFEST,
     TensorRows,
     open_tensors,
-    read_finished,
     write_tensors,
 )
 from drafttrain.models.draft_states import StateKind
@@ -165,7 +164,7 @@ def read_states(folder: Path, manifest: CacheManifest) -> list[TensorRows]:
 
 def open_cache(folder: Path) -> HiddenCache:
     """A finished cache. Raises ConfigError if it is unfinished, empty or damaged."""
-    manifest = read_finished(CacheManifest, folder)
+    manifest = CacheManifest.read_finished(folder)
     mixes = read_states(folder, manifest)
     counts = tuple(int(rows.lengths.sum()) for rows in mixes)
     if counts != manifest.counts:

@@ -22,8 +22,7 @@ import transformers
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.inputs.rows import CHATS
-from drafttrain.data.shards import store
-from drafttrain.data.shards.store import MANIFEST, REMEDY, ShardManifest, read_finished
+from drafttrain.data.shards.store import MANIFEST, REMEDY, ShardManifest
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.types import Source
 from drafttrain.models.identity import ModelIdentity
@@ -200,11 +199,6 @@ def derived_from(
     }
 
 
-def read_manifest(folder: Path | str) -> Manifest:
-    """The manifest of a distilled folder, finished or not. Raises ConfigError."""
-    return store.read_manifest(Manifest, folder)
-
-
 def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
     """One shard, whole or not at all."""
     schema = HEARD_SCHEMA if any(row.seconds is not None for row in rows) else SCHEMA
@@ -218,7 +212,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
     """The ok rows of a finished folder: row, source_ids and target_ids; of clips prefix_ids and
     seconds too. Raises ConfigError."""
     folder = Path(folder)
-    manifest = read_finished(Manifest, folder)
+    manifest = Manifest.read_finished(folder)
     table = read_shards(folder, manifest)
     found = count_rows(table)
     if found != manifest.counts:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ class ShardManifest(Config):
 
     @property
     def shards(self) -> int:
-        return count_shards(self.rows, self.shard_rows)
+        return -(-self.rows // self.shard_rows)
 
     def rows_of(self, shard: int) -> range:
         """Numbers of a shard's rows, counted from 0; the last shard may have fewer."""
@@ -82,6 +82,39 @@ class ShardManifest(Config):
     def finished(self, folder: Path) -> bool:
         """Whether every shard is there and has been counted."""
         return self.counts is not None and not self.missing(folder)
+
+    @classmethod
+    def read(cls, folder: Path | str) -> Self:
+        """The manifest of a folder, finished or not. Raises ConfigError."""
+        path = Path(folder) / MANIFEST
+        if not path.is_file():
+            raise ConfigError(
+                f"{str(folder)!r} holds no {MANIFEST}; make it with `{cls.COMMAND} --out {folder}`"
+            )
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (ValidationError, UnicodeDecodeError) as error:
+            reason = first_problem(error) if isinstance(error, ValidationError) else error.reason
+            raise ConfigError(
+                f"{path} is not a manifest of this version ({reason}); {cls.VERB} into another "
+                "folder, or delete this one"
+            ) from None
+
+    @classmethod
+    def read_finished(cls, folder: Path | str) -> Self:
+        """The manifest of a folder whose shards are all there and counted. Raises ConfigError."""
+        manifest = cls.read(folder)
+        if not manifest.finished(Path(folder)):
+            there = manifest.shards - len(manifest.missing(Path(folder)))
+            raise ConfigError(
+                f"{str(folder)!r} is unfinished: {there} of {manifest.shards} shards are there; "
+                f"run the same `{cls.COMMAND}` again, it continues"
+            )
+        return manifest
+
+    def write(self, folder: Path) -> None:
+        with renamed_when_whole(folder / MANIFEST) as temporary:
+            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     def settled(self) -> dict[str, Any]:
         """What a resumed run must share, by dotted fields."""
@@ -150,14 +183,15 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
     of processes. A finished folder may be opened by several launches at once. Raises ConfigError,
     before anything is written, for a folder begun with other settings, and Interrupted.
     """
-    done = is_finished(filling.kind, folder)
+    kind = filling.kind
+    done = (folder / MANIFEST).is_file() and kind.read(folder).finished(folder)
     with ExitStack() as stack:
         if state.is_main_process:
             if not done:
-                stack.enter_context(only_writer(folder, filling.kind.SETTING, share.lock))
+                stack.enter_context(only_writer(folder, kind.SETTING, share.lock))
             begin_folder(folder, filling.describe(), share)
         state.wait_for_everyone()
-        manifest = read_manifest(filling.kind, folder)
+        manifest = kind.read(folder)
         missing = share.of(manifest.missing(folder))
         state.wait_for_everyone()  # all have listed before anyone writes
         mine = missing[state.process_index :: state.num_processes]
@@ -183,10 +217,10 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
             else:
                 if not done:
                     manifest = filling.complete(manifest)
-                    write_manifest(folder, manifest)
+                    manifest.write(folder)
                 filling.report(manifest)
         state.wait_for_everyone()
-    return read_manifest(filling.kind, folder)
+    return kind.read(folder)
 
 
 def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
@@ -199,7 +233,7 @@ def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
     if share.count == 1:
         remove_leftovers(folder)
     if (folder / MANIFEST).is_file():
-        manifest = read_manifest(type(wanted), folder)
+        manifest = wanted.read(folder)
         check_same_settings(folder, manifest, wanted)
         for shard in share.of(manifest.missing(folder)):
             remove_leftovers(folder, manifest.path(folder, shard).name)
@@ -209,7 +243,7 @@ def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
             f"{str(folder)!r} holds {strangers[0]} but no {MANIFEST}; give another folder with "
             f"{wanted.SETTING}="
         )
-    write_manifest(folder, wanted)
+    wanted.write(folder)
 
 
 def check_same_settings(folder: Path, there: M, wanted: M) -> None:
@@ -224,49 +258,6 @@ def check_same_settings(folder: Path, there: M, wanted: M) -> None:
                 f"say {now!r}{other}; go back to the old value, or give another folder with "
                 f"{there.SETTING}="
             )
-
-
-def write_manifest(folder: Path, manifest: ShardManifest) -> None:
-    with renamed_when_whole(folder / MANIFEST) as temporary:
-        temporary.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def read_manifest(kind: type[M], folder: Path | str) -> M:
-    """The manifest of a folder, finished or not. Raises ConfigError."""
-    path = Path(folder) / MANIFEST
-    if not path.is_file():
-        raise ConfigError(
-            f"{str(folder)!r} holds no {MANIFEST}; make it with `{kind.COMMAND} --out {folder}`"
-        )
-    try:
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
-        reason = first_problem(error) if isinstance(error, ValidationError) else error.reason
-        raise ConfigError(
-            f"{path} is not a manifest of this version ({reason}); {kind.VERB} into another "
-            "folder, or delete this one"
-        ) from None
-
-
-def read_finished(kind: type[M], folder: Path | str) -> M:
-    """The manifest of a folder whose shards are all there and counted. Raises ConfigError."""
-    manifest = read_manifest(kind, folder)
-    if not manifest.finished(Path(folder)):
-        there = manifest.shards - len(manifest.missing(Path(folder)))
-        raise ConfigError(
-            f"{str(folder)!r} is unfinished: {there} of {manifest.shards} shards are there; run "
-            f"the same `{manifest.COMMAND}` again, it continues"
-        )
-    return manifest
-
-
-def is_finished(kind: type[M], folder: Path) -> bool:
-    """Whether a folder has a manifest, and every shard of it."""
-    return (folder / MANIFEST).is_file() and read_manifest(kind, folder).finished(folder)
-
-
-def count_shards(rows: int, shard_rows: int) -> int:
-    return -(-rows // shard_rows)
 
 
 def check_folder(folder: Path) -> None:

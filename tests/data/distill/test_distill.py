@@ -15,7 +15,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.distill import ShardRow, distill, plan_distillation
 from drafttrain.data.distill.generation import choose, generate_batch, generate_settings, trim
-from drafttrain.data.shards.outputs import load_distilled, read_manifest
+from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings
@@ -116,7 +116,7 @@ def test_two_processes_write_what_one_writes(tiny_target, tmp_path):
     run(Launch("drafttrain", ["distill", "--config", str(file)], tmp_path / "log", processes=2))
     distill(one)
     assert shards(two.out) == shards(one.out)
-    assert read_manifest(two.out).counts == read_manifest(one.out).counts
+    assert Manifest.read(two.out).counts == Manifest.read(one.out).counts
 
 
 def test_every_input_row_is_accounted_for(tiny_target, capsys):

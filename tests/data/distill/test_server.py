@@ -10,7 +10,7 @@ import pytest
 from drafttrain.config.base import ConfigError
 from drafttrain.data.distill.distill import check_distill_settings, distill
 from drafttrain.data.distill.server import ServerGone
-from drafttrain.data.shards.outputs import load_distilled, read_manifest
+from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.loading import load_target
 from tests.data.distill.fake_server import Fake, serving
 from tests.data.distill.tiny_distill import rows_of, settings
@@ -260,7 +260,7 @@ def test_a_folder_goes_on_at_another_address_but_not_with_another_model(ask, fak
     fake.models = ("another",)
     with serving(fake), pytest.raises(ConfigError, match="server.model = 'tiny'.*'another'"):
         ask(fake.url)
-    assert read_manifest(tmp_path / "rows").server.model == "tiny"
+    assert Manifest.read(tmp_path / "rows").server.model == "tiny"
 
 
 def test_what_servers_are_not_told_is_refused(local, ask, fake):

@@ -11,7 +11,7 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.distill import distill
-from drafttrain.data.shards.outputs import load_distilled, read_manifest
+from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.data.shards.store import read_share
 from drafttrain.data.shards.writing import only_writer
 from tests.data.distill.tiny_distill import SAMPLED, settings
@@ -46,7 +46,7 @@ def test_two_launches_at_once_write_what_one_writes(tiny_target: Path) -> None:
         assert launch.exitcode == 0
     shared = tiny_target.parent / "shared"
     assert shards(shared) == shards(whole.out) and len(shards(shared)) == 5
-    assert read_manifest(shared).counts == manifest.counts
+    assert Manifest.read(shared).counts == manifest.counts
     assert load_distilled(shared)[:] == load_distilled(whole.out)[:]
 
 
