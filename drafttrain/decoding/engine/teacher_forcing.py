@@ -1,24 +1,27 @@
 """Teacher forcing: one parallel pass over known outputs, without a KV cache.
 
 Row i of an output is what decoding would have seen there, because a causal decoder does not look
-ahead. Batches are padded on the right, so positions are those of decoding, and only rows of the
-output go through the output projection: a prompt's rows times the vocabulary would be waste.
+ahead. Batches are padded on the right, so positions are those of decoding. The whole model's
+`forward` computes; only rows of the output enter its output projection, as a prompt's rows times
+the vocabulary would be waste.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.decoding.engine.architectures import device_of
-from drafttrain.decoding.engine.encoding import pad_texts
+from drafttrain.decoding.engine.architectures import device_of, unwrapped
+from drafttrain.decoding.engine.encoding import encode
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.causal_drafter import draftable_tokens
@@ -31,7 +34,7 @@ instead of its inputs where it holds that."""
 
 @dataclass(frozen=True)
 class Forced:
-    """What a model says along one known output y_1..y_L; row i - 1 belongs to y_i."""
+    """What a model computes for one known output y_1..y_L; row i - 1 belongs to y_i."""
 
     logits: Tensor
     """[L, V] row i - 1 judges y_i: it was computed from y_1..y_{i-1}; float32 at least."""
@@ -50,27 +53,19 @@ def teacher_force(
     The decoder starts from decoder_start_token_id, or from the whole prompt where the model is
     decoder-only, or as a source says. The last token is fed too: it needs a position. float16 and
     bfloat16 logits are returned as float32; tokens that a drafter does not draft have `UNDRAFTED`.
-    Shapes: sources B x [S_b], targets B x [L_b]. Raises ValueError for an empty text, and for
-    features that have not been encoded.
+    Shapes: sources B x [S_b], targets B x [L_b]. Raises ValueError for an empty text.
     """
-    lengths = [len(target) for target in targets]
-    hidden, projected = _rows(model, sources, targets)
-    if projected is None:
-        projected = project(model, torch.cat([rows[:-1] for rows in hidden])).split(lengths)
+    hidden, logits = _forward(model, sources, targets, scored=True)
     drafted = draftable_tokens(model.config, model.get_output_embeddings().out_features)
+    if drafted is not None:
+        drafted = drafted.to(logits.device)
+        few = torch.full_like(logits, UNDRAFTED)
+        logits = few.index_copy_(-1, drafted, logits.index_select(-1, drafted))
+    by_output = logits.split([len(target) for target in targets])
     return [
-        Forced(_drafted_alone(_at_least_float32(logits), drafted), rows[1:], rows[:-1])
-        for logits, rows in zip(projected, hidden, strict=True)
+        Forced(_at_least_float32(own), rows[1:], rows[:-1])
+        for own, rows in zip(by_output, hidden, strict=True)
     ]
-
-
-def _drafted_alone(logits: Tensor, drafted: Tensor | None) -> Tensor:
-    """The logits with `UNDRAFTED` at all tokens but these; None: all are drafted."""
-    if drafted is None:
-        return logits
-    drafted = drafted.to(logits.device)
-    few = torch.full_like(logits, UNDRAFTED)
-    return few.index_copy_(-1, drafted, logits.index_select(-1, drafted))
 
 
 @torch.inference_mode()
@@ -78,7 +73,7 @@ def forced_states(
     model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """The hidden states of `teacher_force` alone, without paying for logits. B x [L_b, D]."""
-    return [rows[1:] for rows in _rows(model, sources, targets)[0]]
+    return [rows[1:] for rows in _forward(model, sources, targets)[0]]
 
 
 @torch.no_grad()
@@ -89,81 +84,69 @@ def states_before(
 
     Without gradient, but usable where there is one. Shapes and errors: as there -> B x [L_b, D].
     """
-    return [rows[:-1] for rows in _rows(model, sources, targets)[0]]
+    return [rows[:-1] for rows in _forward(model, sources, targets)[0]]
 
 
-def _as_sources(model: PreTrainedModel, given: Sequence[Given]) -> list[Source]:
+def _forward(
+    model: PreTrainedModel,
+    given: Sequence[Given],
+    targets: Sequence[Sequence[int]],
+    scored: bool = False,
+) -> tuple[list[Tensor], Tensor]:
+    """One pass. Hidden states [L_b + 1, D] at the token before each output and at its own tokens,
+    and the logits of all outputs one after another [sum of L_b, V], none unless `scored`."""
     sources = [one if isinstance(one, Source) else make_source(one, model) for one in given]
     for index, source in enumerate(sources):
-        if source.encoded is None and len(source.input_ids) == 0:
+        if source.encoded is None and source.is_text and len(source.input_ids) == 0:
             raise ValueError(f"source {index} of the batch holds no tokens; leave it out")
-    return sources
-
-
-def _rows(
-    model: PreTrainedModel, given: Sequence[Given], targets: Sequence[Sequence[int]]
-) -> tuple[list[Tensor], list[Tensor] | None]:
-    """Hidden states [L_b + 1, D] at the token before each output and at its own tokens.
-
-    Also the logits [L_b, V], where the whole model had to run because its output projection is
-    not known to be plain; else None.
-    """
-    device = device_of(model)
-    plain = projection_scale(model) is not None
-    sources = _as_sources(model, given)
-    prefixes = [source.prefix for source in sources]
+    starts = [len(source.prefix) - 1 for source in sources]
     fed = [
-        torch.cat([prefix, torch.tensor(target, dtype=torch.long, device=device)])
-        for prefix, target in zip(prefixes, targets, strict=True)
+        torch.cat([source.prefix, source.prefix.new_tensor(target)])
+        for source, target in zip(sources, targets, strict=True)
     ]
-    inputs = {"input_ids": _pad(fed, model), "use_cache": False}
-    encoded = [source.encoded for source in sources if source.encoded is not None]
-    if encoded and len(encoded) == len(sources):
-        padded, mask = _pad_states(encoded, model)
-        if plain:
-            inputs |= {"encoder_hidden_states": padded}
-            inputs |= {} if mask is None else {"encoder_attention_mask": mask}
-        else:
-            inputs["decoder_input_ids"] = inputs.pop("input_ids")
-            inputs |= {"encoder_outputs": BaseModelOutput(padded), "attention_mask": mask}
-    elif model.config.is_encoder_decoder:
-        padded, mask = pad_texts(sources, model.config.pad_token_id, device)
-        if plain:
-            states = model.get_encoder()(input_ids=padded, attention_mask=mask)[0]
-            inputs |= {"encoder_hidden_states": states, "encoder_attention_mask": mask}
-        else:
-            inputs |= {"decoder_input_ids": inputs["input_ids"], "attention_mask": mask}
-            inputs |= {"input_ids": padded}
-    spans = [
-        slice(len(prefix) - 1, len(tokens)) for prefix, tokens in zip(prefixes, fed, strict=True)
-    ]
-    if plain:
-        hidden = model.get_decoder()(**inputs)[0]
-        return [rows[span] for rows, span in zip(hidden, spans, strict=True)], None
-    output = model(**inputs, output_hidden_states=True)
-    encoder_decoder = model.config.is_encoder_decoder
-    states = output.decoder_hidden_states if encoder_decoder else output.hidden_states
-    return (
-        [rows[span] for rows, span in zip(states[-1], spans, strict=True)],
-        [rows[span][:-1] for rows, span in zip(output.logits, spans, strict=True)],
-    )
-
-
-def _pad(sequences: Sequence[Tensor], model: PreTrainedModel) -> Tensor:
-    """[B, longest], padded on the right: nothing that counts looks there."""
     pad = model.config.get_text_config(decoder=True).to_dict().get("pad_token_id")
-    return pad_sequence(list(sequences), batch_first=True, padding_value=pad or 0)
+    ids = pad_sequence(fed, batch_first=True, padding_value=pad or 0)
+    wanted = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+    for row, (start, target) in enumerate(zip(starts, targets, strict=True)):
+        wanted[row, start : start + len(target)] = scored
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        inputs = {"decoder_input_ids": ids} | _encoder_inputs(model, sources)
+    inner, kept, cut = unwrapped(model), [], []
+
+    def keep(module: nn.Module, arguments: Any, output: Any) -> None:
+        kept.append(output[0])
+
+    def choose(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+        cut.append(True)
+        return (arguments[0][wanted][None],)
+
+    with ExitStack() as hooks:
+        hooks.callback(inner.get_decoder().register_forward_hook(keep).remove)
+        hooks.callback(inner.get_output_embeddings().register_forward_pre_hook(choose).remove)
+        logits = model(**inputs, use_cache=False).logits
+    [hidden] = kept
+    logits = logits[0] if cut else logits[wanted]
+    states = [
+        rows[start : start + len(target) + 1]
+        for rows, start, target in zip(hidden, starts, targets, strict=True)
+    ]
+    return states, logits
 
 
-def _pad_states(encoded: Sequence[Tensor], model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
-    """[B, S, E] and the mask [B, S] of what is there; None: all are of one length."""
-    states = [one.to(device_of(model), model.dtype) for one in encoded]
-    lengths = torch.tensor([len(one) for one in states], device=device_of(model))
-    padded = pad_sequence(states, batch_first=True)
-    if len(lengths.unique()) == 1:
-        return padded, None
-    places = torch.arange(padded.shape[1], device=device_of(model))
-    return padded, (places < lengths[:, None]).long()
+def _encoder_inputs(model: PreTrainedModel, sources: Sequence[Source]) -> dict[str, Any]:
+    """The encoder's output [B, S, D], and its mask unless all sources are of one length."""
+    given = [source.encoded for source in sources]
+    if any(states is None for states in given):
+        given = encode(model, sources)
+    given = [states.to(device_of(model), model.dtype) for states in given]
+    states = pad_sequence(given, batch_first=True)
+    lengths = [len(own) for own in given]
+    if min(lengths) == max(lengths):
+        return {"encoder_outputs": BaseModelOutput(states)}
+    ends = torch.tensor(lengths, device=states.device)[:, None]
+    mask = (torch.arange(max(lengths), device=states.device) < ends).long()
+    return {"encoder_outputs": BaseModelOutput(states), "attention_mask": mask}
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
