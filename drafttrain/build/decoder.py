@@ -23,7 +23,6 @@ from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Source
 from drafttrain.decoding.verifiers import check_pairing
@@ -138,15 +137,7 @@ def load(
         part, trained = _drafter_of(loaded, drafter)
         rule = build_verifier(VerifierConfig(kind=verifier), build_sampling(sampling))
         method = Method(part, FixedLength(k or trained or DEFAULT_K), rule)
-    device = loaded.model.device
-    decoder = Decoder(
-        CachedModel(loaded.model),
-        method.drafter,
-        method.stop,
-        method.verifier,
-        build_sampling(sampling),
-        lambda row: sequence_randomness(seed, row, device),
-    )
+    decoder = method.decoder(CachedModel(loaded.model), build_sampling(sampling), seed)
     check_pairing(method.drafter, method.stop.rule, method.verifier.rule, decoder.sampling)
     compile_calls(compile)
     return SpeculativeDecoder(decoder, tokenizer or loaded.tokenizer)

@@ -23,7 +23,6 @@ from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows
 from drafttrain.data.shards.outputs import Drafting, ShardRow
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import NotFinite
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import LoadedTarget
@@ -60,14 +59,8 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     name = str(settings.drafter)
     pair = open_pair(target, name, (), checked)
     method = build_method(settings, pair)
-    decoder = Decoder(
-        pair.model,
-        method.drafter,
-        method.stop,
-        method.verifier,
-        build_sampling(settings.sampling),
-        randomness=lambda row: sequence_randomness(config.sampling.seed, row, target.model.device),
-    )
+    sampling, seed = build_sampling(settings.sampling), config.sampling.seed
+    decoder = method.decoder(pair.model, sampling, seed)
     rows = RowDecoder(decoder, config.sampling.max_new_tokens, config.batch_rows)
     drafter = None
     if pair.kind is not NONE:

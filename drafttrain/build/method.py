@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
@@ -23,7 +23,10 @@ from drafttrain.config.kinds import NONE, kind_of, named_kind
 from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY
 from drafttrain.config.stops import STOPS
 from drafttrain.config.trees import TREES
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import HeadPolicy, make_policy
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import make_verifier
@@ -68,6 +71,23 @@ class Method:
     @property
     def name(self) -> str:
         return self.label or f"{self.drafter.name} {self.stop.name} {self.verifier.name}"
+
+    def decoder(
+        self,
+        target: CachedModel,
+        sampling: Sampling,
+        seed: int,
+        row: Callable[[int], int] = lambda number: number,
+    ) -> Decoder:
+        """A target decoded by this method. Sequence number i draws from the stream of its row."""
+        return Decoder(
+            target,
+            self.drafter,
+            self.stop,
+            self.verifier,
+            sampling,
+            lambda number: sequence_randomness(seed, row(number), target.device),
+        )
 
 
 def build_sampling(config: SamplingConfig) -> Sampling:

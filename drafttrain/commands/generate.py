@@ -26,8 +26,6 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Round
 from drafttrain.models.loading import check_target
 from drafttrain.models.speech import hears
@@ -53,15 +51,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     pair = load_pair(settings.target, drafter, found.companions, found.table)
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
-    seed, device = settings.decode.sampling.seed, target.model.device
-    decoder = Decoder(
-        pair.model,
-        method.drafter,
-        method.stop,
-        method.verifier,
-        sampling,
-        lambda number: sequence_randomness(seed, rows[number][0], device),
-    )
+    seed = settings.decode.sampling.seed
+    decoder = method.decoder(pair.model, sampling, seed, lambda i: rows[i][0])
     compile_calls(settings.compile)
     if heard:
         sources = HeardRows(target, inputs)

@@ -27,9 +27,7 @@ from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.architectures import WHISPER_LIKE
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.padding import padded
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import check_pairing
@@ -204,14 +202,9 @@ def decode_by(
     batch_size: int,
 ) -> list[Output]:
     """Decode prompts by this engine, so many at once, an Output for each in order."""
-    return Decoder(
-        model,
-        method.drafter,
-        method.stop,
-        method.verifier,
-        options.sampling,
-        lambda place: sequence_randomness(options.seed, prompts[place].row, model.device),
-    ).decode_all([prompt.source for prompt in prompts], options.max_new_tokens, batch_size)
+    decoder = method.decoder(model, options.sampling, options.seed, lambda i: prompts[i].row)
+    sources = [prompt.source for prompt in prompts]
+    return decoder.decode_all(sources, options.max_new_tokens, batch_size)
 
 
 def _timed(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,13 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
 from drafttrain.build.drafters import drafter_for
-from drafttrain.build.method import build_verifier, make_stop
+from drafttrain.build.method import Method, build_verifier, make_stop
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_policy
 from drafttrain.config.stops import STOPS
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.parts import DEFAULT_LENGTH
 from drafttrain.models.acceptance_head import check_head_shape, load_heads
@@ -100,15 +97,10 @@ def generate(
         assistant_model = load_assistant(model, exported_to)
     pair = prepare(model, assistant_model, policy)
     sampling = request.sampling
+    verifier = build_verifier(pair.rules.verifier_for(sampling.greedy), sampling)
+    method = Method(pair.drafter, pair.stop, verifier)
     seed = int(torch.randint(2**63 - 1, ()))
-    decoder = Decoder(
-        pair.target.under(request.config),
-        pair.drafter,
-        pair.stop,
-        build_verifier(pair.rules.verifier_for(sampling.greedy), sampling),
-        sampling,
-        partial(sequence_randomness, seed, device=model.device),
-    )
+    decoder = method.decoder(pair.target.under(request.config), sampling, seed)
     outputs: list[list[int]] = [[] for _ in request.sources]
     if streamer is not None:
         streamer.put(request.starts.cpu())

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cache import ColumnCache, KeysValues
+from drafttrain.decoding.engine.cache import ColumnCache
 from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.forward import BatchedCall, Body, CallOutput, version_of
 
@@ -93,16 +93,16 @@ class CompiledBody:
         if now != self._compiled_with:
             self._steps.clear()
             self._compiled_with = now
-        optional = tuple(getattr(call, name) for name in OPTIONAL)
-        given = (call.ids, call.positions, call.visible, call.sources, *optional)
-        key = (bucket, tuple(call.layers), tuple(one is not None for one in optional))
+        given = {name: getattr(call, name) for name in TENSORS}
+        there = tuple(given[name] is not None for name in TENSORS)
+        key = (bucket, tuple(call.layers), there)
         step = self._steps.get(key)
         if step is None:
             step = self._steps[key] = self._compile(call, bucket, given)
-        logits, hidden, layers = step(*given)
+        logits, hidden, layers = step(**given)
         return CallOutput(logits, hidden, layers)
 
-    def _compile(self, call: BatchedCall, bucket: Bucket, given: Sequence[Any]) -> Step:
+    def _compile(self, call: BatchedCall, bucket: Bucket, given: Mapping[str, Any]) -> Step:
         """The step of a shape, compiled by a call of it; the uncompiled one where that fails."""
         began, step = perf_counter(), _make_step(self.body, call)
         try:
@@ -111,7 +111,7 @@ class CompiledBody:
                 for layer in call.cache.layers:  # CUDA graphs write to the same memory again
                     torch._dynamo.mark_static_address(layer.keys)
                     torch._dynamo.mark_static_address(layer.values)
-                compiled(*given)
+                compiled(**given)
         except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
             self._failed = True
             say(f"calls run uncompiled from here on: {first_line(error)}")
@@ -124,42 +124,29 @@ class CompiledBody:
         return compiled
 
 
-OPTIONAL = ("key_positions", "source_mask", "embedded", "states", "has_states")
-"""Tensors of a call that some bodies are not given."""
+TENSORS = (
+    "ids",
+    "positions",
+    "visible",
+    "key_positions",
+    "sources",
+    "source_mask",
+    "embedded",
+    "states",
+    "has_states",
+)
+"""What a graph is given of a call; some are None."""
 COUNT = itertools.count()
 
 
 def _make_step(body: Body, like: BatchedCall) -> Step:
     """A call of tensors alone, in the shape of another; its code is its own, as torch keeps what it
     compiled by the code."""
-    cache, layers = like.cache, like.layers
 
-    def step(
-        ids: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        sources: list[KeysValues],
-        key_positions: Tensor | None,
-        source_mask: Tensor | None,
-        embedded: Tensor | None,
-        states: Tensor | None,
-        has_states: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
-        call = BatchedCall(
-            ids,
-            positions,
-            visible,
-            key_positions,
-            None,
-            cache,
-            sources,
-            source_mask,
-            None,
-            embedded,
-            states,
-            has_states,
-            layers,
-        )
+    cache, layers = like.cache, like.layers  # `like` itself holds tensors of one call
+
+    def step(**given: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
+        call = BatchedCall(scored=None, cache=cache, layers=layers, **given)
         output = body.compute(call)
         return output.logits, output.hidden, output.layers
 
