@@ -142,7 +142,7 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
     torch.set_num_threads(arguments.threads)
     check_methods(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
     rows = load_inputs(settings.data)
-    pair = load_pair(settings.target, str(settings.decode.drafter))
+    pair = load_pair(settings.target, [str(settings.decode.drafter)])
     model = pair.model
     prompts, _ = read_prompts(pair.target, model, rows)
     by_rank = measure_ranks(pair, settings.decode.sampling, ranked, str(settings.rank_data.path))

@@ -60,9 +60,7 @@ def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candid
 
 
 def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
-    found = check_methods(*(one.decode for one in candidates))
-    name = str(settings.drafter)
-    pair = load_pair(settings.target, name, found.companions, bigrams=found.table)
+    pair = load_pair(settings.target, *check_methods(*(one.decode for one in candidates)))
     model = pair.model
     prompts, _ = read_prompts(pair.target, model, load_inputs(settings.data))
     methods = build_methods(candidates, pair)

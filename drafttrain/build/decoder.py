@@ -9,12 +9,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.build.drafters import drafter_for, open_kind
-from drafttrain.build.method import Method, build_method, build_sampling, build_verifier
+from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
-from drafttrain.build.pairs import load_pair
+from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import Compile
-from drafttrain.config.decode import DecodeConfig, SamplingConfig, VerifierConfig
+from drafttrain.config.decode import (
+    DecodeConfig,
+    SamplingConfig,
+    StopConfig,
+    VerifierConfig,
+)
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
 from drafttrain.data.inputs.rows import tokenize_texts
@@ -22,8 +27,6 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Source
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.drafters import load_drafter_beside
@@ -128,46 +131,40 @@ def load(
     (heads, trees, cascades) instead, for models given by name. compile: off, on, auto (on a GPU).
     Raises ConfigError or ValueError for parts that do not go together.
     """
-    if decode is not None:
-        method, loaded = _method_of(target, drafter, decode)
-        sampling, seed = decode.sampling, decode.sampling.seed
-    else:
-        sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        loaded = _loaded(target, tokenizer)
-        part, trained = _drafter_of(loaded, drafter)
-        rule = build_verifier(VerifierConfig(kind=verifier), build_sampling(sampling))
-        method = Method(part, FixedLength(k or trained or DEFAULT_K), rule)
-    decoder = method.decoder(CachedModel(loaded.model), build_sampling(sampling), seed)
-    check_pairing(method.drafter, method.stop.rule, method.verifier.rule, decoder.sampling)
-    compile_calls(compile)
-    return SpeculativeDecoder(decoder, tokenizer or loaded.tokenizer)
-
-
-def _method_of(
-    target: str | PreTrainedModel, drafter: str | PreTrainedModel, decode: DecodeConfig
-) -> tuple[Method, LoadedTarget]:
-    if not (isinstance(target, str) and isinstance(drafter, str)):
+    named = isinstance(target, str) and isinstance(drafter, str)
+    if decode is not None and not named:
         raise ConfigError("decode= takes target and drafter by name; give paths, or k and verifier")
-    decode = decode.model_copy(update={"drafter": drafter})
-    found = check_methods(decode)
-    pair = load_pair(TargetConfig(path=target), drafter, found.companions, found.table)
-    return build_method(decode, pair), pair.target
+    name = drafter if isinstance(drafter, str) else str(drafter.name_or_path)
+    config = decode or DecodeConfig(
+        sampling=SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        verifier=VerifierConfig(kind=verifier),
+    )
+    config = config.model_copy(update={"drafter": name})
+    if named:
+        pair = load_pair(TargetConfig(path=target), *check_methods(config))
+    else:
+        pair = _pair_of(target, drafter, name)
+    if decode is None:
+        trained = None if pair.drafter_model is None else getattr(pair.drafter_model.config, "k", 0)
+        config = config.model_copy(update={"stop": StopConfig(k=k or trained or DEFAULT_K)})
+    method = build_method(config, pair)
+    sampling = build_sampling(config.sampling)
+    check_pairing(method.drafter, method.stop.rule, method.verifier.rule, sampling)
+    compile_calls(compile)
+    decoder = method.decoder(pair.model, sampling, config.sampling.seed)
+    return SpeculativeDecoder(decoder, tokenizer or pair.target.tokenizer)
 
 
-def _loaded(
-    target: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
-) -> LoadedTarget:
+def _pair_of(target: str | PreTrainedModel, drafter: str | PreTrainedModel, name: str) -> Pair:
+    """A pair of which at least one is a loaded model."""
     if isinstance(target, str):
-        return load_target(TargetConfig(path=target))
-    return LoadedTarget(target, tokenizer, str(target.name_or_path))
-
-
-def _drafter_of(target: LoadedTarget, drafter: str | PreTrainedModel) -> tuple[Drafter, int | None]:
-    """A drafter, and how many tokens it was trained to draft, where its config.json says so."""
-    if isinstance(drafter, str):
-        kind = named_kind(drafter)
-        if kind is not None:
-            return open_kind(kind, None, target.model), None
-        drafter = load_drafter_beside(target, drafter)
-    part = drafter_for(target.model, drafter, "drafter")
-    return part, getattr(drafter.config, "k", None)
+        loaded = load_target(TargetConfig(path=target))
+    else:
+        loaded = LoadedTarget(target, None, str(target.name_or_path))
+    kind, model = named_kind(name), None
+    if kind is None:
+        model = load_drafter_beside(loaded, drafter) if isinstance(drafter, str) else drafter
+        part = drafter_for(loaded.model, model, "drafter")
+    else:
+        part = open_kind(kind, None, loaded.model)
+    return Pair(loaded, CachedModel(loaded.model), {name: part}, {name: model})

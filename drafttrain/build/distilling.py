@@ -48,22 +48,18 @@ def check_engine(config: DistillConfig) -> CheckedDrafters:
 
     Raises ValueError as `check_methods` and `check_pair`.
     """
-    settings = decode_settings(config)
-    check_methods(settings)
-    return check_pair(config.target, (str(settings.drafter),), bigrams=settings.bigrams)
+    return check_pair(config.target, *check_methods(decode_settings(config)))
 
 
 def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     """The backend `engine`. Loads the drafter; raises ConfigError as `check_engine`."""
-    settings, checked = decode_settings(config), check_engine(config)
-    name = str(settings.drafter)
-    pair = open_pair(target, name, (), checked)
+    settings, pair = decode_settings(config), open_pair(target, check_engine(config))
     method = build_method(settings, pair)
     sampling, seed = build_sampling(settings.sampling), config.sampling.seed
     decoder = method.decoder(pair.model, sampling, seed)
     rows = RowDecoder(decoder, config.sampling.max_new_tokens, config.batch_rows)
-    drafter = None
-    if pair.kind is not NONE:
+    drafter, name = None, str(settings.drafter)
+    if name != NONE.name:
         drafter = Drafting(path=name, weights_sha256=hash_drafter(pair), method=method.name)
     facts = {"batch_rows": config.batch_rows, "drafter": drafter}
     return BatchDecoder(ENGINE.name, rows, rows.batches, facts)

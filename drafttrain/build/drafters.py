@@ -1,44 +1,18 @@
-"""Drafters of every kind: from a loaded model, or from a path, checked against its target."""
+"""Drafters of every kind from what they draft with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pkgutil import resolve_name
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.kinds import STATE_DRAFTER, DrafterKind, kind_of
-from drafttrain.decoding.engine.architectures import (
-    check_configuration,
-    check_prompts,
-    check_states,
-)
+from drafttrain.config.kinds import DrafterKind, kind_of
 from drafttrain.decoding.roles import Drafter
-from drafttrain.models.drafters import check_drafter, check_fit, reads_states
+from drafttrain.models.drafters import check_fit, reads_states
 from drafttrain.models.identity import check_same_target
-from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings
-
-
-def check_for_target(
-    path: str, target: TargetConfig, target_settings: PretrainedConfig
-) -> PretrainedConfig:
-    """The drafter's settings, fit for the target's and for the engine; no weights are read.
-
-    Raises ConfigError as `check_drafter`, and ValueError for families that the engine cannot run.
-    """
-    settings = check_drafter(path, target, target_settings, padded=True)
-    kind = kind_of(settings)
-    if kind is STATE_DRAFTER:
-        check_states(target_settings)
-    if kind.runs_as_targets:
-        check_configuration(settings)
-    if prompt_layers(settings):
-        check_prompts(target_settings)
-        check_prompts(settings)
-    return settings
 
 
 def make_drafter(model: PreTrainedModel, target: PreTrainedModel | None = None) -> Drafter:

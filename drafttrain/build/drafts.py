@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -28,22 +29,21 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     vocabulary.
     """
     if decode.cascade is not None:
-        return _build_cascade(str(decode.drafter), decode.cascade, pair)
-    kind, tree = TREES[decode.tree.kind], decode.tree
+        return _build_cascade(decode.drafters, decode.cascade, pair)
+    kind, tree, name = TREES[decode.tree.kind], decode.tree, str(decode.drafter)
     if kind.shape is None:
-        return pair.drafter
-    model, drawn_at, judge = pair.drafter_model, None, None
+        return pair.drafters[name]
+    model, drawn_at, judge = pair.models[name], None, None
     fitted = None if model is None else getattr(model.config, "slot_temperatures", None)
     if fitted and decode.sampling.temperature == 0 and tree.draft_temperature is None:
         if "draft_temperature" in kind.settings and not kind.drawn:  # scored as its slots are
             tree = tree.model_copy(update={"draft_temperature": tuple(fitted)})
     if tree.head is not None:
-        judge = judge_by(open_head(str(decode.drafter), tree.head, model, decode.sampling).head)
+        judge = judge_by(open_head(name, tree.head, model, decode.sampling).head)
     if kind.drawn and tree.draft_temperature is not None:
         [drawn_at] = tree.draft_temperature
     shape = build_shape(tree, decode.stop.k, judge)
-    drafters = [pair.drafter, *(pair.companions[name] for name in tree.drafters)]
-    trees = [TreeDrafter(drafter, shape, drawn_at) for drafter in drafters]
+    trees = [TreeDrafter(pair.drafters[one], shape, drawn_at) for one in decode.drafters]
     return trees[0] if len(trees) == 1 else SeveralDrafters(trees)
 
 
@@ -80,20 +80,19 @@ def judge_by(head: AcceptanceHead) -> Judge:
     return judge
 
 
-def _build_cascade(drafter: str, settings: CascadeConfig, pair: Pair) -> Drafter:
+def _build_cascade(paths: Sequence[str], settings: CascadeConfig, pair: Pair) -> Drafter:
     """The cascade, its levels named as their folders are, in the order of the settings."""
-    drafters = [pair.drafter, *(pair.companions[path] for path in settings.drafters)]
-    names, matrix = level_names(drafter, settings), settings.matrix()
-    levels = [Level(name, drafter) for name, drafter in zip(names, drafters, strict=True)]
+    names, matrix = level_names(paths), settings.matrix()
+    levels = [Level(name, pair.drafters[path]) for name, path in zip(names, paths, strict=True)]
     lenient = f" l={settings.leniency:g}" if settings.leniency > 1 else ""
     name = f"cascade {'>'.join(names)} {show_increments(matrix)}{lenient}"
     return cascade(levels, matrix, settings.leniency, pair.model.eos_ids, name)
 
 
-def level_names(drafter: str, settings: CascadeConfig) -> list[str]:
+def level_names(drafters: Sequence[str]) -> list[str]:
     """Short names of the levels: the last part of each path that tells it from the others; a run's
     final/ says nothing."""
-    paths = [Path(path) for path in (drafter, *settings.drafters)]
+    paths = map(Path, drafters)
     telling = [path.parent if path.name == "final" and path.parent.name else path for path in paths]
     for parts in range(1, max(len(path.parts) for path in telling) + 1):
         names = ["/".join(path.parts[-parts:]) for path in telling]

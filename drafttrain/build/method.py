@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
 from drafttrain.build.drafts import build_drafter, level_names, tree_settings
 from drafttrain.build.heads import open_head
-from drafttrain.build.pairing import method_stop, other_drafters, rule_of
+from drafttrain.build.pairing import method_stop, rule_of
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import (
@@ -31,6 +31,8 @@ from drafttrain.decoding.stopping import HeadPolicy, make_policy
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import make_verifier
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.drafters import vocabulary_size
+from drafttrain.models.prompts import prompt_layers
 
 AUTO, CHAINS = VerifierConfig(), TreeConfig()
 
@@ -102,19 +104,25 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
     config = config.model_copy(update={"stop": method_stop(config)})
-    drafter, stop = build_drafter(config, pair), build_stop(config, pair.drafter_model)
+    model, target = pair.models[str(config.drafter)], pair.target.model
+    drafter, stop = build_drafter(config, pair), build_stop(config, model)
     varied = {stop.rule.varied: float(stop.value)}
     varied |= {name: float(value) for name, value in verifier.settings.items()}
+    models, ratios = [pair.models[name] for name in config.drafters], {}
+    parameters = [0 if one is None else one.num_parameters() for one in models]
+    if named_kind(config.drafter) is not NONE:
+        sizes = [count / target.num_parameters() for count in parameters]
+        ratios = parameter_ratios(config, drafter.name, sizes)
     return Method(
         drafter,
         stop,
         verifier,
-        parameter_ratios(config, pair, drafter.name),
+        ratios,
         varied,
         kind=method_kind(config),
         sizes=draft_sizes(config, stop),
-        assistant=pair.language_model,
-        parameters=pair.parameters(other_drafters(config)),
+        assistant=assistant_of(model, target),
+        parameters=sum(parameters) if ratios else None,
     )
 
 
@@ -168,14 +176,23 @@ def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPol
     return make_policy(stop.name, value, most)
 
 
-def parameter_ratios(config: DecodeConfig, pair: Pair, name: str) -> dict[str, float]:
-    """Parameters over the target's of each drafter whose calls are counted, by its name."""
+def parameter_ratios(config: DecodeConfig, name: str, sizes: Sequence[float]) -> dict[str, float]:
+    """Parameters over the target's of each drafter whose calls are counted, by its name.
+
+    sizes: of all drafters of the method. Those that draft side by side count as one of their mean
+    size: each makes calls of its own.
+    """
     if config.cascade is not None:
-        ratios = [pair.parameter_ratio(), *map(pair.companion_ratio, config.cascade.drafters)]
-        names = level_names(str(config.drafter), config.cascade)
-        return {name: ratio or 0.0 for name, ratio in zip(names, ratios, strict=True)}
-    ratio = pair.parameter_ratio(other_drafters(config))
-    return {} if ratio is None else {name: ratio}
+        return dict(zip(level_names(config.drafters), sizes, strict=True))
+    return {name: sum(sizes) / len(sizes)}
+
+
+def assistant_of(model: PreTrainedModel | None, target: PreTrainedModel) -> PreTrainedModel | None:
+    """A drafter's model, where it is a language model that other programs could draft with: it
+    reads prompts itself, and its embedding has as many rows as the target's."""
+    if model is None or not kind_of(model.config).is_language_model or prompt_layers(model.config):
+        return None
+    return model if vocabulary_size(model.config) == vocabulary_size(target.config) else None
 
 
 def method_kind(config: DecodeConfig) -> str:

@@ -6,8 +6,8 @@ The one place where settings are checked against each other, for every command, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from drafttrain.build.drafts import build_shape
 from drafttrain.build.heads import find_head
@@ -40,14 +40,13 @@ from drafttrain.models.draft_states import drafts_tokens
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 
 
-@dataclass(frozen=True)
-class Drafters:
-    """What the checked methods draft with."""
+class Drafters(NamedTuple):
+    """What checked methods draft with, for `load_pair(target, *drafters)`."""
 
-    companions: tuple[str, ...]
-    """All drafters but that of the first method, sorted."""
-    table: str | None
-    """Max-Gram's, if it has one."""
+    names: tuple[str, ...]
+    """All drafters, that of the first method first."""
+    bigrams: str | None
+    """Max-gram's table, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +72,12 @@ def check_methods(*methods: DecodeConfig) -> Drafters:
     """
     for method in methods:
         _check_method(method)
-    named = [{str(method.drafter), *other_drafters(method)} for method in methods]
-    tables = {one.bigrams for one, names in zip(methods, named, strict=True) if _copies(names)}
+    tables = {method.bigrams for method in methods if any(map(copies_text, method.drafters))}
     if len(tables) > 1:
         shown = " and ".join(sorted(map(repr, tables)))
         raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
-    return Drafters(
-        tuple(sorted(set().union(*named) - {str(methods[0].drafter)})),
-        tables.pop() if tables else None,
-    )
-
-
-def other_drafters(decode: DecodeConfig) -> tuple[str, ...]:
-    """Drafters that take part beside the first one."""
-    return decode.tree.drafters if decode.cascade is None else decode.cascade.drafters
+    names = dict.fromkeys(name for method in methods for name in method.drafters)
+    return Drafters(tuple(names), tables.pop() if tables else None)
 
 
 def method_stop(decode: DecodeConfig) -> StopConfig:
@@ -103,7 +94,7 @@ def method_stop(decode: DecodeConfig) -> StopConfig:
 def _check_method(decode: DecodeConfig) -> None:
     check_given("tree", decode.tree, TREES)
     check_given("verifier", decode.verifier, RULES)
-    if decode.bigrams is not None and not _copies({str(decode.drafter), *other_drafters(decode)}):
+    if decode.bigrams is not None and not any(map(copies_text, decode.drafters)):
         raise ConfigError(
             f"bigrams = {decode.bigrams!r} counts for drafter {MAX_GRAM.name!r} only; leave it out"
         )
@@ -166,7 +157,7 @@ def _check_tree(decode: DecodeConfig) -> Drafts:
 
 
 def _check_cascade(decode: DecodeConfig) -> None:
-    paths = [str(decode.drafter), *other_drafters(decode)]
+    paths = list(decode.drafters)
     for place, path in enumerate(paths):
         named = named_kind(path)
         if named is not None and not (copies_text(path) and place == len(paths) - 1):
@@ -197,7 +188,3 @@ def rule_of(config: VerifierConfig, greedy: bool, tree: TreeConfig) -> VerifierR
     kind = TREES[tree.kind]
     several = kind.rule_of_several if tree.drafters else None
     return GREEDY if greedy else RULES[several or kind.rule]
-
-
-def _copies(drafters: Iterable[str]) -> bool:
-    return any(map(copies_text, drafters))

@@ -47,8 +47,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     for row, text in rows:
         if not text.strip():
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
-    found, drafter = check_methods(settings.decode), str(settings.decode.drafter)
-    pair = load_pair(settings.target, drafter, found.companions, found.table)
+    pair = load_pair(settings.target, *check_methods(settings.decode))
     method, target = build_method(settings.decode, pair), pair.target
     sampling = build_sampling(settings.decode.sampling)
     seed = settings.decode.sampling.seed
@@ -60,8 +59,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         decoder_only = not target.model.config.is_encoder_decoder
         tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)
         sources = [make_source(ids, target.model) for ids in tokenized]
-    new_tokens = settings.decode.sampling.max_new_tokens
-    rounds = decoder.decode(sources, new_tokens, settings.batch_size)
+    rounds = decoder.decode(sources, settings.decode.sampling.max_new_tokens, settings.batch_size)
     row = rows[0][0]
     try:
         if display == "rounds":

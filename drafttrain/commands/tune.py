@@ -16,6 +16,7 @@ from datasets import Dataset
 from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
 from drafttrain.build.pairs import Pair
 from drafttrain.config.commands import TuneConfig
+from drafttrain.config.kinds import kind_of
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.calibration import (
@@ -115,7 +116,8 @@ def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidat
 
 def takes_trees(model: CachedModel, pair: Pair) -> bool:
     """Whether both models can be given draft trees."""
-    alone = pair.kind is None or not pair.kind.is_language_model
+    assistant = pair.drafter_model
+    alone = assistant is None or not kind_of(assistant.config).is_language_model
     return model.takes_branches and (alone or pair.drafter.model.takes_branches)
 
 

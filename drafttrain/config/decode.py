@@ -161,6 +161,12 @@ class DecodeConfig(Config):
     stop: StopConfig = StopConfig()
     verifier: VerifierConfig = VerifierConfig()
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """All drafters of the method, the first one first."""
+        others = self.tree.drafters if self.cascade is None else self.cascade.drafters
+        return (str(self.drafter), *others)
+
 
 def check_given(
     group: str, given: Config, kinds: Mapping[str, StopKind | TreeKind | VerifierRule]

@@ -59,14 +59,10 @@ class Plan:
 
     def check_pair(self) -> None:
         """Check target and drafters against each other, without reading weights."""
-        settings, found = self.settings, self.drafters
-        names = (str(settings.decode.drafter), *found.companions)
-        check_pair(settings.target, names, found.table)
+        check_pair(self.settings.target, *self.drafters)
 
     def load_pair(self) -> Pair:
-        settings, found = self.settings, self.drafters
-        name = str(settings.decode.drafter)
-        return load_pair(settings.target, name, found.companions, found.table)
+        return load_pair(self.settings.target, *self.drafters)
 
     def build_methods(self, pair: Pair) -> list[Method]:
         """The methods; acceptance by rank is measured first where a tree needs it."""
@@ -75,9 +71,7 @@ class Plan:
             name, sampling = str(settings.rank_data.path), settings.decode.sampling
             by_rank = measure_ranks(pair, sampling, self.rank_rows, name)
         for planned in self.methods:
-            config = with_ranks(planned.config, by_rank)
-            led = pair if config.drafter == settings.decode.drafter else pair.led_by(config.drafter)
-            method = build_method(config, led)
+            method = build_method(with_ranks(planned.config, by_rank), pair)
             built.append(replace(method, label=planned.label, other=planned.other))
         return built
 

@@ -231,9 +231,7 @@ class TunePlan:
         return sorted({1, *self.settings.batch_sizes})
 
     def load_pair(self) -> Pair:
-        settings, found = self.settings, self.drafters
-        name = str(settings.drafter)
-        return load_pair(settings.target, name, found.companions, found.table)
+        return load_pair(self.settings.target, *self.drafters)
 
     def lines(self) -> list[str]:
         """What would be decoded, a line each."""
@@ -257,8 +255,7 @@ def make_plan(settings: TuneConfig) -> TunePlan:
     judged, heads = choose_heads(settings)
     candidates = make_candidates(settings, drafting, heads, None)
     drafters = check_methods(*(one.decode for one in candidates))
-    names = (str(settings.drafter), *drafters.companions)
-    check_pair(settings.target, names, drafters.table)
+    check_pair(settings.target, *drafters)
     plan = TunePlan(settings, drafting, heads, judged, candidates, drafters, *split_rows(settings))
     for rows in (plan.rows, plan.reported):
         check_batches(plan.batch_sizes, len(rows))

@@ -66,8 +66,7 @@ def decode_config(**cascade) -> DecodeConfig:
 
 def test_a_round_drafts_what_the_first_row_adds_up_to(inside):
     decode = decode_config(drafters=("max-gram",), increments=((4, 3), (10,)))
-    check_methods(decode)
-    pair = load_pair(TargetConfig(path="llama"), "base", ["max-gram"])
+    pair = load_pair(TargetConfig(path="llama"), *check_methods(decode))
     method = build_method(decode, pair)
     assert method.stop.longest == 7
     assert method.parameter_ratios == {
@@ -83,10 +82,10 @@ def test_default_increments_ask_models_for_five_and_max_gram_for_ten_in_reviews(
 
 
 def test_levels_are_named_by_what_tells_them_apart():
-    behind = CascadeConfig(drafters=("runs/b/final", "max-gram"))
-    assert level_names("runs/a/final", behind) == ["a", "b", "max-gram"]
-    behind = CascadeConfig(drafters=("two/drafter", "max-gram"))
-    assert level_names("one/drafter", behind) == ["one/drafter", "two/drafter", "max-gram"]
+    runs = ["runs/a/final", "runs/b/final", "max-gram"]
+    assert level_names(runs) == ["a", "b", "max-gram"]
+    paths = ["one/drafter", "two/drafter", "max-gram"]
+    assert level_names(paths) == paths
 
 
 def test_without_a_drafter_and_a_run_for_the_target_max_gram_drafts(inside, capsys):

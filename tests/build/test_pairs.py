@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import MambaConfig
 
+from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
@@ -45,7 +46,7 @@ def without_weights(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("large", "small"), [("llama", "qwen2"), ("marian", "t5")])
 def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, small):
-    pair = load_pair(target(folders / large, dtype="bfloat16"), str(folders / small))
+    pair = load_pair(target(folders / large, dtype="bfloat16"), [str(folders / small)])
     assert pair.drafter.name == "causal"
     assert pair.drafter_model.config.model_type == small
     assert pair.drafter_model.dtype == pair.target.model.dtype == torch.bfloat16
@@ -53,52 +54,56 @@ def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, s
     sizes = [
         sum(p.numel() for p in m.parameters()) for m in (pair.drafter_model, pair.target.model)
     ]
-    assert pair.parameter_ratio() == sizes[0] / sizes[1]
+    ratios = build_method(DecodeConfig(drafter=str(folders / small)), pair).parameter_ratios
+    assert ratios == {"causal": sizes[0] / sizes[1]}
 
 
 def test_plain_decoding_and_max_gram_need_no_model(folders, tmp_path):
-    pair = load_pair(target(folders / "llama"), "none")
-    assert (pair.drafter.name, pair.drafter_model, pair.parameter_ratio()) == ("none", None, None)
-    pair = load_pair(target(folders / "llama"), "max-gram")
+    pair = load_pair(target(folders / "llama"), ["none"])
+    assert (pair.drafter.name, pair.drafter_model) == ("none", None)
+    method = build_method(DecodeConfig(drafter="none"), pair)
+    assert (method.parameters, method.parameter_ratios) == (None, {})
+    pair = load_pair(target(folders / "llama"), ["max-gram"])
     assert (pair.drafter.name, pair.drafter_model, pair.drafter.bigrams) == ("max-gram", None, None)
     save_file({"next": torch.tensor([3, -1, 0])}, tmp_path / "b.safetensors")
     table = str(tmp_path / "b.safetensors")
-    pair = load_pair(target(folders / "llama"), "max-gram", bigrams=table)
+    pair = load_pair(target(folders / "llama"), ["max-gram"], bigrams=table)
     assert pair.drafter.bigrams == [3, -1, 0] + [-1] * (VOCAB - 3)
     save_file({"next": torch.tensor([VOCAB])}, tmp_path / "b.safetensors")
     with pytest.raises(ConfigError, match=f"token {VOCAB}, but the target has {VOCAB} tokens"):
-        load_pair(target(folders / "llama"), "max-gram", bigrams=table)
+        load_pair(target(folders / "llama"), ["max-gram"], bigrams=table)
 
 
 def test_a_call_of_several_drafters_costs_their_mean_size(folders):
-    pair = load_pair(target(folders / "llama"), str(folders / "qwen2"), [str(folders / "shallow")])
-    sizes = [
-        sum(p.numel() for p in model.parameters())
-        for model in (pair.drafter_model, pair.companions[str(folders / "shallow")].model.model)
-    ]
-    target_size = pair.target.model.num_parameters()
-    assert sizes[0] != sizes[1]
-    assert pair.parameter_ratio() == sizes[0] / target_size
-    assert pair.parameter_ratio([str(folders / "shallow")]) == sum(sizes) / 2 / target_size
+    tree = TreeConfig(kind="paths", drafters=(str(folders / "shallow"),))
+    sampled = SamplingConfig(temperature=1.0)
+    decode = DecodeConfig(drafter=str(folders / "qwen2"), tree=tree, sampling=sampled)
+    pair = load_pair(target(folders / "llama"), *check_methods(decode))
+    sizes = [sum(p.numel() for p in model.parameters()) for model in pair.models.values()]
+    assert len(set(sizes)) == 2
+    method, size = build_method(decode, pair), pair.target.model.num_parameters()
+    assert method.parameters == sum(sizes)
+    assert list(method.parameter_ratios.values()) == [pytest.approx(sum(sizes) / 2 / size)]
 
 
 def test_mixed_kinds_are_refused_by_name(folders, tmp_path):
     with pytest.raises(ConfigError, match="is a decoder-only model \\('llama'\\), but target .*t5"):
-        load_pair(target(folders / "t5"), str(folders / "llama"))
+        load_pair(target(folders / "t5"), [str(folders / "llama")])
     with pytest.raises(ConfigError, match="encoder-decoder model \\('t5'\\), but target .*llama"):
-        load_pair(target(folders / "llama"), str(folders / "t5"))
+        load_pair(target(folders / "llama"), [str(folders / "t5")])
     SpecDrafterConfig(vocab_size=40).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="is a Spec-Drafter for .* is a decoder-only model"):
-        load_pair(target(folders / "llama"), str(tmp_path))
+        load_pair(target(folders / "llama"), [str(tmp_path)])
 
 
 @pytest.mark.parametrize(("large", "small"), [("llama", "wide"), ("wide", "llama")])
 def test_a_padded_vocabulary_is_taken_where_the_tokenizer_is_the_same(folders, large, small):
-    pair = load_pair(target(folders / large), str(folders / small))
+    pair = load_pair(target(folders / large), [str(folders / small)])
     size = pair.target.model.config.vocab_size
     assert (pair.drafter.model.row_size, pair.drafter.vocabulary) == (size, VOCAB)
     assert pair.drafter_model.config.vocab_size == 88 - size  # it is left as it is
-    assert pair.language_model is None  # which other programs could not draft with
+    method = build_method(DecodeConfig(drafter=str(folders / small)), pair)
+    assert method.assistant is None  # other programs could not draft with it
 
 
 def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
@@ -106,27 +111,27 @@ def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
     wide = tmp_path / "wide"
     tiny_model("llama", vocab_size=48).save_pretrained(wide)
     with pytest.raises(ConfigError, match="of 48 .*llama' has 40, and no tokenizer lies"):
-        load_pair(target(folders / "llama"), str(wide))
+        load_pair(target(folders / "llama"), [str(wide)])
     without_weights(save_target(tiny_model("llama", vocab_size=48), wide))
     state = (wide / "tokenizer.json").read_text().replace('"w7"', '"v7"')
     (wide / "tokenizer.json").write_text(state)
     with pytest.raises(ConfigError, match="different tokenizers: token 7 is 'v7'"):
-        load_pair(target(folders / "llama"), str(wide))
+        load_pair(target(folders / "llama"), [str(wide)])
     other = save_target(tiny_model("t5", vocab_size=48), tmp_path / "t5")
     with pytest.raises(ConfigError, match="t5' has a vocabulary of 48 .*marian' has 40"):
-        load_pair(target(folders / "marian"), str(other))
+        load_pair(target(folders / "marian"), [str(other)])
 
 
 def test_a_drafter_without_a_tokenizer_is_taken_at_its_size(folders, tmp_path):
     tiny_model("qwen2").save_pretrained(tmp_path)
-    assert load_pair(target(folders / "llama"), str(tmp_path)).drafter.name == "causal"
+    assert load_pair(target(folders / "llama"), [str(tmp_path)]).drafter.name == "causal"
 
 
 def test_models_without_a_plain_cache_are_refused_before_weights_are_read(folders, tmp_path):
     MambaConfig(vocab_size=40).save_pretrained(tmp_path)
     for large, small in ((tmp_path, "none"), (folders / "llama", str(tmp_path))):
         with pytest.raises(ValueError, match="'mamba' model cannot be decoded speculatively"):
-            load_pair(target(large), small)
+            load_pair(target(large), [small])
 
 
 def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp_path):
@@ -141,18 +146,18 @@ def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp
         ("llama", folders / "absent", "no such folder"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_pair(target(folders / large), str(folders / large), [str(companion)])
+            load_pair(target(folders / large), [str(folders / large), str(companion)])
 
 
 def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
     with pytest.raises(ConfigError, match="holds no config.json"):
-        load_pair(target(folders / "llama"), str(tmp_path))
+        load_pair(target(folders / "llama"), [str(tmp_path)])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(ConfigError, match="'vit' model, which drafts nothing"):
-        load_pair(target(folders / "llama"), str(tmp_path))
+        load_pair(target(folders / "llama"), [str(tmp_path)])
     empty = without_weights(save_target(tiny_model("qwen2"), tmp_path / "empty"))
     with pytest.raises(ConfigError, match="empty': its weights cannot be read"):
-        load_pair(target(folders / "llama"), str(empty))
+        load_pair(target(folders / "llama"), [str(empty)])
 
 
 def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, tmp_path):
@@ -160,6 +165,6 @@ def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, t
     settings = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": False}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match="'whisper' model, not a language model"):
-        load_pair(target(tmp_path), "none")
+        load_pair(target(tmp_path), ["none"])
     with pytest.raises(ConfigError, match="'whisper' model, which drafts nothing"):
-        load_pair(target(folders / "t5"), str(tmp_path))
+        load_pair(target(folders / "t5"), [str(tmp_path)])

@@ -51,7 +51,7 @@ class Folders:
     def pair(self, decode: DecodeConfig) -> Pair:
         large = "marian" if "slots" in str(decode.drafter) else "llama"
         target = TargetConfig(path=str(self.root / large), device="cpu", dtype="float32")
-        return load_pair(target, str(decode.drafter), decode.tree.drafters)
+        return load_pair(target, decode.drafters)
 
 
 @pytest.fixture(scope="module")
