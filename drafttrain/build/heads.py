@@ -24,21 +24,33 @@ from drafttrain.models.drafters import load_drafter
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """An acceptance head, and the policy.json that lies beside it."""
+    """An acceptance head, and the policy.json that was given, or lies beside it."""
 
     head: AcceptanceHead
     name: str
     """Where it was found, for messages."""
+    file: Path | None
     policy: Policy | None
+    """The content of the file."""
+
+    @property
+    def threshold(self) -> Policy | None:
+        """The policy, if it has an h for this head; h counts even where a fixed length won."""
+        own, policy = (None, HEAD, self.head.config.name), self.policy
+        return policy if policy is not None and policy.h and policy.head in own else None
 
 
 def find_head(
-    given: str | None, drafter: str, settings: PretrainedConfig, setting: str = "stop.head"
+    given: str | None,
+    drafter: str,
+    settings: PretrainedConfig,
+    setting: str = "stop.head",
+    policy_file: Path | None = None,
 ) -> HeadChoice:
     """The head given, or the one beside the drafter, fit to the shape of the drafter's states.
 
-    setting: what messages call the folder given. Raises ConfigError where there is none, or several
-    of which policy.json chooses none.
+    setting: what messages call the folder given. Of several heads policy.json names the one. Raises
+    ConfigError where there is none, or several of which policy.json names none.
     """
     folder = Path(drafter) / HEAD if given is None else Path(given)
     if not folder.is_dir():
@@ -51,20 +63,17 @@ def find_head(
     heads = load_heads(folder)
     alone = (folder / "config.json").is_file()
     places = [folder / POLICY, (folder.parent if alone else folder / "final") / POLICY]
-    policy = next((read_policy(place) for place in places if place.is_file()), None)
-    if len(heads) == 1:
-        [name] = heads
-    else:
-        name = None if policy is None else policy.head
-        if name not in heads:
-            raise ConfigError(
-                f"{setting} = {str(folder)!r} holds {len(heads)} heads ({', '.join(heads)}), and "
-                f"no {POLICY} there chooses one; give the folder of one head"
-            )
+    file = policy_file or next((place for place in places if place.is_file()), None)
+    policy = None if file is None else read_policy(file)
+    name = next(iter(heads)) if len(heads) == 1 else policy and policy.head
+    if name not in heads:
+        raise ConfigError(
+            f"{setting} = {str(folder)!r} holds {len(heads)} heads ({', '.join(heads)}), and no "
+            f"{POLICY} there chooses one; give the folder of one head, or run `drafttrain tune`"
+        )
     check_head_shape(heads[name], settings, str(folder))
-    if policy is not None and (policy.h is None or policy.head not in (None, HEAD, name)):
-        policy = None  # it speaks of something else; h counts even where a fixed length won
-    return HeadChoice(heads[name], str(folder) if alone else f"{folder}: {name}", policy)
+    where = str(folder) if alone else f"{folder}: {name}"
+    return HeadChoice(heads[name], where, file, policy)
 
 
 @lru_cache(maxsize=2)

@@ -147,7 +147,7 @@ def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPol
     assert drafter is not None
     if stop.reads_head:
         found = open_head(str(decode.drafter), given.head, drafter, decode.sampling)
-    policy = None if found is None else found.policy
+    policy = None if found is None else found.threshold
     values: dict[str, float] = {}
     if given.h is None:
         values["h"] = DEFAULT_H if policy is None or policy.h is None else policy.h

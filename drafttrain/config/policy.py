@@ -95,23 +95,6 @@ class Policy(Config):
         smaller = [size for size in self.batches if size <= batch_size]
         return self.batches[max(smaller)] if smaller else self
 
-    def lengths_by_batch(self) -> list[tuple[int, int]]:
-        """(largest batch size, draft length), sizes rising, where fixed lengths were chosen and not
-        the same one everywhere; else none. The last size is the largest that was measured. Length
-        0: nothing is drafted there."""
-        sizes = sorted(self.batches)
-        chosen = [self, *(self.batches[size] for size in sizes)]
-        if any(one.stop != "fixed" or one.k is None for one in chosen):
-            return []
-        lengths: list[tuple[int, int]] = []
-        for policy, last in zip(chosen, [*(size - 1 for size in sizes), *sizes[-1:]], strict=False):
-            k = policy.k if policy.speculate else 0
-            if lengths and lengths[-1][1] == k:
-                lengths.pop()
-            if last > 0:
-                lengths.append((last, k))
-        return lengths if len(lengths) > 1 else []
-
     def chosen_for(self, greedy: bool) -> bool:
         """Whether it was chosen for decoding of this kind."""
         return greedy == (self.sampling.get("temperature", 0.0) == 0.0)

@@ -28,9 +28,6 @@ from drafttrain.models.loading import (
     read_weights,
 )
 
-Schedule = Sequence[tuple[int, int]]
-"""(largest batch size, draft length), batch sizes rising: the fastest that was measured there."""
-
 
 def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]:
     """The named programs; without names, all that can use such a drafter."""
@@ -123,8 +120,6 @@ class Serving:
     """The token that stands for a mask, where one call drafts a block (PARD)."""
     p_min: float = 0.0
     """--spec-draft-p-min."""
-    schedule: Schedule = ()
-    """Draft lengths by batch size, where a report has them."""
 
 
 def transformers_call(serving: Serving) -> str:
@@ -144,15 +139,10 @@ def vllm_command(serving: Serving) -> str:
     fields: dict[str, object] = {
         "method": "draft_model",
         "model": serving.folder,
-        "num_speculative_tokens": max([serving.tokens, *(k for _, k in serving.schedule)]),
+        "num_speculative_tokens": serving.tokens,
     }
     if serving.mask_token is not None:
         fields["parallel_drafting"] = True
-    if serving.schedule:
-        starts = [1, *(size + 1 for size, _ in serving.schedule)]
-        fields["num_speculative_tokens_per_batch_size"] = [
-            [start, size, k] for start, (size, k) in zip(starts, serving.schedule, strict=False)
-        ]
     return f"vllm serve {quote(serving.target)} --speculative-config {quote(json.dumps(fields))}"
 
 
@@ -164,14 +154,9 @@ def sglang_command(serving: Serving) -> str:
 
 
 def tensorrt_command(serving: Serving) -> str:
-    """Its smallest batch has `max_draft_len`, which must be positive, and no batch has more; some
-    PARD workers draft one length, whatever the schedule says."""
-    schedule: Schedule = ()
-    if serving.mask_token is None and serving.schedule and serving.schedule[0][1] > 0:
-        schedule = tuple((size, min(k, serving.schedule[0][1])) for size, k in serving.schedule)
     fields: dict[str, object] = {
         "decoding_type": "Draft_Target" if serving.mask_token is None else "PARD",
-        "max_draft_len": schedule[0][1] if schedule else serving.tokens,
+        "max_draft_len": serving.tokens,
         "speculative_model": serving.folder,
     }
     settings: dict[str, object] = {"speculative_config": fields}
@@ -179,8 +164,6 @@ def tensorrt_command(serving: Serving) -> str:
         settings["disable_overlap_scheduler"] = True
     else:
         fields["mask_token_id"] = serving.mask_token
-    if schedule:
-        fields["draft_len_schedule"] = dict(schedule)
     text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None)
     serve = f"trtllm-serve {quote(serving.target)} --config draft.yaml"
     return f"cat > draft.yaml <<'END'\n{text}END\n{serve}"

@@ -132,7 +132,6 @@ def serving_of(card: Card, parts: Parts) -> Serving:
         vocabulary=vocabulary_size(drafter.config),
         mask_token=getattr(drafter.config, "pard_token", None),
         p_min=p_min or 0.0,
-        schedule=policy.lengths_by_batch(),
     )
 
 

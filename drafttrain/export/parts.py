@@ -8,17 +8,12 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttrain.build.heads import find_head
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import Program, kind_of
 from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY, Policy, check_policy, read_policy
-from drafttrain.config.runs import head_folders
-from drafttrain.models.acceptance_head import (
-    AcceptanceHead,
-    check_head_identity,
-    check_head_shape,
-    load_heads,
-)
+from drafttrain.models.acceptance_head import AcceptanceHead, check_head_identity
 from drafttrain.models.causal_drafter import demote_undrafted
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
@@ -73,10 +68,11 @@ def load_parts(settings: ExportConfig) -> Parts:
             f"{name} ({kind_of(config).words}) cannot be used by other programs: {reason}; "
             "`drafttrain generate` uses it as it is"
         )
-    head, file = _choose_head(settings)
+    head, file = None, settings.policy
+    if settings.head is not None:
+        found = find_head(str(settings.head), settings.drafter, config, "head", file)
+        head, file = found.head, found.file
     policy = _choose_policy(settings, config, head, file)
-    if head is not None:
-        check_head_shape(head, config, str(settings.head))
     tokenizer = read_tokenizer(settings.drafter, name)
     drafter = load_drafter(settings.drafter, config, embeddings_of=settings.target)
     if head is not None:
@@ -100,33 +96,6 @@ def load_parts(settings: ExportConfig) -> Parts:
             else policy.confidence or DEFAULT_CONFIDENCE,
         )
     return Parts(drafter, tokenizer, head, policy)
-
-
-def _choose_head(settings: ExportConfig) -> tuple[AcceptanceHead | None, Path | None]:
-    """The head, if one is given, and the policy's file, if there is one: settings.policy, or the
-    one that lies beside the head. Of several heads it names the one to export."""
-    file = settings.policy
-    if settings.head is None:
-        return None, file
-    heads = load_heads(settings.head)
-    if file is None:
-        first = head_folders(settings.head)[0]
-        places = [place / POLICY for place in (settings.head, first.parent, first)]
-        file = next((place for place in places if place.is_file()), None)
-    if len(heads) == 1:
-        return next(iter(heads.values())), file
-    if file is None:
-        raise ConfigError(
-            f"{str(settings.head)!r} holds {len(heads)} heads but no {POLICY} that names one; run "
-            "`drafttrain tune`, or give one head's folder with --head"
-        )
-    name = read_policy(file).head
-    if name not in heads:
-        raise ConfigError(
-            f"{file} chose head {name!r}, but {str(settings.head)!r} holds "
-            f"{', '.join(sorted(heads))}; give one of them with --head"
-        )
-    return heads[name], file
 
 
 def _choose_policy(

@@ -34,25 +34,6 @@ FASTER = {
 FASTER["batches"]["8"]["method"] = {"cascade": CASCADE, "bigrams": "table"}
 
 
-@pytest.mark.parametrize(
-    ("batches", "lengths"),
-    [
-        ({4: 3, 16: 1}, [(3, 7), (15, 3), (16, 1)]),
-        ({2: 7, 8: 2}, [(7, 7), (8, 2)]),
-        ({1: 5, 4: 2}, [(3, 5), (4, 2)]),
-        ({4: 7}, []),
-        ({}, []),
-    ],
-)
-def test_lengths_by_batch_size_hold_up_to_the_next_size_that_was_measured(batches, lengths):
-    given = {size: {"stop": "fixed", "k": k} for size, k in batches.items()}
-    policy = Policy(stop="fixed", k=7, batches=given)
-    assert policy.lengths_by_batch() == lengths
-    for last, k in lengths:
-        assert policy.at(last).k == k
-    assert Policy.model_validate(CHOSEN).lengths_by_batch() == []  # one of them is no length
-
-
 @pytest.fixture
 def drafter(tmp_path: Path) -> str:
     (tmp_path / "policy.json").write_text(json.dumps(CHOSEN))
@@ -93,7 +74,6 @@ def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
     assert decoded(stop={"k": 7}) == (str(tmp_path), 7), "the user says how to draft"
     assert decoded(sampling={"temperature": 1.0}) == (str(tmp_path), 2), "it was chosen for greedy"
     assert decoded(fill_from_run) == (str(tmp_path), 2), "eval measures the drafter"
-    assert Policy.model_validate(policy).lengths_by_batch() == [(3, 2), (4, 0)]
 
 
 @pytest.mark.parametrize(

@@ -149,69 +149,26 @@ def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-def test_lengths_that_tune_chose_by_batch_size_are_in_the_commands(capsys, tmp_path, pair):
-    chosen = {"stop": "fixed", "k": 6, "batches": {"4": {"stop": "fixed", "k": 2}}}
-    (tmp_path / "policy.json").write_text(json.dumps(chosen))
-    export(
-        asked(pair, tmp_path / "out", "vllm,tensorrt-llm", policy=tmp_path / "policy.json"),
-        reload=compare,
+def settings_in(serving: Serving) -> tuple[dict, dict]:
+    """What vLLM's and TensorRT-LLM's commands say."""
+    written = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
+    return json.loads(vllm_command(serving).split("'")[1]), yaml.safe_load(written)
+
+
+def test_drafters_are_told_their_length_and_parallel_ones_their_mask():
+    vllm = {"method": "draft_model", "model": "exports/mine", "num_speculative_tokens": 5}
+    tensorrt = {"max_draft_len": 5, "speculative_model": "exports/mine"}
+    assert settings_in(SERVING) == (
+        vllm,
+        {
+            "disable_overlap_scheduler": True,
+            "speculative_config": {"decoding_type": "Draft_Target", **tensorrt},
+        },
     )
-    said = capsys.readouterr().out
-    assert '"num_speculative_tokens_per_batch_size": [[1, 3, 6], [4, 4, 2]]' in said
-    assert "draft_len_schedule: {3: 6, 4: 2}" in said
-
-
-def test_schedules_are_written_as_each_engine_has_them():
-    serving = replace(SERVING, schedule=((1, 9), (8, 3), (32, 0)))
-    shown = vllm_command(serving).split("'")[1]
-    assert json.loads(shown) == {
-        "method": "draft_model",
-        "model": "exports/mine",
-        "num_speculative_tokens": 9,
-        "num_speculative_tokens_per_batch_size": [[1, 1, 9], [2, 8, 3], [9, 32, 0]],
-    }
-    written = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
-    assert yaml.safe_load(written) == {
-        "disable_overlap_scheduler": True,
-        "speculative_config": {
-            "decoding_type": "Draft_Target",
-            "max_draft_len": 9,
-            "speculative_model": "exports/mine",
-            "draft_len_schedule": {1: 9, 8: 3, 32: 0},
-        },
-    }
-
-
-@pytest.mark.parametrize(
-    ("schedule", "longest", "written"),
-    [
-        (((1, 3), (8, 5), (32, 0)), 3, {1: 3, 8: 3, 32: 0}),
-        (((2, 4),), 4, {2: 4}),
-        (((1, 0), (8, 5)), 6, None),
-        ((), 6, None),
-    ],
-)
-def test_tensorrts_smallest_batch_has_the_longest_drafts(schedule, longest, written):
-    """Its settings refuse another `max_draft_len`, and one of 0."""
-    serving = replace(SERVING, tokens=6, schedule=schedule)
-    shown = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
-    settings = yaml.safe_load(shown)["speculative_config"]
-    assert settings["max_draft_len"] == longest
-    assert settings.get("draft_len_schedule") == written
-
-
-def test_parallel_drafters_are_told_their_mask():
-    serving = replace(SERVING, mask_token=7, schedule=((1, 5), (8, 3)))
-    assert json.loads(vllm_command(serving).split("'")[1])["parallel_drafting"] is True
-    written = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
-    assert yaml.safe_load(written) == {
-        "speculative_config": {
-            "decoding_type": "PARD",
-            "max_draft_len": 5,
-            "speculative_model": "exports/mine",
-            "mask_token_id": 7,
-        },
-    }
+    assert settings_in(replace(SERVING, mask_token=7)) == (
+        {**vllm, "parallel_drafting": True},
+        {"speculative_config": {"decoding_type": "PARD", **tensorrt, "mask_token_id": 7}},
+    )
 
 
 def test_commands_are_quoted_for_the_shell():
