@@ -325,7 +325,7 @@ def test_a_policy_names_heads_of_its_own_run_only(tmp_path, name):
     policy = {"stop": "head", "h": 0.5, "head": name}
     (tmp_path / "run" / "final" / "policy.json").write_text(json.dumps(policy))
     (tmp_path / "run" / "policy.json").write_text(json.dumps(policy))
-    with pytest.raises(ConfigError, match="chose head"):
+    with pytest.raises(ConfigError, match="2 heads"):
         load_parts(ExportConfig(drafter=str(drafter), head=tmp_path / "run", out=Path("out")))
     stop = StopConfig(kind="head", head=str(tmp_path / "run"))
     with pytest.raises(ConfigError, match="2 heads"):
