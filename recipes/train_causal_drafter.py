@@ -6,14 +6,12 @@
         "initialise.layers=[0,1,28,29]"
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
-    accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
-        run=checkpoints/mine drafter.prompt=target initialise.layers=last
 
 It starts from some of the target's layers, another model with the same tokens, or random weights,
 and learns the tokens of the target's answers or the target's distribution at each of them
-(teacher.kind=cached computes that once). With drafter.prompt=target the target's own layers read
-the prompt. final/ is a language model of Transformers; start/ is what it started from. Missing
-distilled outputs are made first. The same command continues a stopped run.
+(teacher.kind=cached computes that once). final/ is a language model of Transformers; start/ is
+what it started from. Missing distilled outputs are made first. The same command continues a stopped
+run.
 """
 
 from __future__ import annotations
@@ -39,11 +37,10 @@ from drafttrain.data.distill.recipe_rows import (
     check_positions,
     choose_draftable,
     row_lengths,
-    taught_rows,
 )
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
-from drafttrain.decoding.engine.architectures import check_configuration, check_prompts
+from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.evaluation.teacher_forced import BlockValidation
 from drafttrain.models.causal_drafter import (
     draftable_tokens,
@@ -62,8 +59,6 @@ from drafttrain.training.recipe import keep_start, print_plan, start_run, train_
 def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_causal_recipe(settings)
     check_configuration(target_config)
-    if settings.drafter.prompt == "target":
-        check_prompts(target_config)
     if dry_run:
         with torch.device("meta"):
             print_plan(settings, empty_drafter(settings, target_config))
@@ -93,10 +88,9 @@ def make_task(
     check_positions(drafter.config, rows)
     lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    alone = DocumentCollator(target.tokenizer.pad_token_id or 0, settings.drafter.prompt == "own")
+    alone = DocumentCollator(target.tokenizer.pad_token_id or 0)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
-    taught = taught_rows(rows, alone.reads_prompt)
-    sequences = sequences_of(lengths, settings.objective.packed_tokens, taught)
+    sequences = sequences_of(lengths, settings.objective.packed_tokens, range(len(rows)))
     examples = training_examples(settings, rows, target, draftable)
     packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
@@ -119,8 +113,7 @@ class Validation:
             found.append(objective.acceptance(batch))
             logits, _ = objective.rows(batch)
             best = objective.tokens(logits.argmax(-1))
-            start = 0 if self.collate.reads_prompt else 1
-            return blocks_of(best, start + len(best), self.k, start)
+            return blocks_of(best, len(best), self.k)
 
         found: list[Tensor] = []
         values = BlockValidation(self.rows, self.collate.alone, drafts)(objective)

@@ -5,15 +5,11 @@
         target.path=MODEL data.path=prompts.jsonl run=checkpoints/mine drafter.k=4
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
         initialise.path=checkpoints/smollm2-drafter
-    accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
-        run=checkpoints/mine drafter.prompt=target "initialise.layers=[26,27,28,29]"
 
 It starts as recipes/train_causal_drafter.py starts a drafter, best from one that this has trained,
-and learns to fill in masks after every prefix of the target's own answers. With
-drafter.prompt=target it is a copy of some of the target's layers, the last ones for example, and
-the target itself reads the prompt. final/ is a language model of Transformers with `pard_token` in
-config.json; start/ drafts token by token. Missing distilled outputs are made first. The same
-command continues a stopped run.
+and learns to fill in masks after every prefix of the target's own answers. final/ is a language
+model of Transformers with `pard_token` in config.json; start/ drafts token by token. Missing
+distilled outputs are made first. The same command continues a stopped run.
 """
 
 from __future__ import annotations
@@ -35,7 +31,6 @@ from drafttrain.data.distill.recipe_rows import (
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
-    check_prompts,
 )
 from drafttrain.evaluation.teacher_forced import SlotValidation
 from drafttrain.models.causal_drafter import (
@@ -63,8 +58,6 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     check_configuration(target_config)
     with torch.device("meta"):
         planned = empty_drafter(settings, target_config)
-    if settings.drafter.prompt == "target":
-        check_prompts(target_config)
     if dry_run:
         print_plan(settings, planned)
         return
@@ -102,7 +95,6 @@ def make_task(
         pad_token_id=target.tokenizer.pad_token_id or 0,
         mask_token=drafter.config.pard_token,
         k=settings.drafter.k,
-        reads_prompt=settings.drafter.prompt == "own",
     )
     validate = None if held_out is None else SlotValidation(Examples(held_out), collate)
     return blocks_task(settings, objective, examples, collate, validate)

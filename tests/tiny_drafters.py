@@ -13,13 +13,12 @@ from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
-from drafttrain.models.language_models import layer_stem, shallow_config, take_layers
 from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.models.state_drafter import StateDrafter, copy_layers, fit_start
 from drafttrain.models.state_drafter import make_config as make_state_config
-from tests.tiny_models import VOCAB, near_copy, tiny_model
+from tests.tiny_models import VOCAB, tiny_model
 
 MASK = 3
 """The token that stands for a mask."""
@@ -79,21 +78,6 @@ def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTraine
     for parameter in drafter.parameters():
         parameter.data += scale * parameter.data.std().nan_to_num(0.0) * torch.randn_like(parameter)
     return drafter
-
-
-def behind_prompts(
-    target: PreTrainedModel, layers: Sequence[int], k: int | None = None, noise: float = 0.15
-) -> PreTrainedModel:
-    """Layers of a decoder-only target with noise, which read prompts in its keys and values.
-
-    k: it drafts blocks of so many tokens through masks.
-    """
-    drafter = type(target)(shallow_config(target.config, layers)).double().eval()
-    drafter.load_state_dict(take_layers(target.state_dict(), layer_stem(target), layers))
-    drafter.config.prompt_layers = list(layers)
-    if k is not None:
-        drafter.config.pard_token, drafter.config.k = MASK, k
-    return near_copy(drafter, noise, seed=1)
 
 
 def behind_states(

@@ -32,7 +32,6 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import make_verifier
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import vocabulary_size
-from drafttrain.models.prompts import prompt_layers
 
 AUTO, CHAINS = VerifierConfig(), TreeConfig()
 
@@ -188,9 +187,9 @@ def parameter_ratios(config: DecodeConfig, name: str, sizes: Sequence[float]) ->
 
 
 def assistant_of(model: PreTrainedModel | None, target: PreTrainedModel) -> PreTrainedModel | None:
-    """A drafter's model, where it is a language model that other programs could draft with: it
-    reads prompts itself, and its embedding has as many rows as the target's."""
-    if model is None or not kind_of(model.config).is_language_model or prompt_layers(model.config):
+    """A drafter's model, where it is a language model that other programs could draft with: its
+    embedding has as many rows as the target's."""
+    if model is None or not kind_of(model.config).is_language_model:
         return None
     return model if vocabulary_size(model.config) == vocabulary_size(target.config) else None
 

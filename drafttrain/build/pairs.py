@@ -11,16 +11,11 @@ from drafttrain.build.drafters import make_drafter, open_kind
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import KINDS, STATE_DRAFTER, kind_of, named_kind
 from drafttrain.data.bigrams import read_bigrams
-from drafttrain.decoding.engine.architectures import (
-    check_configuration,
-    check_prompts,
-    check_states,
-)
+from drafttrain.decoding.engine.architectures import check_configuration, check_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter
 from drafttrain.models.drafters import check_drafter, load_drafter, vocabulary_size
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
-from drafttrain.models.prompts import prompt_layers
 
 CheckedDrafters = tuple[dict[str, PretrainedConfig | None], list[int] | None]
 """What `check_pair` finds: config.json of each drafter (None: no model), max-gram's table."""
@@ -104,7 +99,4 @@ def _check_drafter(
         check_states(target_settings)
     if kind.runs_as_targets:
         check_configuration(settings)
-    if prompt_layers(settings):
-        check_prompts(target_settings)
-        check_prompts(settings)
     return settings

@@ -266,9 +266,6 @@ class CausalDrafterShape(Config):
     output_tokens: PositiveInt | None = None
     """Tokens that it can draft: the ends of outputs, then the most frequent of the distilled
     outputs; an export gives the others rows that never win. Outputs stay exact. Default: all."""
-    prompt: Literal["own", "target"] = "own"
-    """Which model reads prompts. own: the drafter. target: the drafter's cache starts with the
-    target's keys and values of the prompt, so prompts cost nothing (in this program alone)."""
     embeddings: Literal["own", "target"] = "own"
     """Whose embeddings and output projection it has. target: shared and frozen, its folder holds
     none; `drafttrain export` writes whole folders for other programs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
@@ -112,7 +112,6 @@ class RunningSequence:
         self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
         self.state = state
         self.target_state: TargetState | None = None
-        self._prompt: Mapping[int, Tensor] = {}
         self._length = len(source.prefix)
         self._tokens = torch.empty(self._length + self.remaining, dtype=torch.long)
         self._tokens[: self._length] = source.prefix.cpu()
@@ -166,8 +165,6 @@ class RunningSequence:
         self.remaining -= len(emitted)
         accepted = path[: len(emitted) - 1]
         wanted = decoder.drafter.requires
-        if wanted.prompt_layers and not self._prompt:
-            self._prompt = self.state.prompt(wanted.prompt_layers)
         self.target_state = self._verified(output, len(drafted), accepted, wanted)
         return emitted
 
@@ -179,7 +176,7 @@ class RunningSequence:
         rows = [*range(known), *(known + node for node in path)]
         states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
         columns = self.state if wanted.context_layers else None
-        return TargetState(self._length, states, self._prompt, columns)
+        return TargetState(self._length, states, columns)
 
 
 @without_gradients

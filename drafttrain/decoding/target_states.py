@@ -18,9 +18,6 @@ class TargetRequirements:
     hidden state, after the final norm."""
     encoder: bool = False
     """Whether it reads the encoder's output: its sequences' sources then hold that."""
-    prompt_layers: tuple[int, ...] = ()
-    """Decoder layers whose keys and values of the prompt its own cache begins with: target states
-    then hold these."""
     context_layers: tuple[int, ...] = ()
     """Decoder layers whose keys and values of all that is verified its own cache has: target states
     then have them at hand."""
@@ -32,12 +29,10 @@ class TargetRequirements:
         """What several drafters read together."""
         parts = list(parts)
         layers = sorted({layer for part in parts for layer in part.layers})
-        prompts = sorted({layer for part in parts for layer in part.prompt_layers})
         contexts = sorted({layer for part in parts for layer in part.context_layers})
         encoder = any(part.encoder for part in parts)
-        found = (tuple(prompts), tuple(contexts))
         waits = any(part.first_row for part in parts)
-        return TargetRequirements(tuple(layers), encoder, *found, waits)
+        return TargetRequirements(tuple(layers), encoder, tuple(contexts), waits)
 
 
 class VerifiedColumns(Protocol):
@@ -63,9 +58,6 @@ class TargetState:
     row: row r of R stands at position committed - 1 - R + r."""
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
     """[R, D] of each layer that the drafter asked for (`TargetRequirements`)."""
-    prompt: Mapping[int, Tensor] = field(default_factory=dict)
-    """[2, heads, P, head_dim] keys and values of the whole prompt, in each layer where the drafter
-    asked for them; the same after every call."""
     columns: VerifiedColumns | None = None
     """The target's cache, where the drafter asked for layers of it: of all committed tokens but the
     last one."""

@@ -46,9 +46,6 @@ class Source:
     encoded: Tensor | None = None
     """[S, D] what the target's encoder made of the inputs, where a drafter reads that instead of
     encoding them itself."""
-    prompt: Mapping[int, Tensor] = field(default_factory=dict)
-    """[2, heads, P, head_dim] keys and values that the target made of the prefix, in layers that a
-    drafter takes them from instead of reading the prefix itself."""
 
     @staticmethod
     def of_text(input_ids: Tensor, prefix: Tensor) -> Source:

@@ -202,7 +202,7 @@ def follow_oracle(
         return None
     along, agrees = resolve_name(kind.probs_along), []
     for prompt, output in zip(prompts, outputs, strict=True):
-        source = model.read(prompt.source, drafter.requires)
+        source = model.read(prompt.source)
         most = [longest] * len(output.tokens)
         probs = along(drafter, source, torch.tensor(output.tokens), most, Sampling())
         agrees.append((probs > 0.5).numpy())

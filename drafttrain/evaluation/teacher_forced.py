@@ -30,7 +30,6 @@ from drafttrain.decoding.drafters.causal import rows_along
 from drafttrain.decoding.drafters.slots import lengths_differ
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import exact_enough, warp
-from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.bootstrap import Array, Ratio
 from drafttrain.evaluation.calibration import round_starts
@@ -127,10 +126,9 @@ def decode_outputs(
 ) -> Iterator[TargetOutput]:
     """The target's plain outputs, those of `drafttrain eval`, with what the drafters read of it."""
     sampling, plain = options.sampling, plain_method(options.sampling)
-    requires = TargetRequirements.union(method.drafter.requires for method in methods)
     for start in range(0, len(prompts), DECODED_AT_ONCE):
         some = [
-            replace(prompt, source=target.read(prompt.source, requires))
+            replace(prompt, source=target.read(prompt.source))
             for prompt in prompts[start : start + DECODED_AT_ONCE]
         ]
         decoded = decode_by(target, plain, some, options, len(some))
@@ -221,9 +219,8 @@ def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampl
     the acceptance of rejection sampling; p(argmax q), which engines accept that verify greedy
     drafts against samples of the target. Of greedy decoding only the first: there all are one.
     """
-    start = 1 if drafter.requires.prompt_layers else 0
     logits = rows_along(drafter, output.source, output.tokens)[: max(output.room - 1, 0)]
-    target = output.target_probs[start : start + len(logits)].double()
+    target = output.target_probs[: len(logits)].double()
     draft = warp(logits, sampling).cpu().double()[: len(target)]
     best = draft.argmax(-1, keepdim=True)
     rates = [(target.argmax(-1, keepdim=True) == best).double().sum()]

@@ -18,7 +18,6 @@ from drafttrain.models.causal_drafter import demote_undrafted
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import read_tokenizer
-from drafttrain.models.prompts import prompt_layers
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""
@@ -41,10 +40,8 @@ class Parts:
 
 def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
     """The programs that can use an export of a drafter. Servers draft for decoder-only targets
-    only; a Whisper's `generate` takes no custom_generate, and no program hands over the target's
-    keys and values of a prompt."""
-    of_speech = (getattr(drafter, "target", None) or {}).get("hears")
-    if of_speech or prompt_layers(drafter):
+    only; a Whisper's `generate` takes no custom_generate."""
+    if (getattr(drafter, "target", None) or {}).get("hears"):
         return ()
     exports = kind_of(drafter).exports
     return tuple(one for one in exports if one != "servers" or not drafter.is_encoder_decoder)
@@ -62,8 +59,6 @@ def load_parts(settings: ExportConfig) -> Parts:
         reason = "it reads the target's hidden states"
         if kind_of(config).exports:
             reason = "its target is a speech model, whose `generate` takes no custom_generate"
-        if prompt_layers(config):
-            reason = "it reads the target's keys and values of the prompt (drafter.prompt=target)"
         raise ConfigError(
             f"{name} ({kind_of(config).words}) cannot be used by other programs: {reason}; "
             "`drafttrain generate` uses it as it is"

@@ -3,7 +3,7 @@
 Its config.json also names the target (`target`) and, where it drafts a part of the vocabulary, the
 tokens (`draftable_tokens`): our engine then works out no other scores. Whatever else loads the
 folder finds a language model with all its rows, of which an export makes the others ones that never
-win (`demote_undrafted`). With `prompt_layers` the target reads its prompts (`prompts.py`).
+win (`demote_undrafted`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import CausalDrafterRecipe
-from drafttrain.models.identity import hash_target
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,
     layer_stem,
@@ -27,7 +26,6 @@ from drafttrain.models.language_models import (
     take_layers,
 )
 from drafttrain.models.loading import read_config, read_weights
-from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, leave_out_embeddings, read_whole
 
 
@@ -103,10 +101,6 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
     if start.path is None and start.model is None:
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
-        if settings.drafter.prompt == "target":
-            drafter.config.prompt_layers = taken
-    if prompt_layers(drafter.config):
-        of_it["weights_sha256"] = hash_target(target)
     drafter.config.target = of_it
     if settings.drafter.embeddings == "target":
         leave_out_embeddings(drafter, target)

@@ -10,7 +10,6 @@ from drafttrain.models.causal_drafter import chosen_layers
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults
 from drafttrain.models.loading import check_target, is_language_model, read_config
-from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.target_embeddings import lacks_embeddings
 
 LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
@@ -30,23 +29,17 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
             "drafters are trained for decoder-only ones; use recipes/train_spec_drafter.py"
         )
     start, objective = settings.initialise, settings.objective
-    reads_prompt = settings.drafter.prompt == "own"
     if start.path is not None and start.model is not None:
         raise ConfigError(
             f"initialise.path = {start.path!r} and initialise.model are both given; leave one out"
         )
     if start.path is not None:
-        _check_start(settings, target)
+        _check_start(settings)
     elif start.model is not None:
         if family_defaults(start.model, "initialise.model").is_encoder_decoder:
             raise ConfigError(
                 f"initialise.model.model_type = {start.model['model_type']!r} is an "
                 "encoder-decoder; give a decoder-only family, such as llama"
-            )
-        if not reads_prompt:
-            raise ConfigError(
-                "drafter.prompt = 'target' is of layers of the target, but initialise.model gives "
-                "random weights; leave initialise.model out, or give drafter.prompt=own"
             )
         if objective.frozen:
             raise ConfigError(
@@ -111,7 +104,7 @@ def _check_embeddings(settings: CausalDrafterRecipe) -> None:
         )
 
 
-def _check_start(settings: CausalDrafterRecipe, target: PretrainedConfig) -> None:
+def _check_start(settings: CausalDrafterRecipe) -> None:
     """Whether `initialise.path` is a decoder-only model of the target's tokens."""
     path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
     start = read_config(path, name)
@@ -121,11 +114,3 @@ def _check_start(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Non
             "with the target's tokens"
         )
     check_tokenizers(settings.target, path, name)
-    trained = "target" if prompt_layers(start) else "own"
-    if trained != settings.drafter.prompt:
-        raise ConfigError(
-            f"{name} was trained with drafter.prompt = {trained!r}, but drafter.prompt = "
-            f"{settings.drafter.prompt!r} here; give drafter.prompt={trained}, or start from the "
-            "target's layers"
-        )
-    check_prompt_layers(start, target, name, f"target {settings.target.path!r}")

@@ -20,7 +20,6 @@ from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import STATE_DRAFTER, StateKind, kind_of, with_states
-from drafttrain.models.prompts import prompt_layers
 
 ROW_FEATURES = 6
 """Numbers that `drawn_states` puts behind a hidden state."""
@@ -95,12 +94,6 @@ def states_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
     Raises ConfigError where it has none: rows may be there, but no state that stands for a token.
     """
     kind = kind_of(drafter)
-    if prompt_layers(drafter):
-        raise ConfigError(
-            f"{kind.words} whose prompt the target reads (drafter.prompt=target) shows no states "
-            "that an acceptance head could be trained on; train it with drafter.prompt=own, or "
-            "stop by --stop fixed, entropy or confidence"
-        )
     if drafts_tokens(drafter):
         raise ConfigError(
             f"{kind.words} that drafts token by token (drafter.drafts=tokens) shows no states that "

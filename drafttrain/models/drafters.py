@@ -22,7 +22,6 @@ from drafttrain.models.loading import (
     read_weights,
     ready_to_decode,
 )
-from drafttrain.models.prompts import check_prompt_layers, prompt_layers
 from drafttrain.models.state_drafter import check_read_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 from drafttrain.models.weight_files import check_weight_files
@@ -60,11 +59,9 @@ def read_kind(drafter: str) -> DrafterKind:
 
 
 def can_assist(drafter: str) -> bool:
-    """Whether a drafter is a language model that reads prompts itself, as other programs have it:
-    Transformers' own assisted generation, and serving engines."""
-    if not read_kind(drafter).is_language_model:
-        return False
-    return not prompt_layers(read_drafter_settings(drafter))
+    """Whether a drafter is a language model, which other programs take: Transformers' own assisted
+    generation, and serving engines."""
+    return read_kind(drafter).is_language_model
 
 
 def check_drafter(
@@ -121,7 +118,6 @@ def check_fit(
     that the drafter reads, differ in size.
     """
     kind = kind_of(drafter)
-    check_prompt_layers(drafter, target, drafter_name, target_name)
     check_read_layers(drafter, target, drafter_name, target_name)
     if drafter.is_encoder_decoder != target.is_encoder_decoder:
         shape, wanted = f"{_shape(drafter)} ({drafter.model_type!r})", _shape(target)
@@ -214,7 +210,7 @@ def reads_states(drafter: PretrainedConfig) -> bool:
     """Whether it drafts from states of the target that it was trained on, and of no other."""
     reads = kind_of(drafter).reads_target or reads_encoder(drafter)
     fed = getattr(drafter, "state_width", None) is not None
-    return reads or fed or bool(prompt_layers(drafter))
+    return reads or fed
 
 
 def reads_encoder(drafter: PretrainedConfig) -> bool:

@@ -107,7 +107,7 @@ class BlocksCollator:
                 self._add_masks(own, example, number, start)
                 start += len(example.source_ids) + len(example.target_ids) - 1
         found = padded_columns(texts, self.pad_token_id)
-        return BlocksBatch(**found, **known_rows(sequences, self.reads_prompt), columns=columns)
+        return BlocksBatch(**found, **known_rows(sequences), columns=columns)
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:
         """A sequence for each row."""

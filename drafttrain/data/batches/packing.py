@@ -59,34 +59,29 @@ class DocumentCollator:
     """Rows with the target's own outputs, laid out in the sequences that they come in."""
 
     pad_token_id: int
-    reads_prompt: bool = True
-    """As `lay_out_texts`."""
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> DocumentBatch:
-        texts = lay_out_texts(sequences, self.reads_prompt)
+        texts = lay_out_texts(sequences)
         found: dict[str, Any] = padded_columns(texts, self.pad_token_id)
-        if self.reads_prompt and all(len(examples) == 1 for examples in sequences):
+        if all(len(examples) == 1 for examples in sequences):
             found["documents"] = None
-        return DocumentBatch(**found, **known_rows(sequences, self.reads_prompt))
+        return DocumentBatch(**found, **known_rows(sequences))
 
     def alone(self, examples: Sequence[Example]) -> DocumentBatch:
         """A sequence for each row."""
         return self([[example] for example in examples])
 
 
-def known_rows(
-    sequences: Sequence[Sequence[Example]], reads_prompt: bool = True
-) -> dict[str, Tensor]:
+def known_rows(sequences: Sequence[Sequence[Example]]) -> dict[str, Tensor]:
     """The target's rows at the labelled tokens, one sequence behind the other, where all examples
     have them: fields of a batch."""
     rows = [example.target_rows for examples in sequences for example in examples]
     known = [one for one in rows if one is not None]
     if len(known) < len(rows):
         return {}
-    first = 0 if reads_prompt else 1
     return {
-        "likeliest": torch.cat([one.tokens[first:] for one in known]),
-        "log_probs": torch.cat([one.log_probs[first:] for one in known]),
+        "likeliest": torch.cat([one.tokens for one in known]),
+        "log_probs": torch.cat([one.log_probs for one in known]),
     }
 
 

@@ -81,8 +81,9 @@ def row_lengths(rows: datasets.Dataset) -> np.ndarray:
 
 
 def taught_rows(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
-    """Rows of which something is learned: where the target reads prompts, and tells the first token
-    of outputs with them, outputs of two tokens or more. Raises ConfigError where there is none.
+    """Rows of which something is learned: where the target reads prompts, as for state drafters,
+    and tells the first token of outputs with them, outputs of two tokens or more. Raises
+    ConfigError where there is none.
 
     Shapes: -> [N], N at most the rows.
     """

@@ -25,13 +25,13 @@ from drafttrain.decoding.types import Sampling, Source
 NOT_DRAFTED = -1.0
 
 
-def at_every_prefix(probs: Tensor, length: int, k: int, start: int = 0) -> Tensor:
+def at_every_prefix(probs: Tensor, length: int, k: int) -> Tensor:
     """The same of a drafter whose rows depend on the tokens before them alone.
 
-    probs [M]: of the tokens from place `start` on, start + M <= length; others are not drafted.
+    probs [M]: of the first M <= length tokens; others are not drafted.
     Shapes: -> [length, k].
     """
-    known = F.pad(probs, (start, length - start - len(probs)), value=NOT_DRAFTED)
+    known = F.pad(probs, (0, length - len(probs)), value=NOT_DRAFTED)
     return F.pad(known, (0, k - 1)).unfold(0, k, 1)
 
 

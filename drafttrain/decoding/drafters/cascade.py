@@ -76,7 +76,7 @@ class ReviewedDrafter:
 
     @property
     def requires(self) -> TargetRequirements:
-        return TargetRequirements.union((self.reviewer.requires, self.inner.requires))
+        return self.inner.requires
 
     @property
     def vocabulary(self) -> int:

@@ -2,14 +2,12 @@
 
 Speculative sampling (Leviathan et al. 2023; Chen et al. 2023). Greedy decoding proposes the
 drafter's arg-max; under sampling tokens are drawn from its rows, warped as the target's are. A
-decoder-only model continues the same prompt, which it reads itself or takes as the target has read
-it; an encoder-decoder model encodes the source itself.
+decoder-only model continues the same prompt; an encoder-decoder model encodes the source itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +24,7 @@ from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
-from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.draft_states import drawn_state
@@ -38,10 +36,10 @@ class CausalDrafter:
     name = "causal"
     provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
     branches = False
+    requires = TargetRequirements()
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
-        self.requires = model.requires
 
     @property
     def vocabulary(self) -> int:
@@ -96,10 +94,8 @@ class SequenceOfDrafts(Protocol):
 class OwnSequence:
     """What a language model has of a sequence that it drafts for: its state, its own prefix.
 
-    An encoder-decoder drafter encodes the source itself; a
-    decoder start token of its own takes the place of the target's. A model whose cache begins with
-    the target's keys and values of the prompt drafts nothing before the target's first call, which
-    makes them.
+    An encoder-decoder drafter encodes the source itself; a decoder start token of its own takes the
+    place of the target's.
     """
 
     def __init__(self, model: CachedModel, source: Source) -> None:
@@ -130,12 +126,7 @@ class OwnSequence:
         return torch.cat((self.prefix, committed[self.replaced :]))
 
     def longest(self, wanted: int, fed: int, target_state: TargetState | None) -> int:
-        """Most tokens of a draft; none while the target has not read a prompt that it must read.
-        The last is never fed, so it needs no position of its own."""
-        if self._model.requires.prompt_layers and not self._source.prompt:
-            if target_state is None:
-                return 0
-            self._source = replace(self._source, prompt=target_state.prompt)
+        """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
         return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - fed))
 
 
@@ -241,21 +232,17 @@ def vocabulary_of(target: PreTrainedModel | None) -> int | None:
 def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor:
     """The drafter's rows along a known output, from one pass: row i follows its first i tokens.
 
-    source: as the target has read it for this drafter. Rows end where the drafter's positions do,
-    and begin with row 1 where the target reads the prompt. Shapes: [L] -> [M, V], M <= L; before
-    warping, float32 at least.
+    source: as the target has read it. Rows end where the drafter's positions do. Shapes: [L] ->
+    [M, V], M <= L; before warping, float32 at least.
     """
     own = own_source(source, model.model)
     fed = target_ids[:-1].to(own.prefix.device)
     if model.position_limit is not None:
         fed = fed[: max(model.position_limit - len(own.prefix), 0)]
     state = model.encode(own)
-    rows = []
-    if not state.cached:
-        rows.append(model.catch_up(state, own.prefix).logits[-1:])
+    rows = [model.catch_up(state, own.prefix).logits[-1:]]
     if len(fed):
         rows.append(model.feed(state, fed).logits)
-    rows = rows or [own.prefix.new_empty(0, model.row_size, dtype=torch.float)]
     return exact_enough(torch.cat(rows)[: len(target_ids)])
 
 
@@ -268,16 +255,15 @@ def probs_along(
 ) -> Tensor:
     """How likely it drafts an output's own tokens (`drafters/along.py`): one pass along it."""
     rows = rows_along(drafter.model, source, target_ids)
-    start = 1 if drafter.requires.prompt_layers else 0
-    probs = probs_of_tokens(rows, target_ids[start : start + len(rows)], sampling)
-    return at_every_prefix(probs, len(target_ids), max(longest), start)
+    probs = probs_of_tokens(rows, target_ids[: len(rows)], sampling)
+    return at_every_prefix(probs, len(target_ids), max(longest))
 
 
-def blocks_of(best: Tensor, length: int, k: int, start: int = 0) -> Tensor:
-    """Drafts at every prefix of an output from length `start` on, up to the first miss.
+def blocks_of(best: Tensor, length: int, k: int) -> Tensor:
+    """Drafts at every prefix of an output, up to the first miss.
 
     Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept;
-    -1 stands where there is no row. Shapes: best [M], the likeliest token after start + i tokens of
-    the output, start + M <= length -> [length, k].
+    -1 stands where there is no row. Shapes: best [M], the likeliest token after i tokens of the
+    output, M <= length -> [length, k].
     """
-    return F.pad(best.cpu(), (start, length - start - len(best) + k - 1), value=-1).unfold(0, k, 1)
+    return F.pad(best.cpu(), (0, length - len(best) + k - 1), value=-1).unfold(0, k, 1)

@@ -27,7 +27,7 @@ from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.shared import Call, Steps
-from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.causal_drafter import draftable_tokens
 
@@ -42,10 +42,10 @@ class ParallelDrafter:
     feeds_first = False
     linked = False
     longest_block = None
+    requires = TargetRequirements()
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
-        self.requires = model.requires
         self.position_limit = model.position_limit
 
     @property
@@ -138,7 +138,7 @@ def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> Para
 def slots_along(
     model: CachedModel, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
 ) -> Iterator[Slots]:
-    """`SlotDrafter.slots_along`. Where the target reads the prompt no block begins at prefix 0.
+    """`SlotDrafter.slots_along`.
 
     The output is read once, then the masks of many prefixes at a time, as branches that see no
     other prefix's; a family that cannot be given branches is fed each block by itself. Raises

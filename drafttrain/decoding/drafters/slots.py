@@ -103,8 +103,8 @@ def probs_along(
 ) -> Tensor:
     """How likely it drafts an output's own tokens (`drafters/along.py`): its slots along it.
 
-    Blocks end where the drafter's positions do, and begin where the target has read a prompt that
-    it must read. Those of each length are others: slots may see each other.
+    Blocks end where the drafter's positions do, and begin after the target's first call where the
+    drafter needs it. Those of each length are others: slots may see each other.
     """
     length, most = len(target_ids), np.array(longest)
     if drafter.position_limit is not None:

@@ -115,16 +115,6 @@ def device_of(model: Any) -> torch.device:
     return model.device
 
 
-def check_prompts(config: PretrainedConfig) -> None:
-    """Refuse models whose prompts drafters cannot share. Raises ValueError."""
-    if config.is_encoder_decoder:
-        raise ValueError(
-            f"a {config.model_type!r} model has no prompt that a drafter and its target could "
-            "share; use decoder-only models, or drafters that read the prompt themselves "
-            "(drafter.prompt=own)"
-        )
-
-
 def check_states(config: PretrainedConfig) -> None:
     """Refuse models behind whose states no drafter can go on. Raises ValueError.
 

@@ -19,7 +19,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import (
     check_architecture,
-    check_prompts,
     counts_last_token,
     device_of,
     no_trees,
@@ -36,9 +35,7 @@ from drafttrain.decoding.engine.probe import probe
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
-from drafttrain.models.prompts import prompt_layers
 
 
 class CachedModel:
@@ -69,12 +66,6 @@ class CachedModel:
         self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
-        of_prompt = prompt_layers(model.config)
-        self.requires = TargetRequirements(
-            prompt_layers=of_prompt,
-            first_row=bool(of_prompt),
-        )
-        """What it reads of the target, where it drafts for one."""
         head = model.get_output_embeddings()  # quantised ones have no weight, FSMT's is a table
         own = head.out_features if hasattr(head, "out_features") else len(head.weight)
         self.row_size = own if vocabulary is None else vocabulary
@@ -86,12 +77,9 @@ class CachedModel:
         """The tokens that it drafts, in rising order; None: all. Others' scores say nothing."""
         if draftable is not None:
             self.draftable = draftable[draftable < self.row_size].to(self.device)
-        if self.requires.prompt_layers:
-            check_prompts(model.config)
         self.tree_fault: str | None = None
         """Why trees do not work; None: they do."""
         self.engine = self._make_engine(other)
-        self.engine.prompt_layers = self.requires.prompt_layers
 
     def _make_engine(self, vocabulary: int | None) -> Engine:
         """The most capable engine under which the model's logits are its own. Raises ValueError."""
@@ -149,23 +137,13 @@ class CachedModel:
         """`encode_all` of one source."""
         return self.encode_all([source])[0]
 
-    def read(
-        self,
-        source: Source,
-        requires: TargetRequirements = TargetRequirements(),  # noqa: B008
-    ) -> Source:
-        """The same source as drafters of these requirements read it, once this target has.
-
-        With a whole prefix and what the encoder makes of it, where there is one: it is not encoded
-        again. With keys and values of the prompt, where they are required.
-        """
-        if not (self.is_encoder_decoder or requires.prompt_layers):
+    def read(self, source: Source) -> Source:
+        """The same source with a whole prefix and what the encoder makes of it, where there is one:
+        it is not encoded again."""
+        if not self.is_encoder_decoder:
             return source
         state = self.encode(source)
-        if requires.prompt_layers:
-            self.catch_up(state, source.prefix)
-        prompt = state.prompt(requires.prompt_layers)
-        return replace(state.source, encoded=state.encoded, prompt=prompt)
+        return replace(state.source, encoded=state.encoded)
 
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,39 +41,18 @@ class Engine:
         self.body, self.device = body, body.device
         self.cache = ColumnCache(body.device)
         self._encode, self._limit, self._one_chain = encode, limit, one_chain
-        self.prompt_layers: Sequence[int] = ()
-        """Layers of the target whose keys and values of the prompt sources bring along; its own
-        cache begins with them."""
         self.compiled: CompiledBody | None = None
         ENGINES.add(self)
 
     def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
-        """A row of the cache for each new sequence; encodes its source, where there is an encoder.
-        Raises ValueError for a prompt that the target has not read, where it must have."""
+        """A row of the cache for each new sequence; encodes sources, where there is an encoder."""
         encoded: Sequence[Tensor | None] = [None] * len(sources)
         if self._encode is not None:
             encoded = self._encode(sources)
-        states = [
+        return [
             SequenceState(self.cache.open(), source, own)
             for source, own in zip(sources, encoded, strict=True)
         ]
-        if self.prompt_layers:
-            for state in states:
-                self._take_prompt(state)
-        return states
-
-    def _take_prompt(self, state: SequenceState) -> None:
-        prompt = state.source.prompt
-        missing = sorted({*self.prompt_layers} - prompt.keys())
-        if missing:
-            raise ValueError(
-                "the prompt has not been read by the target, whose keys and values of layers "
-                f"{missing} this drafter takes; draft after the target's first call, or give "
-                "the source as CachedModel.read of the target returns it"
-            )
-        state.source = replace(state.source, prompt={})
-        keys_values = torch.cat([prompt[layer] for layer in self.prompt_layers])
-        self.take(state, state.source.prefix.tolist(), keys_values)
 
     @without_gradients
     def take(self, state: SequenceState, tokens: Sequence[int], keys_values: Tensor) -> None:

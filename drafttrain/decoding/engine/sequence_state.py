@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -62,12 +62,6 @@ class SequenceState:
     def positions(self) -> list[int]:
         """Position of each cached token: those of a chain count from 0."""
         return self._positions.tolist()
-
-    def prompt(self, layers: Iterable[int]) -> dict[int, Tensor]:
-        """A copy of the keys and values of the source's prefix in some layers, once it is cached:
-        [2, heads, P, head_dim] each."""
-        size = len(self.source.prefix)
-        return {layer: torch.stack(self.columns.keys_values(layer, size)) for layer in layers}
 
     def keys_values(self, layers: Sequence[int], first: int, last: int) -> Tensor:
         """Keys and values of each layer in turn in columns first..last-1, which are of a chain:

@@ -32,11 +32,10 @@ def make_source(
 def own_source(source: Source, model: PreTrainedModel) -> Source:
     """The same source as another model decodes it, on its device.
 
-    Where that model's decoder starts from another token, it takes the place of the first one. What
-    the target made of a prompt goes along.
+    Where that model's decoder starts from another token, it takes the place of the first one.
     """
     if not model.config.is_encoder_decoder:
-        return replace(make_source(source.input_ids, model), prompt=source.prompt)
+        return make_source(source.input_ids, model)
     inputs = {name: value.to(device_of(model)) for name, value in source.inputs.items()}
     prefix = source.prefix.to(device_of(model), copy=True)
     prefix[0] = start_token(model)

@@ -6,6 +6,8 @@ are what the drafter reads of the texts. Its rows at the labels come from the sa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +19,23 @@ from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
-from drafttrain.training.text_rows import Columns
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some of the columns of each sequence of a batch."""
+
+    places: Tensor
+    """[B, N] in rising order; behind the last one any."""
+    there: Tensor
+    """[B, N] false behind the last one."""
+
+    @staticmethod
+    def where(wanted: Tensor) -> Columns:
+        """Those that are wanted; at least one place in each sequence. Shapes: [B, T] bool."""
+        most = max(1, int(wanted.sum(1).max()))
+        places = wanted.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        return Columns(places, wanted.gather(1, places))
 
 
 class FollowStates(FollowInBlocks):

@@ -8,18 +8,19 @@ at the tokens of the output alone, which is where drafts will stand.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.packing import DocumentBatch
+from drafttrain.decoding.engine.architectures import layer_masks
+from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import exact_enough
-from drafttrain.models.prompts import prompt_layers
 from drafttrain.models.spec_drafter.slots import IGNORED
 from drafttrain.training.divergences import DIVERGENCES, merged_rows
 from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
-from drafttrain.training.text_rows import read_prompts, text_rows
 
 
 class FollowTarget(nn.Module):
@@ -28,7 +29,7 @@ class FollowTarget(nn.Module):
 
     draftable [N]: the tokens that the drafter can draft, in rising order; its rows are over these
     alone, and an output's token that is not among them counts as missed and has no cross entropy.
-    target: needed for divergences, for `acceptance`, and by a drafter whose prompts it reads.
+    target: needed for divergences and for `acceptance`.
     """
 
     parts = None
@@ -47,7 +48,6 @@ class FollowTarget(nn.Module):
         self.divergences = {name: weight for name, weight in weights.items() if weight}
         self.cross_entropy = settings.cross_entropy
         self.teacher = None if target is None else Teacher(target)
-        self.prompt_layers = prompt_layers(model.config)
         self.register_buffer("draftable", draftable, persistent=False)
 
     def forward(self, batch: DocumentBatch, progress: float) -> LossSums:
@@ -70,11 +70,7 @@ class FollowTarget(nn.Module):
     def rows(self, batch: DocumentBatch) -> tuple[Tensor, Tensor]:
         """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
         and the labels [N], by the target's vocabulary."""
-        prompts = None
-        if self.prompt_layers:
-            target = self.teacher.on(batch.input_ids.device)
-            prompts = read_prompts(target, batch, self.prompt_layers)
-        logits = text_rows(self.model, batch, self.draftable, prompts)
+        logits = text_rows(self.model, batch, self.draftable)
         return logits, batch.labels[batch.labels != IGNORED]
 
     def places(self, labels: Tensor) -> Tensor:
@@ -122,3 +118,29 @@ class FollowTarget(nn.Module):
         """`acceptance` of rows that are known. Shapes: logits [N, C] -> [N]."""
         draft_probs = exact_enough(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
+
+
+def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | None = None) -> Tensor:
+    """A decoder-only model's logits at every labelled position, of all tokens or of some.
+
+    Where logits are a projection of the last hidden state, other positions go without it: it takes
+    most of a shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
+    """
+    scale, counted, mask = projection_scale(model), batch.labels != IGNORED, batch.mask(model.dtype)
+    if mask is not None:
+        mask = layer_masks(model.config, mask, batch.positions, batch.positions)
+    inputs = {
+        "input_ids": batch.input_ids,
+        "attention_mask": mask,
+        "position_ids": batch.positions,
+        "use_cache": False,
+    }
+    if scale is None:
+        logits = model(**inputs).logits[counted]
+        return logits if wanted is None else logits[:, wanted]
+    hidden, output = model.get_decoder()(**inputs)[0][counted], model.get_output_embeddings()
+    hidden = hidden if scale == 1.0 else hidden * scale
+    if wanted is None:
+        return output(hidden)
+    bias = None if output.bias is None else output.bias[wanted]
+    return F.linear(hidden, output.weight[wanted], bias)

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.packing import (
     DocumentCollator,
     PackedExamples,
+    lay_out_texts,
     pack,
     sequence_lengths,
     sequences_of,
 )
+from drafttrain.data.distill.recipe_rows import taught_rows
 from drafttrain.models.spec_drafter.slots import IGNORED
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
 
@@ -65,13 +68,9 @@ def test_a_packed_sequence_counts_from_0_in_each_row_and_learns_outputs_alone() 
 
 
 def test_where_the_target_reads_prompts_it_tells_the_first_token() -> None:
-    batch = DocumentCollator(0, reads_prompt=False)([examples()])
-    own = DocumentCollator(0)([examples()])
-    assert torch.equal(batch.input_ids, own.input_ids)
-    learned = batch.labels[0].tolist()
-    assert learned == [IGNORED] * 3 + [9, 1] + [IGNORED] + [1] + [IGNORED] * 2
-    alone = DocumentCollator(0, reads_prompt=False).alone(examples())
-    assert alone.documents.tolist() == [[0] * 5, [0, 0, -1, -1, -1], [0, 0, -1, -1, -1]]
+    [text], [own] = (lay_out_texts([examples()], reads) for reads in (False, True))
+    assert text | {"labels": own["labels"]} == own
+    assert text["labels"] == [IGNORED] * 3 + [9, 1] + [IGNORED] + [1] + [IGNORED] * 2
 
 
 def test_a_sequence_of_one_row_needs_no_mask() -> None:
@@ -106,3 +105,12 @@ def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:
         [(4, 1, [11, 1])],
         [(3, 2, [1]), (3, 0, [8, 9, 1])],
     ]
+
+
+def test_outputs_of_one_token_teach_nothing_where_the_target_tells_it() -> None:
+    columns = {"source_ids": [[5, 6]] * 3, "target_ids": [[7, 1], [1], [8, 9, 1]]}
+    rows = datasets.Dataset.from_dict(columns)
+    assert taught_rows(rows, True).tolist() == [0, 1, 2]
+    assert taught_rows(rows, False).tolist() == [0, 2]
+    with pytest.raises(ConfigError, match="all distilled outputs are single tokens"):
+        taught_rows(rows.select([1]), False)
