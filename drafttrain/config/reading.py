@@ -6,7 +6,7 @@ OmegaConf reads and merges; text such as `${name}` stays as it is written and is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,39 +111,33 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
     # A misspelt key leaves another one missing; the misspelling is what the user must mend.
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda one: order.get(one["type"], 1))
-    name, prefix = ".".join(map(str, first["loc"])), f"{within}." if within else ""
+    known = {
+        ".".join(filter(None, (within, name))): field for name, field in fields_of(kind).items()
+    }
+    name = ".".join(map(str, filter(None, (within, *first["loc"]))))
     if first["type"] == "extra_forbidden":
-        return f"unknown setting {prefix + name!r}; {_suggest(kind, name, prefix)}"
-    below = [one for one in fields_of(kind).items() if one[0].startswith(f"{name}.")]
-    needed = prefix + next((one for one, field in below if field.is_required()), name)
+        return f"unknown setting {name!r}; {_suggest(name, known)}"
+    below = [one for one in known.items() if one[0].startswith(f"{name}.")]
+    needed = next((one for one, field in below if field.is_required()), name)
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
         return f"setting {needed!r} is missing; give {needed}=VALUE or put it in the YAML file"
     message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if below and first["type"] == "model_type":
         message = f"not a group of settings; name one in it, as {needed}={first['input']}"
-    return f"{prefix}{name} = {first['input']!r}: {message}"
+    return f"{name} = {first['input']!r}: {message}"
 
 
-def _suggest(kind: type[Config], wrong: str, prefix: str) -> str:
-    """The settings whose last part is spelt most like the unknown one's, the nearest group first;
-    else all that are known beside it."""
+def _suggest(wrong: str, known: Iterable[str]) -> str:
+    """Of the settings whose last part is spelt most like the unknown one's the most similar; else
+    all that are known beside it."""
+    last_of = {name: name.rpartition(".")[2] for name in known}
     group, _, last = wrong.rpartition(".")
-    names = [(*name.rpartition("."), name) for name in fields_of(kind)]
-    near = difflib.get_close_matches(last, {one[2] for one in names}, n=1)
-    # how many groups both are in; of equals, what is in no mapping is nearer
-    found = {
-        name: (len(_shared(above.split("."), group.split("."))), "NAME" not in above)
-        for above, _, own, name in names
-        if own in near
-    }
-    nearest = [repr(prefix + name) for name in found if found[name] == max(found.values())]
-    if nearest:
-        return f"did you mean {' or '.join(nearest[:3])}?"
-    return f"known here: {', '.join(sorted(own for above, _, own, _ in names if above == group))}"
-
-
-def _shared(one: Sequence[str], other: Sequence[str]) -> list[str]:
-    return [a for a, b in zip(one, other, strict=False) if a == b]
+    alike = difflib.get_close_matches(last, sorted(set(last_of.values())), n=1)
+    among = [name for name, own in last_of.items() if own in alike]
+    if near := difflib.get_close_matches(wrong, among, n=1, cutoff=0.0):
+        return f"did you mean {near[0]!r}?"
+    beside = sorted(own for name, own in last_of.items() if name.rpartition(".")[0] == group)
+    return f"known here: {', '.join(beside)}"
 
 
 def _read_yaml(file: Path) -> DictConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +50,8 @@ class Run:
 
 def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
     """The run finished last, of a drafter or of heads. Raises ConfigError where there is none."""
-    if finished := finished_runs(folder, of_heads):
-        return read_run(finished[0])
+    for run in finished_runs(folder, of_heads):
+        return run
     script, give = "train_spec_drafter.py", "--target and --drafter"
     if of_heads:
         script, give = "train_acceptance_head.py", "--heads"
@@ -61,33 +61,28 @@ def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
     )
 
 
-def finished_runs(folder: Path, of_heads: bool = False) -> list[Path]:
-    """Folders of the runs whose drafters, or heads, are finished, the newest first."""
+def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[Run]:
+    """The runs whose drafters, or heads, are finished, the newest first."""
 
     def finished_at(run: Path) -> float:
-        trained = [run / "final", *head_folders(run)]
-        files = (folder / "config.json" for folder in trained)
-        return next(file.stat().st_mtime for file in files if file.is_file())
+        trained = head_folders(run)[0] if of_heads else run / "final"
+        return (trained / "config.json").stat().st_mtime
 
     recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
     right = [run for run, recipe in recipes.items() if recipe and (recipe == HEADS) is of_heads]
-    return sorted(right, key=finished_at, reverse=True)
+    return map(read_run, sorted(right, key=finished_at, reverse=True))
 
 
 def read_run(folder: Path) -> Run:
     """The finished run in a folder, from its run.yaml."""
-    recipe = _recipe_of(folder)
-    assert recipe is not None
-    return Run(folder, load_settings(resolve_name(recipe), folder / "run.yaml"))
+    return Run(folder, load_settings(resolve_name(str(_recipe_of(folder))), folder / "run.yaml"))
 
 
 def run_of(drafter: str) -> Run | None:
     """The run that a drafter folder (RUN/final, or RUN itself) belongs to, if it is one."""
     folder = Path(drafter)
-    for run in (folder, folder.parent):
-        if _recipe_of(run) not in (None, HEADS) and folder in (run, run / "final"):
-            return read_run(run)
-    return None
+    run = folder.parent if folder.name == "final" else folder
+    return None if _recipe_of(run) in (None, HEADS) else read_run(run)
 
 
 def head_run_of(heads: Path) -> Run | None:
@@ -136,9 +131,8 @@ def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
     for other in (values.get("others") or {}).values():
         if run := run_of(str(other.get("drafter"))):
             other["drafter"] = str(run.drafter)
-    if values.get("report") is None:
-        run = run_of(str(values["decode"]["drafter"]))
-        values["report"] = str((Path() if run is None else run.folder) / "report.json")
+    run = run_of(str(values["decode"]["drafter"]))
+    _fill_report(values, Path() if run is None else run.folder, "report.json")
     return values
 
 
@@ -159,10 +153,14 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
     known = fill_data(fill_from_run(asked | {"decode": {"drafter": values["drafter"]}}))
     values |= {"target": known["target"], "data": known["data"]}
     values["drafter"] = known["decode"]["drafter"]
-    if values.get("report") is None:
-        run = run_of(values["drafter"]) if heads is None else head_run_of(Path(heads))
-        values["report"] = str((Path(heads or "") if run is None else run.folder) / "tune.json")
+    run = run_of(values["drafter"]) if heads is None else head_run_of(Path(heads))
+    _fill_report(values, Path(heads or "") if run is None else run.folder, "tune.json")
     return values
+
+
+def _fill_report(values: dict[str, Any], folder: Path, name: str) -> None:
+    if values.get("report") is None:
+        values["report"] = str(folder / name)
 
 
 def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
@@ -191,17 +189,18 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
     else:
         run = run_of(str(drafter)) if trained else None
     if values.get("policy") is not None or trained:
-        given = [name for name in ("stop", "tree", "cascade", "verifier") if decode.get(name)]
+        given = any(decode.get(name) for name in ("stop", "tree", "cascade", "verifier"))
         chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
-        slower = _fill_from_drafter(decode, run, values, chains)
+        policy = _fill_from_drafter(decode, run, values, chains)
+        slower = policy and not policy.speculate and policy.chosen_for(_is_greedy(decode))
         if slower and not given and not draft_anyway:
             print(f"{POLICY}: plain decoding is faster than every draft", file=sys.stderr)
             decode |= {"drafter": NONE.name, "stop": {}, "verifier": {}}
-    if path is None:
+    if path is None and run is not None:
+        values["target"] = run.recipe.target.model_dump(mode="json") | target
+    elif path is None:
         known = read_config(Path(str(drafter))).get("target") or {}
         known = {key: known[key] for key in ("path", "revision") if known.get(key)}
-        if run is not None:
-            known = run.recipe.target.model_dump(mode="json")
         values["target"] = known | target
     if values["target"].get("path") is None:
         raise ConfigError(
@@ -234,12 +233,11 @@ def fill_data(values: dict[str, Any]) -> dict[str, Any]:
     if data.get("path") is not None:
         return values
     run = run_of(drafter) if named_kind(drafter) is None else newest_run()
-    if run is None or run.recipe.held_out is None:
-        raise ConfigError("no inputs to measure on; add --data FILE (or a Hub name)")
-    if run.recipe.target.path != values["target"]["path"]:
+    target = values["target"]["path"]
+    if run is None or run.recipe.held_out is None or run.recipe.target.path != target:
         raise ConfigError(
-            f"no inputs are given for target {values['target']['path']!r}, and the run in "
-            f"{str(run.folder)!r} is for {run.recipe.target.path!r}; add --data FILE"
+            f"no run of a drafter for target {target!r} says which inputs to measure on; add "
+            "--data FILE (or a Hub name)"
         )
     return values | {"data": run.recipe.held_out.model_dump(mode="json") | data}
 
@@ -282,28 +280,21 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
 
 def _fill_from_drafter(
     decode: dict[str, Any], run: Run | None, values: Mapping[str, Any], chains: bool
-) -> bool:
-    """What a policy.json chose, then the drafter of a run, with the length it was trained with.
-
-    chains: whether the tree or cascade of a policy.json is left out. Returns whether the policy
-    says that plain decoding is faster.
-    """
-    folder, given = (
-        Path(str(decode["drafter"])) if run is None else run.drafter,
-        values.get("policy"),
-    )
-    file, policy = folder / POLICY if given is None else Path(given), None
-    if given is not None or file.is_file():
-        policy = read_policy(file).at(
-            int(values.get("batch_size") or values.get("batch_rows") or 1)
-        )
+) -> Policy | None:
+    """What a policy.json chose, which is returned, then the drafter of a run, with the length it
+    was trained with. chains: whether the tree or cascade of a policy.json is left out."""
+    folder = Path(str(decode["drafter"])) if run is None else run.drafter
+    file, policy = Path(values.get("policy") or folder / POLICY), None
+    if values.get("policy") or file.is_file():
+        batch = values.get("batch_size") or values.get("batch_rows") or 1
+        policy = read_policy(file).at(int(batch))
         _fill_from_policy(decode, policy, chains)
     if run is not None:
         decode["drafter"] = str(run.drafter)
         stop = _group(decode, "stop")
         if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
             stop.setdefault("k", run.recipe.drafter.k)
-    return policy is not None and not policy.speculate and policy.chosen_for(_is_greedy(decode))
+    return policy
 
 
 def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> None:
@@ -337,7 +328,7 @@ def _is_greedy(decode: Mapping[str, Any]) -> bool:
 
 def _drafter_for(target: str) -> str:
     """The newest drafter trained for this target, else max-gram; says which."""
-    runs = map(read_run, finished_runs(CHECKPOINTS))
+    runs = finished_runs(CHECKPOINTS)
     newest = next((run for run in runs if run.recipe.target.path == target), None)
     found = MAX_GRAM.name if newest is None else str(newest.drafter)
     why = "none is trained for this target" if newest is None else "the newest for this target"

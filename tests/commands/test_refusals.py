@@ -124,7 +124,7 @@ RUNS = {
 }
 PLACES = {
     f"{CACHE} --distilled unfinished": ("'unfinished'", "drafttrain distill"),
-    f"{EXPORT} --head none": ("'none'", "no acceptance head"),
+    f"{EXPORT} --head none": ("head = 'none'", "no such folder"),
     f"{EXPORT} --report no.json": ("no.json", "no such file"),
     f"{EXPORT} --report texts.txt": ("texts.txt", "is no report of"),
     f"{EXPORT} --out texts.txt": ("texts.txt", "is no earlier export"),

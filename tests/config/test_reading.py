@@ -100,7 +100,7 @@ def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):
         ("sampling=5", EvalConfig, "'decode.sampling'"),
         ("decode.k=5", EvalConfig, "'decode.stop.k'"),
         ("decode.stop.temperature=1", EvalConfig, "'decode.sampling.temperature'"),
-        ("path=m", EvalConfig, "'target.path' or 'data.path' or 'rank_data.path'"),
+        ("path=m", EvalConfig, "'data.path'"),
         ("repeat=1", EvalConfig, "'repeats'"),
         ("temprature=1", EvalConfig, "'decode.sampling.temperature'"),
         ("others.one.drafer=x", EvalConfig, "'others.NAME.drafter'"),
@@ -109,7 +109,7 @@ def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):
     ],
 )
 def test_an_unknown_name_is_sought_among_all_settings(override, kind, meant):
-    """The name spelt most alike in any group, of several the one in the nearest group."""
+    """The name spelt most alike in any group, of several the most similar with its group."""
     said = message(override, kind=kind)
     assert said == f"unknown setting {override.partition('=')[0]!r}; did you mean {meant}?"
 
