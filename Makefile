@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint quickstart quickstart-heads
+.PHONY: help install test lint families quickstart quickstart-heads
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 30
@@ -29,6 +29,9 @@ lint: $(STAMP)  ## Check style
 
 test: lint  ## Check style and run all tests, one process a core
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
+families: $(STAMP)  ## Try every model class of Transformers, write docs/models.md (1 to 2 min)
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/make_models.py
 
 quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 to 20 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh

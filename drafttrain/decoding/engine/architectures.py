@@ -6,6 +6,7 @@ then tried on a few tokens before anything is decoded with it (`probe.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -80,15 +81,16 @@ def attention_windows(config: PretrainedConfig) -> dict[str, Window | None]:
 
 
 def layer_masks(
-    config: PretrainedConfig, mask: Tensor, queries: Tensor, keys: Tensor | None
+    windows: Mapping[str, Window | None], mask: Tensor, queries: Tensor, keys: Tensor | None
 ) -> Tensor | dict[str, Tensor]:
-    """A mask as a model's `forward` takes it: with its window, or one for each kind of layer.
+    """A mask as a model's `forward` takes it: with its window, or one for each kind of layer of
+    `attention_windows`.
 
     Shapes: mask, added to attention scores, [B, 1, N, C]; positions: queries [B, N], keys [B, C],
     None where there is no window.
     """
     masks = {}
-    for kind, window in attention_windows(config).items():
+    for kind, window in windows.items():
         masks[kind] = mask
         if window is not None:
             assert keys is not None
@@ -102,6 +104,12 @@ def unwrapped(model: Any) -> PreTrainedModel:
     inner = getattr(model, "_orig_mod", model)
     base = getattr(inner, "get_base_model", None)
     return inner if base is None else base()
+
+
+def encoder_width(model: Any) -> int:
+    """D of the encoder's output [S, D]."""
+    config = getattr(model.get_encoder(), "config", model.config)
+    return config.get_text_config().hidden_size
 
 
 def device_of(model: Any) -> torch.device:

@@ -67,6 +67,8 @@ class CachedModel:
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
         head = model.get_output_embeddings()  # quantised ones have no weight, FSMT's is a table
+        if not (hasattr(head, "out_features") or hasattr(head, "weight")):
+            refuse(model.config, "it has no single output projection over one vocabulary")
         own = head.out_features if hasattr(head, "out_features") else len(head.weight)
         self.row_size = own if vocabulary is None else vocabulary
         """Tokens that it gives logits for."""

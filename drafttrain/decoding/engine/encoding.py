@@ -7,10 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
+
+
+class EncoderOutput(BaseModelOutput):
+    """The encoder's states, for families that look for more than these, too."""
+
+    attention_mask = router_logits = None
+
 
 CLIPS_AT_ONCE = 2
 """Clips in a call on a CPU: one keeps all its units busy, and what many put out between layers

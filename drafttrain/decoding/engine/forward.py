@@ -23,10 +23,12 @@ from transformers.cache_utils import DynamicLayer
 from drafttrain.decoding.engine.architectures import (
     attention_windows,
     device_of,
+    encoder_width,
     layer_masks,
     unwrapped,
 )
 from drafttrain.decoding.engine.cache import KeysValues
+from drafttrain.decoding.engine.encoding import EncoderOutput
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 ARBITRARY_MASKS = ("sdpa", "eager")
@@ -123,21 +125,26 @@ class TransformersBody:
         self.model, self.device = model, device_of(model)
         inner = unwrapped(model)
         self.cross_attends = bool(model.config.is_encoder_decoder)
+        self._encoder_width = encoder_width(inner) if self.cross_attends else 0
         self._takes = inspect.signature(type(inner).forward).parameters
         self._decoder = inner.get_decoder()
         self._placed = places_tokens
         self._vocabulary = vocabulary
         taken = "decoder_position_ids" if self.cross_attends else "position_ids"
-        self._position_name = taken if places_tokens and taken in self._takes else None
+        inside = inspect.signature(type(self._decoder).forward).parameters
+        passes_on = any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
+        takes = taken in self._takes or (passes_on and "position_ids" in inside)
+        self._position_name = taken if places_tokens and takes else None
         self._current = Current()
         self._replaced: list[Replacement] = []
         if places_tokens and self._position_name is None:
             self._replaced = list(_positions_inside(self._decoder, self._current))
-        windowed = any(window is not None for window in attention_windows(model.config).values())
+        self._windows = attention_windows(model.config)
+        windowed = any(window is not None for window in self._windows.values())
         biased = any(name == "compute_bias" for _, name, _ in self._replaced)
         self.needs_key_positions = places_tokens and (windowed or biased)
-        inside = inspect.signature(type(self._decoder).forward).parameters
-        self.masks_sources = "encoder_attention_mask" in inside
+        texts = inner.main_input_name == "input_ids"  # else a mask is of sound, not of states
+        self.masks_sources = texts and "encoder_attention_mask" in inside
         self._head = None
         if draftable is not None:
             self._head = DraftableHead(inner.get_output_embeddings(), draftable)
@@ -199,7 +206,7 @@ class TransformersBody:
         mask = None
         if self._placed:
             mask = additive(call.visible, self.model.dtype)[:, None]
-            mask = layer_masks(self.model.config, mask, call.positions, call.key_positions)
+            mask = layer_masks(self._windows, mask, call.positions, call.key_positions)
         if not self.cross_attends:
             return given | {"input_ids": ids, "attention_mask": mask}
         given |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
@@ -220,10 +227,9 @@ class TransformersBody:
                 layer.keys, layer.values = keys, values
                 crossed.layers.append(layer)
             keys = call.sources[0][0]
-            width = self.model.config.hidden_size
-            encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], width)
+            encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], self._encoder_width)
         given: dict[str, Any] = {
-            "encoder_outputs": (encoded,),
+            "encoder_outputs": EncoderOutput(last_hidden_state=encoded),
             "past_key_values": EncoderDecoderCache(call.cache, crossed),
         }
         if self.masks_sources and call.source_mask is not None:

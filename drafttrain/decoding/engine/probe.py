@@ -6,6 +6,7 @@ cache. Some families feed their last token only, look ahead, or number positions
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.decoding.engine.architectures import encoder_width, unwrapped
 from drafttrain.decoding.engine.calls import StepOutput
-from drafttrain.decoding.engine.encoding import encode
+from drafttrain.decoding.engine.encoding import EncoderOutput, encode
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Proposal, Source
@@ -59,7 +61,7 @@ def probe(target: Tried, trees: bool) -> str | None:
     ids = (torch.arange(2 + TOKENS, device=target.device) + size // 2) % size
     source = make_source(ids[:2], model)
     if model.config.is_encoder_decoder:
-        encoded = torch.linspace(-1, 1, 3 * model.config.hidden_size, device=target.device)
+        encoded = torch.linspace(-1, 1, 3 * encoder_width(model), device=target.device)
         source = replace(source, encoded=encoded.view(3, -1).to(model.dtype))
     path = torch.cat([source.prefix, ids[2:]])[:TOKENS]
     try:
@@ -103,9 +105,13 @@ def _compare_tree(target: Tried, source: Source, prefix: Tensor) -> str | None:
 def reference_logits(model: PreTrainedModel, source: Source, tokens: Tensor) -> Tensor:
     """Logits [T, V] after each token, by the model's own forward without a cache."""
     inputs = {"input_ids": tokens[None]}
+    if "position_ids" in inspect.signature(type(unwrapped(model)).forward).parameters:
+        # as `generate` gives them: RoBERTa's own begin elsewhere
+        inputs["position_ids"] = torch.arange(len(tokens), device=tokens.device)[None]
     if model.config.is_encoder_decoder:
         [encoded] = encode(model, [source])
-        inputs = {"decoder_input_ids": tokens[None], "encoder_outputs": (encoded[None],)}
+        states = EncoderOutput(last_hidden_state=encoded[None])
+        inputs = {"decoder_input_ids": tokens[None], "encoder_outputs": states}
     return model(**inputs, use_cache=False).logits[0]
 
 

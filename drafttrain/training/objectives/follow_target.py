@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.packing import DocumentBatch
-from drafttrain.decoding.engine.architectures import layer_masks
+from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.spec_drafter.slots import IGNORED
@@ -128,7 +128,7 @@ def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | Non
     """
     scale, counted, mask = projection_scale(model), batch.labels != IGNORED, batch.mask(model.dtype)
     if mask is not None:
-        mask = layer_masks(model.config, mask, batch.positions, batch.positions)
+        mask = layer_masks(attention_windows(model.config), mask, batch.positions, batch.positions)
     inputs = {
         "input_ids": batch.input_ids,
         "attention_mask": mask,

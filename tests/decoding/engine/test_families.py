@@ -1,0 +1,36 @@
+"""docs/make_models.py, which tries every class of Transformers, on three of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "docs" / "make_models.py"
+
+
+def test_classes_that_work_and_those_that_do_not_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RoBERTa's own positions are not those of `generate`, Switch looks for logits of a router in
+    the encoder's output, Speech2Text takes masks of sound, Musicgen has several vocabularies."""
+    spec = importlib.util.spec_from_file_location("make_models", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "make_models", script)
+    spec.loader.exec_module(script)
+    page = tmp_path / "models.md"
+    names = [f"{name}ForConditionalGeneration" for name in ("SwitchTransformers", "Speech2Text")]
+    names.append("RobertaForCausalLM")
+    script.main([f"--only={','.join(names)},MusicgenForCausalLM", f"--out={page}", "--jobs=1"])
+    works, refused = page.read_text(encoding="utf-8").split("## Refused")
+    assert all(re.search(rf"\| {name} \| .* \| \de-\d\d \|", works) for name in names)
+    assert "no single output projection" in refused
+
+
+def test_no_class_is_silently_wrong_or_fails_without_a_reason() -> None:
+    page = (SCRIPT.parent / "models.md").read_text(encoding="utf-8")
+    assert "| works | 1" in page
+    assert "## Wrong" not in page and "## Error" not in page
