@@ -20,25 +20,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from transformers import AutoModelForCausalLM
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from drafttrain.build.drafters import make_drafter
+from drafttrain.build.method import Method
+from drafttrain.build.pairs import load_pair
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.progress import tracked
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
-from drafttrain.evaluation.runner import Generate, steady_assistant
-from drafttrain.models.drafters import load_drafter_beside
-from drafttrain.models.loading import load_target
+from drafttrain.evaluation.prompts import read_prompts
+from drafttrain.evaluation.runner import decode_by, generate_by, steady_assistant
 from drafttrain.models.speech import hears
 
 
@@ -55,34 +51,26 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=5, help="tokens of a draft (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     given = parser.parse_args()
-    target = load_target(TargetConfig(path=given.target))
-    heard, most = hears(target.model.config), given.max_new_tokens
+    pair = load_pair(TargetConfig(path=given.target), [given.drafter])
+    target, model, heard = pair.target, pair.model, hears(pair.target.model.config)
+    sampling = SamplingConfig(max_new_tokens=given.max_new_tokens)
     if heard:
         target.model.generation_config.begin_suppress_tokens = None
     data = DataConfig(
         path=given.data, limit=given.limit, input_column=given.column, chat=given.chat
     )
-    model = CachedModel(target.model)
-    prompts, _ = read_prompts(target, model, load_inputs(data, heard=heard))
-    drafter = make_drafter(load_drafter_beside(target, given.drafter), target.model)
-    parts = FixedLength(given.k), GreedyMatch(), Sampling(), partial(sequence_randomness, 0)
-    decoder = Decoder(model, drafter, *parts)
+    prompts, _ = read_prompts(pair, load_inputs(data, heard=heard))
+    method = Method(pair.drafter, FixedLength(given.k), GreedyMatch())
     assistant = steady_assistant(
         AutoModelForCausalLM.from_pretrained(given.drafter, dtype=target.model.dtype).eval(),
         given.k,
     )
-    transformers = Generate(
-        target.model,
-        model,
-        prompts,
-        EvaluationOptions(max_new_tokens=most),
-        {"assistant_model": assistant},
-    )
+    how = {"assistant_model": assistant}
     same_tokens = same_rounds = tokens = ours = theirs = 0
-    for place in tracked(range(len(prompts)), "inputs", "input"):
-        [output] = decoder.decode_all([prompts[place].source], most)
+    for prompt in tracked(prompts, "inputs", "input"):
+        [output] = decode_by(model, method, sampling, [prompt])
         with rounds_noted() as noted:
-            [found] = transformers.decode([place], 1)
+            [found] = generate_by(pair, sampling, how, [prompt])
         same_tokens += list(found.tokens) == list(output.tokens)
         same_rounds += noted == accepted_tokens(output, model.eos_ids)
         tokens += len(output.tokens)

@@ -25,44 +25,34 @@ from typing import Any
 
 import torch
 
-from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import Method
+from drafttrain.build.pairs import load_pair
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate
 from drafttrain.evaluation.metrics import identical
-from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import describe_environment
 from drafttrain.evaluation.runner import Job, make_jobs, run_interleaved
-from drafttrain.models.drafters import load_drafter_beside
-from drafttrain.models.loading import load_target
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parse_arguments(arguments)
     torch.set_num_threads(given.threads)
-    target = load_target(TargetConfig(path=given.target))
-    model = CachedModel(target.model)
-    rows = load_inputs(DataConfig(path=given.data, limit=given.limit))
-    prompts, _ = read_prompts(target, model, rows)
-    options = EvaluationOptions(
-        max_new_tokens=given.max_new_tokens, repeats=given.repeats, baselines=("generate",)
-    )
-    methods = []
-    if given.drafter is not None:
-        drafter = make_drafter(load_drafter_beside(target, given.drafter), target.model)
-        methods.append(Method(drafter, FixedLength(given.k), GreedyMatch()))
-    jobs = make_jobs(target, model, methods, prompts, options)
-    sources = [prompt.source.input_ids.tolist() for prompt in prompts]
+    pair = load_pair(TargetConfig(path=given.target), [given.drafter or "none"])
+    prompts, _ = read_prompts(pair, load_inputs(DataConfig(path=given.data, limit=given.limit)))
+    decode = DecodeConfig(sampling=SamplingConfig(max_new_tokens=given.max_new_tokens))
+    settings = EvalConfig(decode=decode, repeats=given.repeats, baselines=("generate",))
+    jobs = make_jobs(pair, [Method(pair.drafter, FixedLength(given.k), GreedyMatch())], settings)
     for kind in given.compute_types.split(","):
         name = f"ctranslate2 {kind}"
-        decode = converted(given, kind, target.tokenizer, sources)
-        jobs.append(Job(name, name, decode))
-    runs = run_interleaved(jobs, len(prompts), options, model.device, progress=True)
+        jobs.append(Job(name, name, converted(given, kind, pair.target.tokenizer)))
+    runs = run_interleaved(jobs, prompts, settings, pair.model.device, progress=True)
     resamples = draw_resamples(len(prompts), 1000)
     figures = {}
     for run in runs:
@@ -82,10 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.out.write_text(text + "\n", encoding="utf-8")
 
 
-def converted(
-    given: argparse.Namespace, kind: str, tokenizer: Any, sources: Sequence[list[int]]
-) -> Any:
-    """How CTranslate2 decodes the sources of these numbers, one after the other."""
+def converted(given: argparse.Namespace, kind: str, tokenizer: Any) -> Any:
+    """How CTranslate2 decodes prompts, one after the other."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
@@ -95,12 +83,12 @@ def converted(
             path, compute_type=kind, inter_threads=1, intra_threads=given.threads
         )
 
-    def decode(places: Sequence[int], batch_size: int) -> list[Output]:
+    def decode(prompts: Sequence[Prompt], batch_size: int) -> list[Output]:
         outputs = []
-        for place in places:
-            started = perf_counter()
+        for prompt in prompts:
+            source, started = prompt.source.input_ids.tolist(), perf_counter()
             [result] = translator.translate_batch(
-                [tokenizer.convert_ids_to_tokens(sources[place])],
+                [tokenizer.convert_ids_to_tokens(source)],
                 beam_size=1,
                 max_input_length=0,
                 max_decoding_length=given.max_new_tokens,

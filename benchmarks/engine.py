@@ -19,19 +19,19 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import Method
+from drafttrain.build.pairs import load_pair
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal
 from drafttrain.decoding.verifiers import GreedyMatch
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
+from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import describe_environment
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
-from drafttrain.models.drafters import load_drafter_beside
-from drafttrain.models.loading import load_target
 
 LENGTHS = (1, 5, 11, 26)
 """New tokens fed in one decoder call: a draft of k and the last committed token make k + 1."""
@@ -41,19 +41,14 @@ CACHED = 8
 
 def main() -> None:
     arguments = parse_arguments()
-    target = load_target(TargetConfig(path=arguments.target))
+    pair = load_pair(TargetConfig(path=arguments.target), [arguments.drafter or "none"])
     rows = load_inputs(DataConfig(path=arguments.data, limit=arguments.limit))
-    model = CachedModel(target.model)
-    prompts, _ = read_prompts(target, model, rows)
-    options = EvaluationOptions(
-        max_new_tokens=arguments.max_new_tokens, repeats=arguments.repeats, baselines=("generate",)
-    )
-    methods = []
-    if arguments.drafter is not None:
-        drafter = make_drafter(load_drafter_beside(target, arguments.drafter), target.model)
-        methods.append(Method(drafter, FixedLength(arguments.k), GreedyMatch()))
-    jobs = make_jobs(target, model, methods, prompts, options)
-    plain, *drafted, generate = run_interleaved(jobs, len(prompts), options, model.device, True)
+    model, (prompts, _) = pair.model, read_prompts(pair, rows)
+    decode = DecodeConfig(sampling=SamplingConfig(max_new_tokens=arguments.max_new_tokens))
+    settings = EvalConfig(decode=decode, repeats=arguments.repeats, baselines=("generate",))
+    method = Method(pair.drafter, FixedLength(arguments.k), GreedyMatch())
+    jobs = make_jobs(pair, [method], settings)
+    plain, *drafted, generate = run_interleaved(jobs, prompts, settings, model.device, True)
     tokens = sum(len(output.tokens) for output in plain.outputs)
     encoder = median_seconds(
         [lambda p=prompt: model.encode(p.source) for prompt in prompts], arguments.repeats

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,18 @@ import torch
 from expectation import compare_expectation
 from opt_tree_figures import Point, draw, summary
 
-from drafttrain.build.method import Method, build_method, build_sampling
+from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
-from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, TreeConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_all
 from drafttrain.evaluation.metrics import acceptance_figures, count_rounds, speed_figures
 from drafttrain.evaluation.plan import measure_ranks
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_options, read_prompts
+from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import describe_environment, write_text
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 
@@ -143,12 +141,10 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
     check_methods(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
     rows = load_inputs(settings.data)
     pair = load_pair(settings.target, [str(settings.decode.drafter)])
-    model = pair.model
-    prompts, _ = read_prompts(pair.target, model, rows)
-    by_rank = measure_ranks(pair, settings.decode.sampling, ranked, str(settings.rank_data.path))
-    options = read_options(settings)
-    resamples = draw_resamples(len(prompts), options.bootstrap, options.seed)
-    return Bench(arguments, settings.decode, pair, model, prompts, options, resamples, by_rank)
+    prompts, _ = read_prompts(pair, rows)
+    by_rank = measure_ranks(pair, settings, ranked)
+    resamples = draw_resamples(len(prompts), settings.bootstrap, settings.decode.sampling.seed)
+    return Bench(arguments, settings, pair, prompts, resamples, by_rank)
 
 
 def opt_tree(decode: DecodeConfig, nodes: int, delta: float, levels: int) -> DecodeConfig:
@@ -172,13 +168,15 @@ class Bench:
     """What all figures share."""
 
     arguments: argparse.Namespace
-    decode: DecodeConfig
+    settings: EvalConfig
     pair: Pair
-    model: CachedModel
     prompts: Sequence[Prompt]
-    options: EvaluationOptions
     resamples: Array
     by_rank: tuple[float, ...]
+
+    @property
+    def decode(self) -> DecodeConfig:
+        return self.settings.decode
 
     def sized_trees(self) -> Iterator[Variant]:
         """Figure 5: trees of every size, EAGLE's at its own."""
@@ -210,19 +208,19 @@ class Bench:
         """Decode with all variants, and plain at every temperature, interleaved."""
         print(f"figure {figure}:")
         jobs: list[Job] = []
-        plain_of: dict[Sampling, int] = {}
-        placed: list[tuple[int, Variant, Sampling]] = []
+        plain_of: dict[SamplingConfig, int] = {}
+        placed: list[tuple[int, Variant, SamplingConfig]] = []
         for variant in variants:
-            sampling = build_sampling(variant.decode.sampling)
-            plain, job = self._jobs(build_method(variant.decode, self.pair), sampling)
+            sampling, method = variant.decode.sampling, build_method(variant.decode, self.pair)
+            settings = self.settings.model_copy(update={"decode": variant.decode})
+            plain, job = make_jobs(self.pair, [method], settings)
             if sampling not in plain_of:
                 plain_of[sampling] = len(jobs)
                 jobs.append(plain)
             placed.append((len(jobs), variant, sampling))
             jobs.append(job)
-        decoded = run_interleaved(
-            jobs, len(self.prompts), self.options, self.model.device, progress=True
-        )
+        device = self.pair.model.device
+        decoded = run_interleaved(jobs, self.prompts, self.settings, device, progress=True)
         points = [
             self._point(figure, variant, decoded[place], decoded[plain_of[sampling]])
             for place, variant, sampling in placed
@@ -239,11 +237,6 @@ class Bench:
                 "stop": StopConfig(kind="fixed", k=levels),
             }
         )
-
-    def _jobs(self, method: Method, sampling: Sampling) -> list[Job]:
-        """Plain decoding and the method."""
-        options = replace(self.options, sampling=sampling)
-        return make_jobs(self.pair.target, self.model, [method], self.prompts, options)
 
     def _point(self, figure: int, variant: Variant, run: Decoded, plain: Decoded) -> Point:
         counts = count_rounds(run.outputs)

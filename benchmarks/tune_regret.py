@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.commands.shell import quiet_libraries
-from drafttrain.commands.tune import options_of
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.config.runs import fill_tune
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.evaluation.prompts import PLAIN, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Choice, read_report
+from drafttrain.evaluation.runner import PLAIN
 from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
 from drafttrain.evaluation.tune_plan import Candidate
 
@@ -61,11 +60,8 @@ def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candid
 
 def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
     pair = load_pair(settings.target, *check_methods(*(one.decode for one in candidates)))
-    model = pair.model
-    prompts, _ = read_prompts(pair.target, model, load_inputs(settings.data))
-    methods = build_methods(candidates, pair)
-    options = replace(options_of(settings, settings.batch_sizes), seed=SEED)
-    return Bench(pair.target, model, candidates, methods, prompts, options)
+    prompts, _ = read_prompts(pair, load_inputs(settings.data))
+    return Bench(pair, candidates, build_methods(candidates, pair), prompts, settings)
 
 
 def decode_everything(bench: Bench, batch_size: int, rounds: int) -> Standings:
@@ -73,7 +69,7 @@ def decode_everything(bench: Bench, batch_size: int, rounds: int) -> Standings:
     names, places = [PLAIN, *bench.methods], range(len(bench.prompts))
     standings = Standings(names, len(places))
     decode_all(bench, batch_size, names, places[:batch_size], 0)
-    for turn in range(rounds):
+    for turn in range(SEED, SEED + rounds):
         standings.add(places, decode_all(bench, batch_size, names, places, turn))
     return standings
 

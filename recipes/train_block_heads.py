@@ -24,7 +24,7 @@ from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
-from drafttrain.evaluation.teacher_forced import BlockValidation
+from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.identity import hash_target
@@ -88,11 +88,13 @@ def make_task(
         validate = BlockValidation(
             Examples(held_out),
             collate,
-            lambda objective, example: predict_blocks(
-                objective.model,
-                objective.teacher.model,
-                torch.tensor(example.source_ids),
-                torch.tensor(example.target_ids),
+            lambda objective, example: Drafts(
+                predict_blocks(
+                    objective.model,
+                    objective.teacher.model,
+                    torch.tensor(example.source_ids),
+                    torch.tensor(example.target_ids),
+                )
             ),
         )
     return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)

@@ -16,11 +16,10 @@ run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import datasets
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.commands.options import DryRun
@@ -41,7 +40,7 @@ from drafttrain.data.distill.recipe_rows import (
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration
-from drafttrain.evaluation.teacher_forced import BlockValidation
+from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts
 from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,
@@ -95,29 +94,18 @@ def make_task(
     packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
     validate = None
     if held_out is not None:
-        validate = Validation(Examples(held_out), alone, settings.drafter.k)
+        draft = partial(draft_along, alone, settings.drafter.k)
+        validate = BlockValidation(Examples(held_out), alone.alone, draft)
     return Task(objective, packed, lengths, alone, validate)
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Acceptance on held-out outputs: in greedy rounds, and of sampled tokens."""
-
-    rows: Examples
-    collate: DocumentCollator
-    k: int
-
-    def __call__(self, objective: FollowTarget) -> dict[str, float]:
-        def drafts(objective: FollowTarget, example: Example) -> Tensor:
-            batch = self.collate.alone([example]).to(objective.model.device)
-            found.append(objective.acceptance(batch))
-            logits, _ = objective.rows(batch)
-            best = objective.tokens(logits.argmax(-1))
-            return blocks_of(best, len(best), self.k)
-
-        found: list[Tensor] = []
-        values = BlockValidation(self.rows, self.collate.alone, drafts)(objective)
-        return values | {"acceptance": float(torch.cat(found).mean())}
+def draft_along(collate: DocumentCollator, k: int, objective: FollowTarget, row: Example) -> Drafts:
+    """Greedy drafts of k tokens at every prefix of a row's output, and how likely its sampled
+    tokens are accepted."""
+    batch = collate.alone([row]).to(objective.model.device)
+    logits, _ = objective.rows(batch)
+    best = objective.tokens(logits.argmax(-1))
+    return Drafts(blocks_of(best, len(best), k), objective.acceptance(batch))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
 )
-from drafttrain.evaluation.teacher_forced import SlotValidation
+from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.causal_drafter import (
     draftable_tokens,
     empty_drafter,
@@ -96,7 +96,7 @@ def make_task(
         mask_token=drafter.config.pard_token,
         k=settings.drafter.k,
     )
-    validate = None if held_out is None else SlotValidation(Examples(held_out), collate)
+    validate = None if held_out is None else slot_validation(Examples(held_out), collate)
     return blocks_task(settings, objective, examples, collate, validate)
 
 

@@ -37,7 +37,7 @@ from drafttrain.data.encoded import (
 from drafttrain.decoding.drafters.block_along import block_rows, predict_blocks
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
-from drafttrain.evaluation.teacher_forced import BlockValidation, fit_slot_temperatures
+from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts, fit_slot_temperatures
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_tokenizer
@@ -191,9 +191,9 @@ def examples_for(
     return heard_examples(target, rows, data, settings.encoded or settings.run / "encoded")
 
 
-def blocks_along(objective: MaskPredict, example: Example) -> Tensor:
+def blocks_along(objective: MaskPredict, example: Example) -> Drafts:
     """What validation compares with the output."""
-    return predict_blocks(objective.model, *what_is_known(objective, example))
+    return Drafts(predict_blocks(objective.model, *what_is_known(objective, example)))
 
 
 def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:

@@ -32,7 +32,7 @@ from drafttrain.data.distill.recipe_rows import (
     taught_rows,
 )
 from drafttrain.decoding.engine.architectures import check_states
-from drafttrain.evaluation.teacher_forced import SlotValidation
+from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -113,7 +113,7 @@ def make_task(
     # slots are not fed a token's embedding, so any id stands for a mask
     pad, k = teacher.tokenizer.pad_token_id or 0, settings.drafter.k
     collate = BlocksCollator(pad, mask_token=0, k=k, reads_prompt=False)
-    validate = None if held_out is None else SlotValidation(Examples(held_out), collate)
+    validate = None if held_out is None else slot_validation(Examples(held_out), collate)
     return blocks_task(settings, objective, Examples(rows), collate, validate)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from drafttrain.build.pairs import load_pair
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.evaluation.evaluate import evaluate, write_evaluation
 from drafttrain.evaluation.page import print_findings
-from drafttrain.evaluation.plan import make_plan, plan_lines
-from drafttrain.evaluation.prompts import read_options
+from drafttrain.evaluation.plan import build_methods, make_plan
 from drafttrain.evaluation.tables import main_table, parity_lines
 
 
@@ -35,22 +35,12 @@ def measure_methods(
     """The same with these methods of the drafter in place of those swept."""
     plan = make_plan(settings, variants)
     if dry_run:
-        plan.check_pair()
-        print("\n".join(plan_lines(plan)))
+        print("\n".join(plan.lines()))
         return
-    pair = plan.load_pair()
-    methods, model = plan.build_methods(pair), pair.model
+    pair = load_pair(settings.target, *plan.drafters)
+    methods = build_methods(plan, pair)
     compile_calls(settings.compile)
-    evaluation = evaluate(
-        pair.target,
-        model,
-        methods,
-        plan.rows,
-        read_options(settings),
-        str(settings.data.path),
-        progress=True,
-        mode=settings.mode,
-    )
+    evaluation = evaluate(pair, methods, plan.rows, settings, progress=True)
     write_evaluation(evaluation, settings.report)
     report = evaluation.report
     files = [f"report: {settings.report}", f"page: {settings.report.with_suffix('.html')}"]

@@ -14,10 +14,10 @@ from time import perf_counter
 from datasets import Dataset
 
 from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
-from drafttrain.build.pairs import Pair
+from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.commands import TuneConfig
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import kind_of
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.calibration import (
     CallSeconds,
@@ -27,8 +27,8 @@ from drafttrain.evaluation.calibration import (
 )
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.page import print_findings
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
-from drafttrain.evaluation.report import Search, data_facts
+from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.report import DataFacts, Search
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.evaluation.tables import main_table, search_tables, verdict_lines
 from drafttrain.evaluation.tune import (
@@ -69,38 +69,36 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     if dry_run:
         print("\n".join(plan.lines()))
         return
-    found, candidates = decode_plan(plan, began)
+    pair = load_pair(settings.target, *plan.drafters)
+    found, candidates = tune_pair(plan, pair, began)
     report, policy = found.report, settings.policy or default_policy_file(settings)
     write_evaluation(found, settings.report)
-    write_policy(report, candidates, build_sampling(settings.sampling), policy)
+    write_policy(report, candidates, settings.sampling, policy)
     heads = search_tables(report)[: bool(report.search.heads)]
     files = [f"report: {settings.report}", f"page: {settings.report.with_suffix('.html')}"]
     lines = [*files, f"policy: {policy}"]
     print_findings([main_table(report), *heads], verdict_lines(report), lines)
 
 
-def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidate]]:
+def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, list[Candidate]]:
     """Search among the candidates and measure the best ones; began: when the minutes started."""
-    settings, pair = plan.settings, plan.load_pair()
-    model = pair.model
-    prompts, skipped = read_prompts(pair.target, model, plan.rows)
-    options = options_of(settings, plan.batch_sizes)
-    seconds = time_calls(model, pair, prompts[:TIMED], options)
-    grows = plan.drafting.grows_trees and takes_trees(model, pair)
+    settings = plan.settings
+    prompts, skipped = read_prompts(pair, plan.rows)
+    seconds = time_calls(pair, settings.sampling, prompts[:TIMED])
+    grows = plan.drafting.grows_trees and takes_trees(pair)
     drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(seconds, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
-    methods = build_methods(candidates, pair)
-    bench = Bench(pair.target, model, candidates, methods, prompts, options)
+    bench = Bench(pair, candidates, build_methods(candidates, pair), prompts, settings)
     left = time_left(60.0 * settings.minutes - (perf_counter() - began))
     rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)
     choices = choose(rungs, candidates)
-    names = finalists(rungs, choices)
-    found = measure_finalists(bench, names, plan.reported, rungs, left, plan.reported_path)
+    found = measure_finalists(bench, finalists(rungs, choices), plan.reported, rungs, left)
+    longest = most_drafted(settings, drafting)
     search = Search(
         drafter=str(settings.drafter),
         candidates={one.name: one.settings() for one in candidates},
-        data=data_facts(str(settings.data.path), prompts, skipped),
+        data=DataFacts.of(settings.data, prompts, skipped),
         minutes=(perf_counter() - began) / 60.0,
         rungs=rungs,
         choices=choices,
@@ -108,49 +106,34 @@ def decode_plan(plan: TunePlan, began: float) -> tuple[Evaluation, list[Candidat
         t_target=seconds.t_target,
         threshold=threshold,
         heads=plan.judged,
-        oracle=oracle_of(bench, pair, plan.reported, most_drafted(settings, drafting)),
+        oracle=oracle_of(pair, settings.sampling, plan.reported, longest),
     )
     report = found.report.model_copy(update={"search": search})
     return replace(found, report=report), candidates
 
 
-def takes_trees(model: CachedModel, pair: Pair) -> bool:
+def takes_trees(pair: Pair) -> bool:
     """Whether both models can be given draft trees."""
-    assistant = pair.drafter_model
+    assistant, model = pair.drafter_model, pair.model
     alone = assistant is None or not kind_of(assistant.config).is_language_model
     return model.takes_branches and (alone or pair.drafter.model.takes_branches)
 
 
-def options_of(settings: TuneConfig, batch_sizes: Sequence[int]) -> EvaluationOptions:
-    """How all candidates decode."""
-    sampling = settings.sampling
-    return EvaluationOptions(
-        build_sampling(sampling),
-        sampling.max_new_tokens,
-        sampling.seed,
-        baselines=(),
-        batch_sizes=batch_sizes,
-        repeats=1,
-        warmup=1,
-    )
-
-
-def time_calls(
-    model: CachedModel, pair: Pair, prompts: Sequence[Prompt], options: EvaluationOptions
-) -> CallSeconds:
+def time_calls(pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt]) -> CallSeconds:
     """What a draft token and a target call take, with fixed drafts on a few prompts; they are
     decoded twice, and the second time counts."""
-    verifier = build_verifier(AUTO, options.sampling)
+    verifier = build_verifier(AUTO, build_sampling(sampling))
     method = Method(pair.drafter, FixedLength(TIMED_LENGTH), verifier)
-    decode_by(model, method, prompts, options, 1)
-    return CallSeconds.of(decode_by(model, method, prompts, options, 1))
+    decode_by(pair.model, method, sampling, prompts)
+    return CallSeconds.of(decode_by(pair.model, method, sampling, prompts))
 
 
-def oracle_of(bench: Bench, pair: Pair, rows: Dataset, longest: int) -> OracleCounts | None:
+def oracle_of(
+    pair: Pair, sampling: SamplingConfig, rows: Dataset, longest: int
+) -> OracleCounts | None:
     """The oracle along a few plain greedy outputs; None where tokens are sampled."""
-    options = bench.options
-    if not options.sampling.greedy:
+    if sampling.temperature > 0.0:
         return None
-    prompts, _ = read_prompts(bench.target, bench.model, first(rows, OF_ORACLE))
-    outputs = decode_by(bench.model, plain_method(options.sampling), prompts, options, 1)
-    return follow_oracle(bench.model, pair.drafter, prompts, outputs, longest)
+    prompts, _ = read_prompts(pair, first(rows, OF_ORACLE))
+    outputs = decode_by(pair.model, plain_method(sampling), sampling, prompts)
+    return follow_oracle(pair.model, pair.drafter, prompts, outputs, longest)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from drafttrain.config.backends import BACKENDS, Backend, DistillMethod
 from drafttrain.config.base import Config, Fraction, Listed
@@ -30,6 +37,10 @@ def _spelled_out(value: object) -> object:
 
 
 Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
+BatchSizes = Annotated[
+    tuple[PositiveInt, ...], Listed, AfterValidator(lambda sizes: tuple(sorted({1, *sizes})))
+]
+"""In rising order, with 1."""
 
 
 class ServerConfig(Config):
@@ -137,7 +148,7 @@ class EvalConfig(DecodingConfig):
     among the drafters (batch size 1 only)."""
     num_beams: PositiveInt = 5
     """Beams of that search."""
-    batch_sizes: Annotated[tuple[PositiveInt, ...], Listed] = (1,)
+    batch_sizes: BatchSizes = (1,)
     """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them."""
     repeats: PositiveInt = 3
     """Interleaved timing rounds; medians are reported."""
@@ -246,8 +257,9 @@ class TuneConfig(Config):
     increments: "5,3,0/4,10/10", leniency: 2}}}."""
     bigrams: str | None = None
     """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
-    batch_sizes: Annotated[tuple[PositiveInt, ...], Listed] = (1,)
-    """Sequences decoded at once, for example 1,4,16. Each has its own choice in policy.json."""
+    batch_sizes: BatchSizes = (1,)
+    """Sequences decoded at once, for example 1,4,16 (1 is always among them). Each has its own
+    choice in policy.json."""
     minutes: PositiveFloat = 5.0
     """Most minutes for all of it. With less time the choice rests on fewer prompts."""
     report: Path | None = None

@@ -27,8 +27,7 @@ from drafttrain.evaluation.bootstrap import (
     median,
     quotient,
 )
-from drafttrain.evaluation.prompts import BEAM, GENERATE, PLAIN
-from drafttrain.evaluation.runner import Decoded
+from drafttrain.evaluation.runner import BEAM, GENERATE, PLAIN, Decoded
 
 
 @dataclass(frozen=True)

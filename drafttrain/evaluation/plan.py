@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from datasets import Dataset
 
-from drafttrain.build.method import Method, build_method, build_sampling
+from drafttrain.build.method import Method, build_method
 from drafttrain.build.pairing import Drafters, check_methods
-from drafttrain.build.pairs import Pair, check_pair, load_pair
+from drafttrain.build.pairs import Pair, check_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
@@ -23,7 +24,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt, read_prompts
+from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import check_report_file
 from drafttrain.evaluation.runner import WAVE_BATCHES, decode_by
 from drafttrain.models.drafters import can_assist, read_drafter_settings, read_kind
@@ -34,8 +35,7 @@ FORCED_VERIFIERS = ("auto", "greedy", "rejection")
 """Rules whose acceptance follows from the target's own output."""
 
 
-@dataclass(frozen=True)
-class PlannedMethod:
+class PlannedMethod(NamedTuple):
     """A method, and its names where it is one of `others`."""
 
     config: DecodeConfig
@@ -57,47 +57,56 @@ class Plan:
     """Prompts to measure acceptance by rank on, where a tree needs it."""
     drafters: Drafters
 
-    def check_pair(self) -> None:
-        """Check target and drafters against each other, without reading weights."""
-        check_pair(self.settings.target, *self.drafters)
-
-    def load_pair(self) -> Pair:
-        return load_pair(self.settings.target, *self.drafters)
-
-    def build_methods(self, pair: Pair) -> list[Method]:
-        """The methods; acceptance by rank is measured first where a tree needs it."""
-        settings, by_rank, built = self.settings, None, []
-        if self.rank_rows is not None and settings.rank_data is not None:
-            name, sampling = str(settings.rank_data.path), settings.decode.sampling
-            by_rank = measure_ranks(pair, sampling, self.rank_rows, name)
-        for planned in self.methods:
-            method = build_method(with_ranks(planned.config, by_rank), pair)
-            built.append(replace(method, label=planned.label, other=planned.other))
-        return built
+    def lines(self) -> list[str]:
+        """What would be measured, a line each."""
+        settings = self.settings
+        baselines = settings.baselines if settings.mode == "decode" else ()
+        return [
+            f"target    {settings.target.path} ({settings.target.dtype})",
+            f"data      {settings.data.path}: {len(self.rows):,} inputs",
+            *[
+                "method    " + one.config.model_dump_json(exclude_unset=True, exclude={"sampling"})
+                for one in self.methods
+            ],
+            *[f"baseline  {name}" for name in baselines],
+            f"batches   {', '.join(map(str, settings.batch_sizes))}",
+            f"report    {settings.report}",
+        ]
 
 
 def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
-    """Read the inputs and check everything but the weights.
+    """Reads the inputs and checks everything but the weights.
 
     variants: the methods of the drafter. Raises ValueError for settings that do not go together.
     """
     check_report_file(settings.report)
     methods = [*map(PlannedMethod, variants), *other_methods(settings)]
-    configs = [planned.config for planned in methods]
     if settings.mode == "teacher-forced":
         check_forced(settings, methods)
     heard = hears(check_target(settings.target))
     rows, rank_rows = load_inputs(settings.data, heard=heard), None
     check_batches(settings.batch_sizes, len(rows))
+    ranked = [with_ranks(one.config, (1.0,)) for one in methods]
     if settings.rank_data is not None:
-        if not any(map(needs_ranks, configs)):
+        if ranked == [one.config for one in methods]:
             raise ConfigError("rank_data is given, but no sequoia tree lacks tree.by_rank")
         rank_rows = load_inputs(settings.rank_data, "rank_data", heard)
-    by_rank = None if rank_rows is None else (1.0,)
-    drafters = check_methods(*(with_ranks(config, by_rank) for config in configs))
+    drafters = check_methods(*(one.config for one in methods) if rank_rows is None else ranked)
     if "assisted" in settings.baselines:
-        check_assisted(sorted({str(config.drafter) for config in configs}))
+        check_assisted(sorted({str(one.config.drafter) for one in methods}))
+    check_pair(settings.target, *drafters)
     return Plan(settings, methods, rows, rank_rows, drafters)
+
+
+def build_methods(plan: Plan, pair: Pair) -> list[Method]:
+    """The planned methods; acceptance by rank is measured first where a tree needs it."""
+    by_rank = None
+    if plan.rank_rows is not None:
+        by_rank = measure_ranks(pair, plan.settings, plan.rank_rows)
+    return [
+        replace(build_method(with_ranks(config, by_rank), pair), label=label, other=other)
+        for config, other, label in plan.methods
+    ]
 
 
 def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
@@ -174,31 +183,14 @@ def check_assisted(drafters: Sequence[str]) -> None:
         )
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """What would be measured, a line each."""
-    settings = plan.settings
-    baselines = settings.baselines if settings.mode == "decode" else ()
-    return [
-        f"target    {settings.target.path} ({settings.target.dtype})",
-        f"data      {settings.data.path}: {len(plan.rows):,} inputs",
-        *[
-            "method    " + method.config.model_dump_json(exclude_unset=True, exclude={"sampling"})
-            for method in plan.methods
-        ],
-        *[f"baseline  {name}" for name in baselines],
-        f"batches   {', '.join(map(str, sorted({1, *settings.batch_sizes})))}",
-        f"report    {settings.report}",
-    ]
-
-
 RANKS = 16
 
 
 def measure_acceptance_by_rank(
     target: CachedModel,
     drafter: GrowingDrafter,
+    sampling: SamplingConfig,
     prompts: Sequence[Prompt],
-    options: EvaluationOptions,
     ranks: int = RANKS,
 ) -> tuple[float, ...]:
     """Share of the drafter's rows in which the target's token has rank 0, 1, ...
@@ -209,7 +201,7 @@ def measure_acceptance_by_rank(
     ranks = min(ranks, drafter.vocabulary)
     level = Fixed(frozenset((rank,) for rank in range(ranks)), "ranks")
     method = Method(TreeDrafter(drafter, level), FixedLength(1), TargetWalk)
-    outputs = decode_by(target, method, prompts, options, 1)
+    outputs = decode_by(target, method, sampling, prompts)
     rounds = [played for output in outputs for played in output.rounds if played.drafted]
     if not rounds:
         raise ValueError("no round drafted anything; give longer outputs (max_new_tokens)")
@@ -217,25 +209,18 @@ def measure_acceptance_by_rank(
     return tuple(counts[rank] / len(rounds) for rank in range(ranks))
 
 
-def needs_ranks(method: DecodeConfig) -> bool:
-    """Whether a tree is built from acceptance by rank, and nobody has given it."""
-    return method.tree.kind == "sequoia" and method.tree.by_rank is None
-
-
 def with_ranks(method: DecodeConfig, by_rank: tuple[float, ...] | None) -> DecodeConfig:
-    """The method with this acceptance by rank where a tree needs it and has none."""
-    if by_rank is None or not needs_ranks(method):
+    """The method with this acceptance by rank, where its tree is built from it and has none."""
+    if by_rank is None or method.tree.kind != "sequoia" or method.tree.by_rank is not None:
         return method
     return method.model_copy(update={"tree": method.tree.model_copy(update={"by_rank": by_rank})})
 
 
-def measure_ranks(
-    pair: Pair, sampling: SamplingConfig, rows: Dataset, data_name: str
-) -> tuple[float, ...]:
-    """Acceptance by rank of a pair's drafter on the rows of `load_inputs`, printed too."""
-    prompts, _ = read_prompts(pair.target, pair.model, rows)
-    options = EvaluationOptions(build_sampling(sampling), sampling.max_new_tokens, sampling.seed)
-    by_rank = measure_acceptance_by_rank(pair.model, pair.drafter, prompts, options)
+def measure_ranks(pair: Pair, settings: EvalConfig, rows: Dataset) -> tuple[float, ...]:
+    """Acceptance by rank of a pair's drafter on the rows of `rank_data`, printed too."""
+    prompts, _ = read_prompts(pair, rows)
+    sampling = settings.decode.sampling
+    by_rank = measure_acceptance_by_rank(pair.model, pair.drafter, sampling, prompts)
     shares = ", ".join(f"{share:.3f}" for share in by_rank)
-    print(f"acceptance by rank on {len(prompts)} prompts of {data_name}: {shares}")
+    print(f"acceptance by rank on {len(prompts)} prompts of {settings.rank_data.path}: {shares}")
     return by_rank

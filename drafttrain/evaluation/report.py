@@ -20,6 +20,7 @@ from drafttrain import __version__
 from drafttrain.build.method import Size
 from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
+from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import first_problem
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
@@ -178,6 +179,17 @@ class TargetFacts(Part):
     dtype: str
     device: str
 
+    @staticmethod
+    def of(target: LoadedTarget) -> TargetFacts:
+        model = target.model
+        dtype = str(model.dtype).removeprefix("torch.")
+        return TargetFacts(
+            path=target.path,
+            parameters=model.num_parameters(),
+            dtype=dtype,
+            device=str(model.device),
+        )
+
 
 class DataFacts(Part):
     path: str
@@ -185,6 +197,12 @@ class DataFacts(Part):
     references: int
     """Prompts that have a reference."""
     skipped: list[Skipped] = []
+
+    @staticmethod
+    def of(data: DataConfig, prompts: Sequence[Prompt], skipped: list[Skipped]) -> DataFacts:
+        known = sum(prompt.reference is not None for prompt in prompts)
+        path = str(data.path)
+        return DataFacts(path=path, prompts=len(prompts), references=known, skipped=skipped)
 
 
 class Tried(Part):
@@ -291,20 +309,6 @@ class Report(Part):
                 return run
         names = ", ".join(repr(run.name) for run in own)
         raise ValueError(f"the report has no run {name!r}; it has {names}")
-
-
-def target_facts(target: LoadedTarget) -> TargetFacts:
-    return TargetFacts(
-        path=target.path,
-        parameters=target.model.num_parameters(),
-        dtype=str(target.model.dtype).removeprefix("torch."),
-        device=str(target.model.device),
-    )
-
-
-def data_facts(path: str, prompts: Sequence[Prompt], skipped: list[Skipped]) -> DataFacts:
-    references = sum(prompt.reference is not None for prompt in prompts)
-    return DataFacts(path=path, prompts=len(prompts), references=references, skipped=skipped)
 
 
 def read_report(path: Path) -> Report:

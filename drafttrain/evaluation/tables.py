@@ -11,8 +11,8 @@ from pathlib import Path
 
 from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.page import Card, Column, Page, Table
-from drafttrain.evaluation.prompts import PLAIN
 from drafttrain.evaluation.report import Parity, Report, Run
+from drafttrain.evaluation.runner import PLAIN
 
 POSITIONS = 6
 """Positions of a draft that the table has room for; report.json has them all."""

@@ -11,16 +11,17 @@ decoding begins rounds at some of them only, so its own may differ a little. Not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafttrain.build.method import Method
+from drafttrain.build.method import Method, build_sampling
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import KINDS
 from drafttrain.config.progress import tracking
 from drafttrain.data.batches.examples import Example, Examples
@@ -34,7 +35,7 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.bootstrap import Array, Ratio
 from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import Counts
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
@@ -66,7 +67,7 @@ class ForcedCounts:
     counts: Counts
     positions: Array
     """[3, P, K], as of `count_positions`."""
-    overlaps: dict[str, Ratio]
+    overlaps: dict[str, Ratio] = field(default_factory=dict)
     """Of language models, by metric: see `measure_overlaps`."""
 
 
@@ -74,10 +75,10 @@ def measure_forced(
     target: CachedModel,
     methods: Sequence[Method],
     prompts: Sequence[Prompt],
-    options: EvaluationOptions,
+    sampling: SamplingConfig,
     progress: bool = False,
 ) -> list[ForcedCounts]:
-    """Decode every prompt plainly, and count along the output what each method would accept.
+    """Decodes every prompt plainly, and counts along the output what each method would accept.
 
     Methods draft chains of fixed lengths, verified by greedy match or rejection. Returns plain
     decoding's counts first, then those of each method.
@@ -90,29 +91,28 @@ def measure_forced(
     lengths: list[int] = []
     sums: list[list[Array]] = [[] for _ in methods]
     overlaps: dict[int, list[Array]] = {key: [] for key in models}
-    needs_probs = bool(models) or not options.sampling.greedy
+    drawn = build_sampling(sampling)
+    needs_probs = bool(models) or not drawn.greedy
     with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
-        for output in decode_outputs(target, methods, prompts, options, needs_probs):
+        for output in decode_outputs(target, methods, prompts, sampling, needs_probs):
             lengths.append(len(output.tokens))
-            drafted = _draft_along(methods, output, options.sampling)
+            drafted = _draft_along(methods, output, drawn)
             for own, method, probs in zip(sums, methods, drafted, strict=True):
-                own.append(count_along(method, output, probs, options.sampling.greedy))
+                own.append(count_along(method, output, probs, drawn.greedy))
             for key, model in models.items():
-                overlaps[key].append(measure_overlaps(model, output, options.sampling).numpy())
+                overlaps[key].append(measure_overlaps(model, output, drawn).numpy())
             work.update()
     tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(lengths))
-    plain = Counts(tokens, tokens, none, none, none)
-    found = [ForcedCounts(plain, np.zeros((3, len(tokens), 0)), {})]
+    found = [ForcedCounts(Counts(tokens, tokens, none, none, none), np.zeros((3, len(tokens), 0)))]
     for method, own in zip(methods, sums, strict=True):
-        k, rates = method.stop.longest, {}
         whole, positions = np.split(np.stack(own), [5], axis=1)
+        positions = positions.reshape(-1, 3, method.stop.longest).swapaxes(0, 1)
+        rates = {}
         if id(method.drafter) in overlaps:
             *values, width = np.stack(overlaps[id(method.drafter)]).T
             pairs = zip(OVERLAPS, values, strict=False)
             rates = {name: Ratio(value, width) for name, value in pairs}
-        found.append(
-            ForcedCounts(Counts(*whole.T), positions.reshape(-1, 3, k).swapaxes(0, 1), rates)
-        )
+        found.append(ForcedCounts(Counts(*whole.T), positions, rates))
     return found
 
 
@@ -121,28 +121,28 @@ def decode_outputs(
     target: CachedModel,
     methods: Sequence[Method],
     prompts: Sequence[Prompt],
-    options: EvaluationOptions,
+    sampling: SamplingConfig,
     needs_probs: bool,
 ) -> Iterator[TargetOutput]:
     """The target's plain outputs, those of `drafttrain eval`, with what the drafters read of it."""
-    sampling, plain = options.sampling, plain_method(options.sampling)
+    plain, drawn = plain_method(sampling), build_sampling(sampling)
     for start in range(0, len(prompts), DECODED_AT_ONCE):
         some = [
             replace(prompt, source=target.read(prompt.source))
             for prompt in prompts[start : start + DECODED_AT_ONCE]
         ]
-        decoded = decode_by(target, plain, some, options, len(some))
+        decoded = decode_by(target, plain, sampling, some, len(some))
         for source, output in zip((prompt.source for prompt in some), decoded, strict=True):
             tokens = torch.tensor(output.tokens, dtype=torch.long)
-            room = target.max_new_tokens(source, options.max_new_tokens)
+            room = target.max_new_tokens(source, sampling.max_new_tokens)
             probs = None
             if needs_probs:
                 draft = tokens[:-1].to(source.prefix.device)
                 [score] = target.score(
                     [target.encode(source)], [source.prefix], [Proposal.chain(draft)]
                 )
-                process = target.processors(sampling).start(source, room)
-                probs = warp(process(source.prefix, draft, score.logits), sampling).cpu()
+                process = target.processors(drawn).start(source, room)
+                probs = warp(process(source.prefix, draft, score.logits), drawn).cpu()
             yield TargetOutput(source, tokens, probs, room)
 
 
@@ -244,65 +244,70 @@ def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
     return (blocks[: len(tokens)].cpu() == own).cumprod(1).sum(1).numpy()
 
 
+class Drafts(NamedTuple):
+    """What a drafter in training drafts along an output."""
+
+    blocks: Tensor
+    """[L, k] at every prefix; -1 where a draft ends before."""
+    acceptance: Tensor | None = None
+    """[N] expected acceptance of its sampled tokens, where that is known."""
+    slots: Tensor | None = None
+    """[N] their slots."""
+
+
 @dataclass(frozen=True)
 class BlockValidation:
-    """Validates a block drafter while it trains, on held-out rows.
+    """Validates a drafter while it trains, on held-out rows.
 
-    Teacher-forced mean acceptance length (exact for greedily distilled rows), loss, slot accuracy.
+    Teacher-forced mean acceptance length (exact for greedily distilled rows), loss, slot accuracy,
+    and where drafts tell it the acceptance of sampled tokens, slot by slot.
     """
 
     rows: Examples
     collate: Callable[[Sequence[Example]], Any]
-    predict_blocks: Callable[[nn.Module, Example], Tensor]
-    """The objective, a row -> [L, k] drafts at every prefix of its output."""
+    draft: Callable[[nn.Module, Example], Drafts]
+    """The objective, a row -> drafts along its output."""
     batch_rows: int = 64
 
     def __call__(self, objective: nn.Module) -> dict[str, float]:
         """The objective's `model` is validated; it maps (batch, progress) to LossSums."""
-        device = objective.model.device
+        device, found = objective.model.device, []
         tokens = rounds = 0
         sums = torch.zeros(4, dtype=torch.float64)
         for start in range(0, len(self.rows), self.batch_rows):
             end = min(start + self.batch_rows, len(self.rows))
             chunk = self.rows.__getitems__([(0, row) for row in range(start, end)])
-            found = objective(self.collate(chunk).to(device), 1.0)
-            sums += torch.stack([value.double().cpu() for value in found])
+            losses = objective(self.collate(chunk).to(device), 1.0)
+            sums += torch.stack([value.double().cpu() for value in losses])
             for example in chunk:
-                runs = accepted_runs(self.predict_blocks(objective, example), example.target_ids)
+                found.append(self.draft(objective, example))
+                runs = accepted_runs(found[-1].blocks, example.target_ids)
                 tokens, rounds = tokens + len(runs), rounds + len(round_starts(runs))
         loss, weight, correct, counted = sums.tolist()
-        return {
-            "mean_acceptance_length": tokens / rounds,
-            "held_out_loss": loss / weight,
-            "slot_accuracy": correct / counted,
-        }
+        values = {"mean_acceptance_length": tokens / rounds, "held_out_loss": loss / weight}
+        values["slot_accuracy"] = correct / counted
+        if found[0].acceptance is not None:
+            accepted = torch.cat([one.acceptance for one in found]).double().cpu()
+            values["acceptance"] = float(accepted.mean())
+        if found[0].slots is not None:
+            slots = torch.cat([one.slots for one in found]).cpu()
+            for slot in slots.unique():
+                values[f"acceptance/{slot + 1}"] = float(accepted[slots == slot].mean())
+        return values
 
 
-@dataclass(frozen=True)
-class SlotValidation:
-    """`BlockValidation` of a drafter of masked blocks, with its sampled acceptance slot by slot."""
+def slot_validation(rows: Examples, collate: BlocksCollator) -> BlockValidation:
+    """Validates a drafter of masked blocks, whose objective has `rows`, `overlap` and `tokens` of
+    the collator's batches; none of them is dropped."""
 
-    rows: Examples
-    collate: BlocksCollator
-    """Drops nothing."""
+    def draft(objective: nn.Module, example: Example) -> Drafts:
+        batch = collate.alone([example]).to(objective.model.device)
+        logits, _ = objective.rows(batch)
+        tokens, length = objective.tokens(logits.argmax(-1)), len(example.target_ids)
+        blocks = blocks_of_rows(batch, tokens, collate.k, length).cpu()
+        return Drafts(blocks, objective.overlap(batch, logits), batch.slots())
 
-    def __call__(self, objective: nn.Module) -> dict[str, float]:
-        """The objective has `rows`, `overlap` and `tokens` of the collator's batches."""
-
-        def drafts(objective: nn.Module, example: Example) -> Tensor:
-            batch = self.collate.alone([example]).to(objective.model.device)
-            logits, _ = objective.rows(batch)
-            found.append(objective.overlap(batch, logits).double().cpu())
-            slots.append(batch.slots().cpu())
-            tokens, length = objective.tokens(logits.argmax(-1)), len(example.target_ids)
-            return blocks_of_rows(batch, tokens, self.collate.k, length).cpu()
-
-        found: list[Tensor] = []
-        slots: list[Tensor] = []
-        values = BlockValidation(self.rows, self.collate.alone, drafts, batch_rows=8)(objective)
-        accepted, slot = torch.cat(found), torch.cat(slots)
-        of_slots = {f"acceptance/{n + 1}": float(accepted[slot == n].mean()) for n in slot.unique()}
-        return values | {"acceptance": float(accepted.mean())} | of_slots
+    return BlockValidation(rows, collate.alone, draft, batch_rows=8)
 
 
 COOLEST, HOTTEST, STEPS = 0.1, 4.0, 24

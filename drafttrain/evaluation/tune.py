@@ -19,23 +19,21 @@ from time import perf_counter
 import numpy as np
 from datasets import Dataset
 
-from drafttrain.build.method import Method, build_method
+from drafttrain.build.method import Method, build_method, build_sampling
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import TuneConfig
+from drafttrain.config.commands import EvalConfig, TuneConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.policy import POLICY, DraftMethod, Policy, dump_policy
 from drafttrain.config.runs import head_folders
 from drafttrain.config.stops import STOPS
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
-from drafttrain.evaluation.prompts import PLAIN, EvaluationOptions, Prompt
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import Choice, Report, Rung, Tried, write_text
-from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
+from drafttrain.evaluation.runner import PLAIN, Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.tune_plan import Candidate
-from drafttrain.models.loading import LoadedTarget
 
 FIRST = 8
 """Prompts of the first rung at batch size 1."""
@@ -178,14 +176,13 @@ def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choic
 class Bench:
     """What a tuning decodes with."""
 
-    target: LoadedTarget
-    model: CachedModel
+    pair: Pair
     candidates: Sequence[Candidate]
     methods: Mapping[str, Method]
     """By the candidate's name."""
     prompts: Sequence[Prompt]
     """To choose on."""
-    options: EvaluationOptions
+    settings: TuneConfig
 
 
 def build_methods(candidates: Sequence[Candidate], pair: Pair) -> dict[str, Method]:
@@ -197,11 +194,11 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
     """A search at every batch size, each with its share of the time; larger batch sizes that there
     is no time for are left out. Raises ConfigError where there is none at all."""
     fixed = [one.name for one in bench.candidates if one.is_fixed]
-    names = [PLAIN, *(one.name for one in bench.candidates)]
+    names, sizes = [PLAIN, *(one.name for one in bench.candidates)], bench.settings.batch_sizes
     rungs: list[Rung] = []
-    for done, size in enumerate(bench.options.batch_sizes):
+    for done, size in enumerate(sizes):
         decode = partial(decode_all, bench, size)
-        own = time_left(left() / (len(bench.options.batch_sizes) - done))
+        own = time_left(left() / (len(sizes) - done))
         began = perf_counter()
         decode(names, range(size), 0)  # nothing is timed before everything was called once
         warmed = (perf_counter() - began) / size
@@ -223,17 +220,29 @@ def time_left(seconds: float) -> Left:
     return lambda: deadline - perf_counter()
 
 
+def eval_settings(settings: TuneConfig, **changes: object) -> EvalConfig:
+    """How the final figures are measured; with changes in the sampling, how candidates decode."""
+    sampling = settings.sampling.model_copy(update=changes)
+    return EvalConfig(
+        data=settings.report_data or settings.data,
+        decode=DecodeConfig(sampling=sampling),
+        baselines=(),
+        compile="off",
+        repeats=1,
+        warmup=1,
+    )
+
+
 def decode_all(
     bench: Bench, batch_size: int, names: Sequence[str], places: Sequence[int], turn: int
 ) -> dict[str, Facts]:
     """Decode some prompts with some candidates, interleaved; a later turn draws other samples."""
-    prompts = [bench.prompts[place] for place in places]
-    options = replace(bench.options, seed=bench.options.seed + turn, warmup=0)
+    settings = eval_settings(bench.settings, seed=bench.settings.sampling.seed + turn)
     methods = [bench.methods[name] for name in names if name != PLAIN]
-    jobs = make_jobs(bench.target, bench.model, methods, prompts, options)
-    jobs = [job for job in jobs if job.name in names]
-    device = bench.model.device
-    runs = run_interleaved(jobs, len(prompts), options, device, batch_size=batch_size)
+    jobs = [job for job in make_jobs(bench.pair, methods, settings) if job.name in names]
+    prompts, device = [bench.prompts[place] for place in places], bench.pair.model.device
+    settings = settings.model_copy(update={"warmup": 0})
+    runs = run_interleaved(jobs, prompts, settings, device, batch_size=batch_size)
     return {run.job.name: facts_of(run) for run in runs}
 
 
@@ -266,7 +275,7 @@ def finalists(rungs: Sequence[Rung], choices: Sequence[Choice]) -> list[str]:
 
 
 def measure_finalists(
-    bench: Bench, names: Sequence[str], rows: Dataset, rungs: Sequence[Rung], left: Left, data: str
+    bench: Bench, names: Sequence[str], rows: Dataset, rungs: Sequence[Rung], left: Left
 ) -> Evaluation:
     """The final figures: these and plain decoding on as many rows as there is time for."""
     sizes = sorted({rung.batch_size for rung in rungs})
@@ -277,8 +286,9 @@ def measure_finalists(
     each = sum(seconds[size, name] for size in sizes for name in (PLAIN, *names))
     fewest, fits = max(FIRST, 4 * max(sizes)), int(left() / each)
     rows = rows.select(range(min(len(rows), max(fewest, fits))))
-    options, methods = replace(bench.options, batch_sizes=sizes), map(bench.methods.get, names)
-    return evaluate(bench.target, bench.model, list(methods), rows, options, data, progress=True)
+    settings = eval_settings(bench.settings).model_copy(update={"batch_sizes": tuple(sizes)})
+    methods = [bench.methods[name] for name in names]
+    return evaluate(bench.pair, methods, rows, settings, progress=True)
 
 
 def policy_of(
@@ -309,7 +319,7 @@ def policy_of(
 
 
 def write_policy(
-    report: Report, candidates: Sequence[Candidate], sampling: Sampling, file: Path
+    report: Report, candidates: Sequence[Candidate], sampling: SamplingConfig, file: Path
 ) -> None:
     """policy.json: the policy of the smallest batch size with those of the others in it, and what
     it rests on."""
@@ -323,7 +333,10 @@ def write_policy(
         "measured_on": f"{report.data.prompts} prompts of {report.data.path}",
         "speedup": asdict(speedup),
     }
-    found = {one.batch_size: policy_of(one, by_name, asdict(sampling)) for one in search.choices}
+    found = {
+        one.batch_size: policy_of(one, by_name, asdict(build_sampling(sampling)))
+        for one in search.choices
+    }
     policy = found.pop(search.choices[0].batch_size).model_copy(update={"batches": found})
     content = json.dumps(dump_policy(policy) | facts, indent=2, ensure_ascii=False)
     write_text(file, content + "\n")

@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset
 
 from drafttrain.build.pairing import Drafters, check_methods
-from drafttrain.build.pairs import Pair, check_pair, load_pair
+from drafttrain.build.pairs import check_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, VerifierConfig
@@ -221,26 +221,15 @@ class TunePlan:
     reported: Dataset
     """For the final figures."""
 
-    @property
-    def reported_path(self) -> str:
-        return str((self.settings.report_data or self.settings.data).path)
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """In rising order; 1 is always among them."""
-        return sorted({1, *self.settings.batch_sizes})
-
-    def load_pair(self) -> Pair:
-        return load_pair(self.settings.target, *self.drafters)
-
     def lines(self) -> list[str]:
         """What would be decoded, a line each."""
         settings, names = self.settings, ", ".join(one.name for one in self.candidates)
+        reported = (settings.report_data or settings.data).path
         return [
             f"candidates   {1 + len(self.candidates)}: plain, {names}",
             f"prompts      {len(self.rows)} of {settings.data.path} to choose on, at most; "
-            f"{len(self.reported)} of {self.reported_path} for the final figures",
-            f"batch sizes  {', '.join(map(str, self.batch_sizes))}",
+            f"{len(self.reported)} of {reported} for the final figures",
+            f"batch sizes  {', '.join(map(str, settings.batch_sizes))}",
             f"minutes      {settings.minutes:g} at most",
             f"report       {settings.report}",
         ]
@@ -258,7 +247,7 @@ def make_plan(settings: TuneConfig) -> TunePlan:
     check_pair(settings.target, *drafters)
     plan = TunePlan(settings, drafting, heads, judged, candidates, drafters, *split_rows(settings))
     for rows in (plan.rows, plan.reported):
-        check_batches(plan.batch_sizes, len(rows))
+        check_batches(settings.batch_sizes, len(rows))
     return plan
 
 

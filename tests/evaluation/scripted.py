@@ -9,12 +9,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from drafttrain.build.pairs import Pair
+from drafttrain.config.commands import EvalConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig
+from drafttrain.config.inputs import DataConfig
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Round, Sampling, Source
 from drafttrain.evaluation.metrics import first_difference
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.loading import LoadedTarget
 from tests.tiny_models import EOS, PAD, UNK, VOCAB
@@ -51,8 +55,8 @@ class ScriptedSession:
 def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
     """The target's own greedy output."""
     prompt = Prompt(0, "", None, make_source(ids, model))
-    options = EvaluationOptions(max_new_tokens=max_new_tokens)
-    [output] = decode_by(CachedModel(model), plain_method(Sampling()), [prompt], options, 1)
+    sampling = SamplingConfig(max_new_tokens=max_new_tokens)
+    [output] = decode_by(CachedModel(model), plain_method(sampling), sampling, [prompt])
     return output.tokens
 
 
@@ -76,8 +80,17 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def loaded(model: PreTrainedModel) -> LoadedTarget:
-    return LoadedTarget(model=model, tokenizer=word_tokenizer(), path="models/tiny")
+def loaded(model: PreTrainedModel) -> Pair:
+    """The model as a target, without a drafter."""
+    target = LoadedTarget(model=model, tokenizer=word_tokenizer(), path="models/tiny")
+    return Pair(target, CachedModel(model), {}, {})
+
+
+def options(temperature: float = 0.0, max_new_tokens: int = 12, seed: int = 0, **given: object):
+    """Settings of `drafttrain eval`."""
+    sampling = SamplingConfig(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    given = {"data": DataConfig(path="data/tiny.txt"), "bootstrap": 20} | given
+    return EvalConfig(decode=DecodeConfig(sampling=sampling), **given)
 
 
 def replay_rounds(

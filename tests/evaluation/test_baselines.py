@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from datasets import Dataset
 
@@ -14,14 +12,14 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.evaluation.evaluate import evaluate
-from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import cut_after_eos, make_jobs, steady_assistant
 from tests.comparing import same_weights
-from tests.evaluation.scripted import loaded
+from tests.evaluation.scripted import loaded, options
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
 
 PROMPTS = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
-OPTIONS = EvaluationOptions(max_new_tokens=12, num_beams=2, repeats=1, warmup=0, bootstrap=20)
+OPTIONS = options(num_beams=2, repeats=1, warmup=0)
 
 
 def rows(texts: list[str]) -> Dataset:
@@ -34,7 +32,7 @@ def causal(seed: int) -> Method:
     return Method(drafter, FixedLength(3), GreedyMatch())
 
 
-ASSISTED = EvaluationOptions(baselines=("assisted",))
+ASSISTED = options(baselines=("assisted",))
 
 
 def with_model(model, k: int, verifier=None, label: str | None = None) -> Method:
@@ -65,23 +63,19 @@ def test_each_drafter_and_draft_length_assists_once():
         with_model(one, 5),
         with_model(other, 3, label="other"),
     ]
-    model = CachedModel(target.model)
-    jobs = [job for job in make_jobs(target, model, methods, [], ASSISTED) if job.method is None]
+    jobs = [job for job in make_jobs(target, methods, ASSISTED) if job.method is None]
     assert [(job.name, job.sizes["k"], job.largest_batch) for job in jobs] == [
         ("assisted causal k=3, constant, confidence 0", 3, 1),
         ("assisted causal k=5, constant, confidence 0", 5, 1),
         ("assisted other k=3, constant, confidence 0", 3, 1),
     ]
-    assert jobs[0].takes(1) and not jobs[0].takes(2)
 
 
 def test_assisted_generation_without_a_language_model_is_refused():
     target = loaded(tiny_model("llama"))
     copying = Method(MaxGramDrafter(), FixedLength(3), GreedyMatch())
-    model = CachedModel(target.model)
     with pytest.raises(ValueError, match="no method drafts with a language model; give one as"):
-        make_jobs(target, model, [copying], [], ASSISTED)
-    assert make_jobs(target, model, [copying], [], replace(ASSISTED, baselines=()))
+        make_jobs(target, [copying], ASSISTED)
 
 
 def test_what_follows_the_first_eos_is_cut():
@@ -92,13 +86,11 @@ def test_what_follows_the_first_eos_is_cut():
 @pytest.mark.parametrize("pad", [None, EOS])
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_plain_drafted_and_generated_outputs_agree_without_a_warning(family, pad, caplog):
-    target = loaded(tiny_model(family))
-    target.model.generation_config.update(pad_token_id=pad, max_length=30)
-    target.model.generation_config.eos_token_id = [EOS, 17]
-    methods = [causal(5)]
-    report = evaluate(
-        target, CachedModel(target.model), methods, rows(PROMPTS), OPTIONS, "prompts"
-    ).report
+    model = tiny_model(family)
+    model.generation_config.update(pad_token_id=pad, max_length=30)
+    model.generation_config.eos_token_id = [EOS, 17]
+    target, methods = loaded(model), [causal(5)]
+    report = evaluate(target, methods, rows(PROMPTS), OPTIONS).report
     for name in ("plain", "causal k=3 greedy"):
         assert all(parity.identical == parity.compared == 4 for parity in report.run(name).parity)
     assert "transformers" not in {record.name.split(".")[0] for record in caplog.records}
@@ -106,13 +98,12 @@ def test_plain_drafted_and_generated_outputs_agree_without_a_warning(family, pad
 
 def test_prompts_that_leave_no_position_are_set_aside_by_number():
     target = loaded(tiny_model("llama"))
-    model = CachedModel(target.model)
     texts = [" ", "w5 w6", " ".join(["w5"] * 65), " ".join(["w5"] * 64)]
-    prompts, skipped = read_prompts(target, model, rows(texts))
+    prompts, skipped = read_prompts(target, rows(texts))
     assert [prompt.row for prompt in prompts] == [1, 3]
     assert [(row.row, row.reason) for row in skipped] == [
         (0, "the source is empty"),
         (2, "65 source tokens, the target takes 64"),
     ]
     assert prompts[0].source.prefix.tolist() == [5, 6]  # no EOS: the text goes on
-    assert model.max_new_tokens(prompts[1].source, 100) == 1
+    assert target.model.max_new_tokens(prompts[1].source, 100) == 1

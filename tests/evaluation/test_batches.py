@@ -9,18 +9,19 @@ import torch
 from datasets import Dataset
 
 from drafttrain.build.method import Method
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Output, Round, Sampling
+from drafttrain.decoding.types import Output, Round
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation import runner
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate_all
 from drafttrain.evaluation.evaluate import Context, decode_batches, measure
 from drafttrain.evaluation.metrics import speed_figures
-from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import Job, make_jobs, make_waves, plain_method, run_interleaved
-from tests.evaluation.scripted import loaded
+from tests.evaluation.scripted import loaded, options
 from tests.tiny_drafters import noisy
 from tests.tiny_models import tiny_model
 
@@ -29,9 +30,6 @@ TEXTS = [
     "w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8", "w7", "w22 w21 w20", "w4 w4",
     "w31 w30 w29 w28 w27 w26 w25",
 ]  # fmt: skip
-OPTIONS = EvaluationOptions(
-    max_new_tokens=12, num_beams=2, repeats=1, warmup=0, bootstrap=20, batch_sizes=(1, 3)
-)
 
 
 def rows(texts=TEXTS) -> Dataset:
@@ -39,9 +37,9 @@ def rows(texts=TEXTS) -> Dataset:
     return Dataset.from_dict({"row": range(count), "source": texts, "reference": [None] * count})
 
 
-def drafting(family: str, sampling: Sampling) -> Method:
+def drafting(family: str, temperature: float) -> Method:
     model = noisy(tiny_model(family), family)
-    rule = GreedyMatch() if sampling.greedy else RejectionSampling()
+    rule = GreedyMatch() if temperature == 0.0 else RejectionSampling()
     return Method(
         CausalDrafter(CachedModel(model)),
         FixedLength(3),
@@ -55,30 +53,24 @@ def drafting(family: str, sampling: Sampling) -> Method:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
 def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperature):
     target = loaded(tiny_model(family))
-    sampling = Sampling(temperature)
-    options = replace(OPTIONS, sampling=sampling)
-    model = CachedModel(target.model)
-    prompts, _ = read_prompts(target, model, rows())
-    jobs = make_jobs(target, model, [drafting(family, sampling)], prompts, options)
-    for job in jobs:
-        if not sampling.greedy and job.way == "generate":
+    prompts, _ = read_prompts(target, rows())
+    settings = options(temperature, num_beams=2)
+    for job in make_jobs(target, [drafting(family, temperature)], settings):
+        if temperature > 0.0 and job.way == "generate":
             continue  # a batch samples from one stream
-        alone = [job.decode([place], 1)[0].tokens for place in range(len(prompts))]
+        alone = [job.decode([prompt], 1)[0].tokens for prompt in prompts]
         for size in (3, 8):
-            together = job.decode(range(len(prompts)), size)
+            together = job.decode(prompts, size)
             assert [output.tokens for output in together] == alone, (job.name, size)
 
 
 def test_prompts_near_the_last_position_are_generated_in_batches_as_alone():
     target = loaded(tiny_model("gpt2"))  # 64 positions, learned
     texts = [" ".join(["w5"] * 60), "w5 w6", " ".join(["w9", "w7"] * 30), "w8"]
-    options = replace(OPTIONS, max_new_tokens=10)
-    model = CachedModel(target.model)
-    prompts, _ = read_prompts(target, model, rows(texts))
-    jobs = make_jobs(target, model, [], prompts, options)
-    for job in jobs:
-        alone = [job.decode([place], 1)[0].tokens for place in range(4)]
-        assert [output.tokens for output in job.decode(range(4), 4)] == alone
+    prompts, _ = read_prompts(target, rows(texts))
+    for job in make_jobs(target, [], options(max_new_tokens=10, num_beams=2)):
+        alone = [job.decode([prompt], 1)[0].tokens for prompt in prompts]
+        assert [output.tokens for output in job.decode(prompts, 4)] == alone
         assert {len(tokens) for tokens in alone[:1]} <= set(range(1, 6))
 
 
@@ -129,7 +121,7 @@ def scripted(monkeypatch, wave_seconds: dict[str, list[float]]):
     return order
 
 
-PLAIN = plain_method(Sampling())
+PLAIN = plain_method(SamplingConfig())
 
 
 def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monkeypatch):
@@ -138,8 +130,8 @@ def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monk
     fast = Script("fast", [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [10, 20, 10, 20])
     order = scripted(monkeypatch, {"plain": [6.0, 3.0], "fast": [2.0, 1.0]})
     monkeypatch.setattr(runner, "make_waves", lambda *_: [[0, 1], [2, 3]])
-    options = EvaluationOptions(repeats=1, warmup=0)
-    decoded = run_interleaved([plain.job(PLAIN), fast.job(PLAIN)], 4, options, CPU, batch_size=2)
+    jobs, settings = [plain.job(PLAIN), fast.job(PLAIN)], options(repeats=1, warmup=0)
+    decoded = run_interleaved(jobs, range(4), settings, CPU, batch_size=2)
     assert order == ["plain", "fast", "fast", "plain"], "the order rotates from wave to wave"
     assert plain.calls == [([0, 1], 2), ([2, 3], 2)]
     assert decoded[0].cost_seconds.tolist() == [2.0, 4.0, 1.5, 1.5]
@@ -160,15 +152,15 @@ def values_of(run, decoded) -> dict[str, float]:
 def test_the_time_of_a_wave_is_the_median_of_its_repeats(monkeypatch):
     plain = Script("plain", [1.0, 1.0], [1.0, 3.0], [10, 10])
     scripted(monkeypatch, {"plain": [8.0, 4.0, 100.0]})
-    options = EvaluationOptions(repeats=3, warmup=0)
-    [decoded] = run_interleaved([plain.job(PLAIN)], 2, options, CPU, batch_size=2)
+    settings = options(repeats=3, warmup=0)
+    [decoded] = run_interleaved([plain.job(PLAIN)], range(2), settings, CPU, batch_size=2)
     assert decoded.cost_seconds.tolist() == [2.0, 6.0]
 
 
 def test_at_batch_size_1_a_prompt_takes_all_of_its_own_time():
     plain = Script("plain", [9.0, 9.0, 9.0], [1.0, 2.0, 3.0], [10, 10, 10])
-    options = EvaluationOptions(repeats=3, warmup=0)
-    [decoded] = run_interleaved([plain.job(PLAIN)], 3, options, CPU)
+    settings = options(repeats=3, warmup=0)
+    [decoded] = run_interleaved([plain.job(PLAIN)], range(3), settings, CPU)
     assert decoded.cost_seconds.tolist() == pytest.approx(decoded.median_seconds.tolist())
     assert [chosen for chosen, _ in plain.calls[:3]] == [[0], [1], [2]]
 
@@ -184,9 +176,8 @@ def test_sequences_that_differ_from_batch_size_1_are_counted():
 
     lossy = replace(PLAIN, verifier=SpecVerification(3, 1.0))
     job = Wrong("plain", [1.0] * 4, [1.0] * 4, [3] * 4).job(lossy)
-    options = EvaluationOptions(repeats=1, warmup=0, batch_sizes=(1, 2))
-    alone, together = decoded = decode_batches([job], 4, options, CPU)
-    context = Context(None, [], options, decoded, {})
-    facts = measure(context, together, draw_resamples(4, 5)).facts
-    assert (facts["batch_size"], facts["differing"]) == (2, 2)
+    settings = options(repeats=1, warmup=0, batch_sizes=(1, 2))
+    alone, together = decoded = decode_batches([job], range(4), settings, CPU)
+    run = measure(Context(None, [], settings, decoded, {}), together, draw_resamples(4, 5))
+    assert (run.batch_size, run.differing) == (2, 2)
     assert alone.memory_bytes is None, "only a CUDA device counts its memory"

@@ -12,23 +12,28 @@ from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import (
     GreedyMatch,
     RejectionSampling,
     SpecVerification,
 )
 from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluation
-from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Report, read_report, write_json
 from drafttrain.evaluation.runner import make_jobs
 from drafttrain.evaluation.tables import main_table, parity_lines
-from tests.evaluation.scripted import ScriptedDrafter, loaded, noisy_blocks, plain_tokens
+from tests.evaluation.scripted import (
+    ScriptedDrafter,
+    loaded,
+    noisy_blocks,
+    options,
+    plain_tokens,
+)
 from tests.tiny_models import tiny_model
 
 LENGTH = 12
 SOURCES = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
-OPTIONS = EvaluationOptions(max_new_tokens=LENGTH, num_beams=2, repeats=2, warmup=1, bootstrap=50)
+OPTIONS = options(max_new_tokens=LENGTH, num_beams=2, repeats=2, warmup=1, bootstrap=50)
 
 
 def rows(references=True):
@@ -45,8 +50,8 @@ def script(target, k=4, wrong=0.3):
     """A drafter for SOURCES, and the plain outputs it is wrong about now and then."""
     outputs, blocks = [], {}
     for i, text in enumerate(SOURCES):
-        ids = target.tokenizer(text).input_ids
-        outputs.append(plain_tokens(target.model, ids, LENGTH))
+        ids = target.target.tokenizer(text).input_ids
+        outputs.append(plain_tokens(target.target.model, ids, LENGTH))
         blocks[tuple(ids)] = noisy_blocks(outputs[-1] + [7] * LENGTH, k, wrong, seed=i)
     return ScriptedDrafter(blocks), outputs
 
@@ -79,7 +84,7 @@ def evaluation(target) -> Evaluation:
     other.name = "worse"
     methods = [strict(drafter), strict(drafter, 2), loose(drafter)]
     methods.append(replace(strict(other, 2), other="bad"))
-    return evaluate(target, CachedModel(target.model), methods, rows(), OPTIONS, "data/tiny.txt")
+    return evaluate(target, methods, rows(), OPTIONS)
 
 
 @pytest.fixture
@@ -169,22 +174,21 @@ def test_evaluation_writes_report_samples_and_plot_side_by_side(target, evaluati
     assert {sample["temperature"] for sample in samples} == {0.0}
     sample = samples[0]["outputs"]["scripted k=4 greedy"]
     emitted = [piece for round in sample["rounds"] for piece in round["emitted"]]
-    assert emitted == target.tokenizer.convert_ids_to_tokens(outputs[0])
+    assert emitted == target.target.tokenizer.convert_ids_to_tokens(outputs[0])
     assert sample["text"] == samples[0]["plain"]
 
 
 def test_chats_have_no_bleu_even_where_answers_are_known(target):
     """The rule: common n-grams say nothing of a chat's answer; whether it is the same, does."""
-    target = replace(target, model=tiny_model("llama"))
+    target = loaded(tiny_model("llama"))
     chats = [[{"role": "user", "content": text}] for text in SOURCES]
     template = "{% for turn in messages %}{{ turn.content }} {% endfor %}"
-    target.tokenizer.chat_template = template
-    options = replace(OPTIONS, baselines=("generate",), repeats=1)
+    target.target.tokenizer.chat_template = template
+    settings = options(baselines=("generate",), repeats=1)
     for data in (rows(), rows(references=False)):
         data = data.add_column("messages", chats)
-        model = CachedModel(target.model)
         drafter = CausalDrafter(CachedModel(tiny_model("llama", seed=5)))
-        found = evaluate(target, model, [strict(drafter)], data, options, "d").report
+        found = evaluate(target, [strict(drafter)], data, settings).report
         for run in found.runs:
             assert not {name for name in run.metrics if "bleu" in name}
         assert found.runs[1].metrics["identical"].value == 1.0
@@ -195,35 +199,28 @@ def test_chats_have_no_bleu_even_where_answers_are_known(target):
 
 def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
     drafter, _ = script(target)
-    options = replace(
-        OPTIONS, sampling=Sampling(temperature=1.0), baselines=("generate",), repeats=1
-    )
-    model = CachedModel(target.model)
+    settings = options(1.0, baselines=("generate",), repeats=1)
     method = Method(drafter, FixedLength(4), RejectionSampling())
-    first, second = (evaluate(target, model, [method], rows(), options, "d") for _ in range(2))
+    first, second = (evaluate(target, [method], rows(), settings) for _ in range(2))
     assert first.samples == second.samples
     run = first.report.runs[1]
     assert run.name == "scripted k=4 rejection" and run.lossless
     assert "identical" not in run.metrics and run.parity == []
     assert "mean_acceptance_length" in run.metrics
-    other = evaluate(target, model, [method], rows(), replace(options, seed=1), "d")
+    other = evaluate(target, [method], rows(), options(1.0, baselines=(), repeats=1, seed=1))
     assert other.samples != first.samples
 
 
 def test_no_rows_at_all_are_an_error(target):
     nothing = Dataset.from_dict({"row": [0], "source": [""], "reference": [None]})
     with pytest.raises(ValueError, match=r"none of the 1 input rows .*row 0: the source is empty"):
-        read_prompts(target, CachedModel(target.model), nothing)
+        read_prompts(target, nothing)
 
 
-def test_methods_of_one_name_and_wrong_pairings_are_refused_before_decoding(target):
+def test_methods_of_one_name_are_refused(target):
     drafter, _ = script(target)
-    model = CachedModel(target.model)
     with pytest.raises(ValueError, match="same name: scripted k=4 greedy"):
-        make_jobs(target, model, [strict(drafter)] * 2, [], OPTIONS)
-    sampled = replace(OPTIONS, sampling=Sampling(temperature=1.0))
-    with pytest.raises(ValueError, match="temperature is 1.0"):
-        make_jobs(target, model, [strict(drafter)], [], sampled)
+        make_jobs(target, [strict(drafter)] * 2, OPTIONS)
 
 
 def test_a_narrow_terminal_gets_values_without_intervals(report):

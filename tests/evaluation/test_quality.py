@@ -10,14 +10,14 @@ import torch
 from sacrebleu.metrics import BLEU
 
 from drafttrain.build.method import Method
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate, estimate_all
-from drafttrain.evaluation.prompts import EvaluationOptions, read_prompts
+from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.quality import (
     bleu,
     compare_outputs,
@@ -120,7 +120,7 @@ def test_rates_are_sums_over_sums_and_differences_are_paired():
     assert estimate_all(word_error_figures(plain, [None, None]), resamples) == {}
 
 
-OPTIONS = EvaluationOptions(max_new_tokens=16)
+SAMPLING = SamplingConfig(max_new_tokens=16)
 
 
 class Shaky(CachedModel):
@@ -139,13 +139,13 @@ class Shaky(CachedModel):
 
 
 def compare(model: CachedModel, kind: str, family: str) -> Parity:
-    method = plain_method(Sampling())
+    method = plain_method(SAMPLING)
     if kind == "chain":
         drafter = noisy(tiny_model(family), family).to(model.model.dtype)
         method = Method(CausalDrafter(CachedModel(drafter)), FixedLength(3), GreedyMatch())
-    prompts, _ = read_prompts(loaded(model.model), model, rows(3 * TEXTS))
-    outputs = [decode_by(model, method, prompts, OPTIONS, size) for size in (8, 1)]
-    return compare_outputs(model, prompts, *outputs, OPTIONS.max_new_tokens, "batch size 1")
+    prompts, _ = read_prompts(loaded(model.model), rows(3 * TEXTS))
+    outputs = [decode_by(model, method, SAMPLING, prompts, size) for size in (8, 1)]
+    return compare_outputs(model, prompts, *outputs, 16, "batch size 1")
 
 
 @pytest.mark.parametrize("kind", ["plain", "chain"])
@@ -164,9 +164,9 @@ def test_an_engine_that_is_wrong_in_batches_is_found_out(kind):
 
 def test_a_difference_has_its_row_position_and_gap():
     model = CachedModel(tiny_model("llama").float())
-    method = plain_method(Sampling())
-    prompts, _ = read_prompts(loaded(model.model), model, rows())
-    plain = decode_by(model, method, prompts, OPTIONS, 1)
+    method = plain_method(SAMPLING)
+    prompts, _ = read_prompts(loaded(model.model), rows())
+    plain = decode_by(model, method, SAMPLING, prompts)
     position = len(plain[1].tokens) - 1
     before = plain[1].tokens[:position]
     wrong = [plain[0], replace(plain[1], tokens=[*before, 5]), *plain[2:]]
@@ -192,14 +192,13 @@ def test_ties_are_as_coarse_as_the_targets_type():
 @pytest.mark.parametrize("family", ["marian", "gpt2"])
 def test_the_gap_at_a_difference_is_plain_decodings_own(family):
     target = loaded(tiny_model(family))
-    model = CachedModel(target.model)
-    [prompt, *_], _ = read_prompts(target, model, rows())
+    [prompt, *_], _ = read_prompts(target, rows())
     source = prompt.source
     prefix = torch.cat([source.prefix, torch.tensor([9, 11])])[None]
     given = {"input_ids": prefix}
     if family == "marian":
         given = {"input_ids": source.input_ids[None], "decoder_input_ids": prefix}
     with torch.inference_mode():
-        logits = target.model(**given).logits[0, -1]
+        logits = target.target.model(**given).logits[0, -1]
     expected = logits.topk(2).values.tolist()
-    assert top_two(model, source, [9, 11], 12) == pytest.approx(expected, abs=1e-9)
+    assert top_two(target.model, source, [9, 11], 12) == pytest.approx(expected, abs=1e-9)

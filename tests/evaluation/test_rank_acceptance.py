@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.plan import measure_acceptance_by_rank
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.prompts import Prompt
 from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
 from tests.evaluation.scripted import plain_tokens
 from tests.tiny_models import tiny_model
@@ -24,7 +24,8 @@ def greedy_ranks(ranks: int, seed: int = 5) -> tuple[float, ...]:
     model, drafter = tiny_model("llama", seed=3), tiny_model("llama", seed=seed)
     prompts = [Prompt(row, "", None, make_source(ids, model)) for row, ids in enumerate(PROMPTS)]
     own = CachedModel(model), CausalDrafter(CachedModel(drafter))
-    return measure_acceptance_by_rank(*own, prompts, EvaluationOptions(Sampling(), LENGTH), ranks)
+    sampling = SamplingConfig(max_new_tokens=LENGTH)
+    return measure_acceptance_by_rank(*own, sampling, prompts, ranks)
 
 
 def test_a_drafter_that_is_the_target_has_the_token_as_its_first_choice():
@@ -56,8 +57,8 @@ def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
     target, drafter = ToyTarget(1), ToyModel(2)
     target.device = torch.device("cpu")
     prompts = [Prompt(row, "", None, toy_prompt()) for row in range(600)]
-    options = EvaluationOptions(Sampling(1.3), max_new_tokens=2)
-    measured = measure_acceptance_by_rank(target, CausalDrafter(drafter), prompts, options, ranks=3)
+    sampling = SamplingConfig(temperature=1.3, max_new_tokens=2)
+    measured = measure_acceptance_by_rank(target, CausalDrafter(drafter), sampling, prompts, 3)
     prefix = toy_prompt().prefix.tolist()
     choices = drafter.table[prefix].argsort(descending=True)
     expected = (target.table[prefix] / 1.3).softmax(dim=-1)[choices]
@@ -68,6 +69,9 @@ def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
 def test_outputs_too_short_for_a_draft_are_refused():
     model = tiny_model("llama")
     target = CachedModel(model)
-    prompt, options = Prompt(0, "", None, make_source([5], model)), EvaluationOptions(Sampling(), 1)
+    prompt, sampling = (
+        Prompt(0, "", None, make_source([5], model)),
+        SamplingConfig(max_new_tokens=1),
+    )
     with pytest.raises(ValueError, match="no round drafted anything; give longer outputs"):
-        measure_acceptance_by_rank(target, CausalDrafter(target), [prompt], options)
+        measure_acceptance_by_rank(target, CausalDrafter(target), sampling, [prompt])

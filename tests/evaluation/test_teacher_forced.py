@@ -11,6 +11,7 @@ from torch import Tensor
 
 from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import Method
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.drafters.causal import CausalDrafter, blocks_of
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -21,7 +22,7 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.evaluation import teacher_forced
 from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import count_positions, count_rounds
-from drafttrain.evaluation.prompts import EvaluationOptions, Prompt
+from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.teacher_forced import (
     COOLEST,
@@ -65,8 +66,8 @@ def test_replayed_rounds_equal_those_of_decoding(tiny_marian, seed, max_new_toke
     blocks = noisy_blocks(tokens, k=4, wrong=0.3, seed=seed)
     method = Method(ScriptedDrafter({tuple(ids): blocks}), FixedLength(4), GreedyMatch())
     prompt = Prompt(0, "", None, make_source(ids, tiny_marian))
-    options = EvaluationOptions(max_new_tokens=max_new_tokens)
-    [decoded] = decode_by(CachedModel(tiny_marian), method, [prompt], options, 1)
+    sampling = SamplingConfig(max_new_tokens=max_new_tokens)
+    [decoded] = decode_by(CachedModel(tiny_marian), method, sampling, [prompt])
     assert tokens == decoded.tokens
     assert facts(replay_rounds(blocks, tokens, max_new_tokens)) == facts(decoded.rounds)
 
@@ -117,10 +118,10 @@ def test_greedy_counts_are_those_of_decoding(kind):
     model, drafter = pairs(kind)
     target, prompts = CachedModel(model), prompts_of(model)
     methods = [Method(drafter, FixedLength(k), GreedyMatch()) for k in (2, 4)]
-    options = EvaluationOptions(max_new_tokens=14)
-    plain, *forced = measure_forced(target, methods, prompts, options)
+    sampling = SamplingConfig(max_new_tokens=14)
+    plain, *forced = measure_forced(target, methods, prompts, sampling)
     for method, found in zip(methods, forced, strict=True):
-        decoded = decode_by(target, method, prompts, options, 1)
+        decoded = decode_by(target, method, sampling, prompts)
         counts, positions = count_rounds(decoded), count_positions(decoded)
         assert plain.counts.tokens.tolist() == counts.tokens.tolist()
         for name in ("tokens", "rounds", "accepted"):
@@ -144,10 +145,10 @@ def test_methods_that_share_a_pass_count_as_alone():
         for one in (drafter, MaxGramDrafter())
         for k in (2, 3)
     ]
-    options = EvaluationOptions(sampling=Sampling(1.0), max_new_tokens=14)
-    _, *together = measure_forced(target, methods, prompts, options)
+    sampling = SamplingConfig(temperature=1.0, max_new_tokens=14)
+    _, *together = measure_forced(target, methods, prompts, sampling)
     for method, found in zip(methods, together, strict=True):
-        _, alone = measure_forced(target, [method], prompts, options)
+        _, alone = measure_forced(target, [method], prompts, sampling)
         assert found.counts.tokens.tolist() == pytest.approx(alone.counts.tokens.tolist())
         assert found.counts.rounds.tolist() == alone.counts.rounds.tolist()
 
@@ -156,8 +157,8 @@ def test_a_drafter_that_is_the_target_is_always_accepted():
     model = tiny_model("llama")
     target, prompts = CachedModel(model), prompts_of(model)
     same = Method(CausalDrafter(CachedModel(model)), FixedLength(3), RejectionSampling())
-    options = EvaluationOptions(sampling=Sampling(0.8), max_new_tokens=14)
-    _, found = measure_forced(target, [replace(same, assistant=model)], prompts, options)
+    sampling = SamplingConfig(temperature=0.8, max_new_tokens=14)
+    _, found = measure_forced(target, [replace(same, assistant=model)], prompts, sampling)
     assert found.positions[1] == pytest.approx(found.positions[2])
     overlap = found.overlaps["sampled_acceptance"]
     assert overlap.numerators == pytest.approx(overlap.denominators)
