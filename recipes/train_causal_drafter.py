@@ -7,11 +7,10 @@
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
 
-It starts from some of the target's layers, another model with the same tokens, or random weights,
-and learns the tokens of the target's answers or the target's distribution at each of them
-(teacher.kind=cached computes that once). final/ is a language model of Transformers; start/ is
-what it started from. Missing distilled outputs are made first. The same command continues a stopped
-run.
+It starts from some of the target's layers or another model with the same tokens, and learns the
+tokens of the target's answers or the target's distribution at each of them (teacher.kind=cached
+computes that once). final/ is a language model of Transformers; start/ is what it started from.
+Missing distilled outputs are made first. The same command continues a stopped run.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts
 from drafttrain.models.causal_drafter import (
+    check_causal_recipe,
     draftable_tokens,
     empty_drafter,
     freeze,
     start_drafter,
 )
-from drafttrain.models.causal_recipe import check_causal_recipe
 from drafttrain.models.loading import LoadedTarget
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_target import FollowTarget

@@ -272,16 +272,13 @@ class CausalDrafterShape(Config):
 
 
 class CausalStart(Config):
-    """What a causal drafter starts from: layers of its target, another model, or random weights."""
+    """What a causal drafter starts from: layers of its target, or another model."""
 
     layers: Literal["first", "last", "even"] | tuple[NonNegativeInt, ...] = "even"
     """Which of the target's layers it copies: first, last or evenly spaced ones, or a list,
     counted from 0; and its embeddings, final norm and output projection."""
     path: str | None = None
     """A language model with the target's tokens to start from, instead of the target's layers."""
-    model: dict[str, Any] | None = None
-    """Random weights instead: fields of the Transformers configuration; model_type names the
-    family. Vocabulary and special tokens are the target's."""
 
 
 class FollowTargetConfig(Config):

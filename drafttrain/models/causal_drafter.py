@@ -16,17 +16,97 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import CausalDrafterRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig
+from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,
     layer_stem,
-    random_model,
     shallow_config,
     spread,
     take_layers,
 )
-from drafttrain.models.loading import read_config, read_weights
+from drafttrain.models.loading import check_target, is_language_model, read_config, read_weights
 from drafttrain.models.target_embeddings import lacks_embeddings, leave_out_embeddings, read_whole
+
+LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
+"""Weights of losses among the settings of the objective."""
+
+
+def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
+    """The target's config.json, once all is checked that is known without weights.
+
+    Raises ConfigError for targets that are not decoder-only, starts that do not fit the target, and
+    for objectives that train nothing.
+    """
+    target = check_target(settings.target)
+    if target.is_encoder_decoder:
+        raise ConfigError(
+            f"target.path = {settings.target.path!r} is an encoder-decoder model, but causal "
+            "drafters are trained for decoder-only ones; use recipes/train_spec_drafter.py"
+        )
+    if settings.initialise.path is not None:
+        _check_start(settings)
+    else:
+        chosen_layers(settings, target)
+    follows = check_losses(settings.objective)
+    if settings.teacher.kind == "cached" and not follows:
+        raise ConfigError(
+            "teacher.kind = 'cached' counts for divergences from the target's rows, but "
+            "objective.cross_entropy alone has a weight; leave it out, or give one, as "
+            "objective.forward_kl=1"
+        )
+    _check_embeddings(settings)
+    size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
+    if wanted is not None and wanted > size:
+        raise ConfigError(
+            f"drafter.output_tokens = {wanted} is more than the target's {size} tokens; give "
+            "fewer, or leave it out"
+        )
+    return target
+
+
+def check_losses(objective: FollowTargetConfig) -> bool:
+    """Whether divergences from the target's rows are asked for. Raises ConfigError where nothing
+    is learned."""
+    weights = objective.model_dump(include=LOSSES)
+    if not any(weights.values()):
+        raise ConfigError(
+            f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "
+            "them a weight"
+        )
+    return any(weight for name, weight in weights.items() if name != "cross_entropy")
+
+
+def _check_embeddings(settings: CausalDrafterRecipe) -> None:
+    """Whether embeddings that are not saved stay the target's."""
+    if settings.drafter.embeddings == "own":
+        return
+    start, name = settings.initialise.path, "drafter.embeddings = 'target'"
+    if {*settings.objective.frozen} != {"embeddings", "output"}:
+        raise ConfigError(
+            f"{name} leaves them as they are, but objective.frozen = "
+            f"{list(settings.objective.frozen)}; give objective.frozen=[embeddings,output], or "
+            "drafter.embeddings=own"
+        )
+    if start is not None and not lacks_embeddings(
+        read_config(start, f"initialise.path = {start!r}")
+    ):
+        raise ConfigError(
+            f"{name}, but initialise.path brings embeddings of its own; leave it out to start from "
+            "the target's layers, or give drafter.embeddings=own"
+        )
+
+
+def _check_start(settings: CausalDrafterRecipe) -> None:
+    """Whether `initialise.path` is a decoder-only model of the target's tokens."""
+    path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
+    start = read_config(path, name)
+    if start.is_encoder_decoder or not is_language_model(start):
+        raise ConfigError(
+            f"{name} is a {start.model_type!r} model, no decoder-only language model; give one "
+            "with the target's tokens"
+        )
+    check_tokenizers(settings.target, path, name)
 
 
 def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> list[int]:
@@ -59,12 +139,6 @@ def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> li
 def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PreTrainedModel:
     """The drafter with random weights, drawn from torch's generator, of its final shape."""
     start, size = settings.initialise, target.get_text_config(decoder=True).vocab_size
-    if start.model is not None:
-        fields = {"tie_word_embeddings": target.tie_word_embeddings} | start.model
-        given = {name: getattr(target, name, None) for name in SPECIAL_TOKENS} | {
-            "vocab_size": size
-        }
-        return random_model(AutoModelForCausalLM, fields, given, "initialise.model")
     if start.path is not None:
         config = read_config(start.path, f"initialise.path = {start.path!r}")
         config.vocab_size = size
@@ -98,7 +172,7 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
     else:
         drafter = empty_drafter(settings, target.config)
     of_it = {"path": settings.target.path, "revision": settings.target.revision}
-    if start.path is None and start.model is None:
+    if start.path is None:
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
     drafter.config.target = of_it

@@ -92,7 +92,7 @@ def layer_stem(model: PreTrainedModel) -> str:
             return f"{name}."
     raise ValueError(
         f"the layers of a {model.config.model_type!r} model were not found; start from another "
-        "model (initialise.path) or from random weights (initialise.model)"
+        "model (initialise.path)"
     )
 
 
@@ -121,8 +121,7 @@ def shallow_config(target: PretrainedConfig, layers: Sequence[int]) -> Pretraine
         elif name in STEPS and value not in (None, 0, 1):
             raise ConfigError(
                 f"the target's {name} = {value} counts layers, which a drafter of the layers "
-                f"{list(layers)} cannot keep; start from another model (initialise.path) or from "
-                "random weights (initialise.model)"
+                f"{list(layers)} cannot keep; start from another model (initialise.path)"
             )
     if "moe_layer_end_index" in values:
         config.moe_layer_end_index = len(layers) - 1

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import ParallelDrafterRecipe
-from drafttrain.models.causal_recipe import check_causal_recipe
+from drafttrain.models.causal_drafter import check_causal_recipe
 from drafttrain.models.language_models import SPECIAL_TOKENS
 
 PARD_K = 8

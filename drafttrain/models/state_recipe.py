@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 from drafttrain import __version__
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import StateDrafterRecipe
-from drafttrain.models.causal_recipe import check_losses
+from drafttrain.models.causal_drafter import check_losses
 from drafttrain.models.loading import check_target
 from drafttrain.models.state_drafter import StateDrafterConfig, make_config
 

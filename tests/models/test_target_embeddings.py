@@ -14,8 +14,7 @@ from drafttrain.build.drafters import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe
-from drafttrain.models.causal_drafter import start_drafter
-from drafttrain.models.causal_recipe import check_causal_recipe
+from drafttrain.models.causal_drafter import check_causal_recipe, start_drafter
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.run_folder import save_final
@@ -157,10 +156,6 @@ def test_what_transformers_loads_of_it_does_not_draft(folders) -> None:
     [
         ({"objective": {"frozen": ["output"]}}, r"frozen = \['output'\].*embeddings=own"),
         ({"initialise": {"path": "TARGET"}}, r"initialise\.path brings embeddings of its own"),
-        (
-            {"initialise": {"model": {"model_type": "llama"}}, "objective": {"frozen": []}},
-            r"objective\.frozen = \[\]",
-        ),
     ],
 )
 def test_embeddings_that_would_change_are_refused(groups, words, tmp_path: Path) -> None:
