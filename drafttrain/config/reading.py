@@ -114,7 +114,7 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
     known = {
         ".".join(filter(None, (within, name))): field for name, field in fields_of(kind).items()
     }
-    name = ".".join(map(str, filter(None, (within, *first["loc"]))))
+    name = ".".join(map(str, first["loc"] if not within else (within, *first["loc"])))
     if first["type"] == "extra_forbidden":
         return f"unknown setting {name!r}; {_suggest(name, known)}"
     below = [one for one in known.items() if one[0].startswith(f"{name}.")]
