@@ -181,7 +181,7 @@ def as_line(dtype: str, run: Run) -> str:
     for share in ("draft", "target"):
         if run.time is not None and rounds > 0:
             seconds = run.totals["tokens"] / found["tokens_per_second"].value
-            figures.append(f"{1e3 * seconds * getattr(run.time, share) / rounds:.2f}")
+            figures.append(f"{1e3 * seconds * run.time[share] / rounds:.2f}")
         else:
             figures.append("–")
     speedups = ("speedup", "speedup_vs_generate", "speedup_vs_beam")

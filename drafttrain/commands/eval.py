@@ -14,9 +14,8 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.evaluation.evaluate import evaluate, write_evaluation
-from drafttrain.evaluation.page import print_findings
 from drafttrain.evaluation.plan import build_methods, make_plan
-from drafttrain.evaluation.tables import main_table, parity_lines
+from drafttrain.evaluation.tables import main_table, parity_lines, print_findings
 
 
 def measure(settings: EvalConfig, dry_run: bool = False) -> None:

@@ -26,11 +26,10 @@ from drafttrain.evaluation.calibration import (
     stop_threshold,
 )
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
-from drafttrain.evaluation.page import print_findings
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import DataFacts, Search
 from drafttrain.evaluation.runner import decode_by, plain_method
-from drafttrain.evaluation.tables import main_table, search_tables, verdict_lines
+from drafttrain.evaluation.tables import main_table, print_findings, search_tables, verdict_lines
 from drafttrain.evaluation.tune import (
     FINAL_SHARE,
     Bench,

@@ -42,7 +42,6 @@ from drafttrain.evaluation.report import (
     Run,
     TargetFacts,
     describe_environment,
-    write_json,
     write_text,
 )
 from drafttrain.evaluation.runner import (
@@ -54,7 +53,6 @@ from drafttrain.evaluation.runner import (
     make_waves,
     run_interleaved,
 )
-from drafttrain.evaluation.tables import report_page
 from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
 
 OPTIONS = {"compile", "baselines", "num_beams", "batch_sizes", "repeats", "warmup", "bootstrap"}
@@ -76,13 +74,13 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> None:
     """Writes report.json, its plot and page, and the samples, if there are any: samples.jsonl
     beside report.json, NAME.samples.jsonl beside NAME.json."""
     report, plot = evaluation.report, path.with_suffix(".png")
-    write_json(report, path)
+    write_text(path, report.model_dump_json(indent=2) + "\n")
     if evaluation.samples:
         name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
         lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in evaluation.samples]
         write_text(path.with_name(name), "".join(lines))
     plot_report(report, plot)
-    write_text(path.with_suffix(".html"), render_page(report_page(report, plot.read_bytes())))
+    write_text(path.with_suffix(".html"), render_page(report, plot.read_bytes()))
 
 
 @dataclass(frozen=True)

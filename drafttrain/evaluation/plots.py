@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -58,8 +58,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """The points of one method, joined in the order of x."""
 
     label: str
@@ -71,15 +70,14 @@ class Curve:
     """Whether its markers are: those of lossy methods are not."""
 
 
-@dataclass(frozen=True)
-class Plot:
+class Plot(NamedTuple):
     """What is drawn."""
 
     title: str
     xlabel: str
     ylabel: str
     curves: list[Curve]
-    levels: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, float] = {}
     """Horizontal lines by name."""
     ticks: Sequence[float] = ()
     """Of the x axis; logarithmic where they double."""
@@ -107,8 +105,12 @@ def choose_plot(report: Report) -> Plot:
     methods = [run for run in alone if run.kind == "method"]
     if report.mode == "teacher-forced":
         return _by_position(methods)
-    if len(report.batch_sizes) > 1:
-        return _by_batch_size(report)
+    if sizes := report.batch_sizes[1:]:
+        names = dict.fromkeys(run.name for run in report.runs if run.kind != "plain")
+        found = {name: [run for run in report.runs if run.name == name] for name in names}
+        curves = [_curve(name, [run.batch_size for run in own], own) for name, own in found.items()]
+        ylabel, ticks = f"{SPEEDUP} at the same size", [1, *sizes]
+        return Plot("Speed by batch size", "batch size", ylabel, curves, {"plain": 1.0}, ticks)
     quality = None
     if any(run.lossy for run in methods):
         quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
@@ -131,6 +133,20 @@ def _curve(
     """Speedups of some runs."""
     label = f"{label} (lossy)" if line[0].lossy else label
     return Curve(label, xs, [run.metrics["speedup"] for run in line], notes, not line[0].lossy)
+
+
+def _by_position(methods: Sequence[Run]) -> Plot:
+    """Of methods that differ in length alone the longest: shorter ones are its beginning."""
+    curves = []
+    for label, line in lines(methods):
+        run = max(line, key=lambda run: run.sizes.get("depth", run.settings.get("k", 0)))
+        rates = run.acceptance_rate_per_position
+        known = dict(enumerate([] if rates is None else rates.conditional, start=1))
+        points = {place: rate for place, rate in known.items() if rate is not None}
+        curves.append(Curve(label, list(points), list(points.values())))
+    deepest = max((max(curve.xs, default=1) for curve in curves), default=1)
+    title, ylabel = "Acceptance by position", "acceptance rate where all before were accepted"
+    return Plot(title, "position in the draft", ylabel, curves, ticks=range(1, int(deepest) + 1))
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
@@ -159,37 +175,6 @@ def _varied(line: Sequence[Run]) -> list[str]:
     names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
     own = ([(n, run.settings[n]) for n in names if n in run.settings] for run in line)
     return [" ".join(f"{name}={value:g}" for name, value in pairs) for pairs in own]
-
-
-def _by_position(methods: Sequence[Run]) -> Plot:
-    """Of methods that differ in length alone the longest: shorter ones are its beginning."""
-    curves = []
-    for label, line in lines(methods):
-        run = max(line, key=lambda run: run.sizes.get("depth", run.settings.get("k", 0)))
-        rates = run.acceptance_rate_per_position
-        known = dict(enumerate([] if rates is None else rates.conditional, start=1))
-        points = {place: rate for place, rate in known.items() if rate is not None}
-        curves.append(Curve(label, list(points), list(points.values())))
-    deepest = max((max(curve.xs, default=1) for curve in curves), default=1)
-    return Plot(
-        "Acceptance by position in the draft",
-        "position in the draft",
-        "acceptance rate where all before were accepted",
-        curves,
-        ticks=range(1, int(deepest) + 1),
-    )
-
-
-def _by_batch_size(report: Report) -> Plot:
-    """Every method and baseline through its batch sizes."""
-    own: dict[str, list[Run]] = {}
-    for run in report.runs:
-        if run.kind != "plain":
-            own.setdefault(run.name, []).append(run)
-    curves = [_curve(name, [run.batch_size for run in line], line) for name, line in own.items()]
-    ylabel = f"{SPEEDUP} at the same size"
-    sizes = report.batch_sizes
-    return Plot("Speed by batch size", "batch size", ylabel, curves, {"plain": 1.0}, sizes)
 
 
 def draw_curves(axis: Axes, plot: Plot) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -109,18 +108,9 @@ class Parity(Part):
     """The gap below which a difference is due to rounding."""
 
     @property
-    def gaps(self) -> list[float]:
-        return [difference.gap for difference in self.differences]
-
-    @property
     def unexplained(self) -> int:
         """Differences that rounding does not explain; none should be found."""
-        return sum(gap >= self.bound for gap in self.gaps)
-
-    @property
-    def holds(self) -> bool:
-        """Whether all outputs are equal, but for floating-point ties."""
-        return self.unexplained == 0
+        return sum(one.gap >= self.bound for one in self.differences)
 
 
 class Run(Part):
@@ -323,12 +313,6 @@ def read_report(path: Path) -> Report:
         f"{path} is no report of drafttrain eval ({problem}); make one with `drafttrain eval "
         "--report FILE`"
     )
-
-
-def write_json(report: Part, path: Path) -> None:
-    """Write what was measured, whole or not at all."""
-    text = json.dumps(report.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    write_text(path, text + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The tables and the page of a report.
+"""The tables of a report: columns and rows once, for a terminal, Markdown and the HTML page.
 
 A row is a method at a batch size. What differs between methods (k, h, beta, tau, tree sizes) are
 columns, and so is every metric that some row has. A report of `tune` also shows all candidates and
@@ -7,12 +7,118 @@ the calibration of heads.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+from rich import table as rich
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
 
 from drafttrain.config.sweep import SWEEPABLE
-from drafttrain.evaluation.page import Card, Column, Page, Table
+from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Parity, Report, Run
 from drafttrain.evaluation.runner import PLAIN
+
+WIDE = 110
+"""Columns of a terminal from which on intervals are printed; report.json always has them."""
+LOG_WIDTH = 132
+"""Columns of what is no terminal: a log file has room for whole columns."""
+LONGEST_NAME, SHORTENED_NAME = 26, 18
+"""Columns of a terminal that a row's name takes; a longer one goes on in the next line. The second
+is that of a narrow terminal, and of titles."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: what it shows of a row, and how."""
+
+    title: str
+    of: Callable[[Any], Estimate | float | int | str | None]
+    digits: int = 2
+    percent: bool = False
+    suffix: str = ""
+    narrow: bool = True
+    """Whether a narrow terminal has room for it."""
+
+    def number(self, value: float) -> str:
+        shown = f"{100 * value if self.percent else value:,.{self.digits}f}{self.suffix}"
+        return shown.replace("-", "−")
+
+    def parts(self, row: object) -> tuple[str, str]:
+        """A row's value and its interval as text; the interval is empty where there is none."""
+        value = self.of(row)
+        if isinstance(value, Estimate):
+            low, high = self.number(value.low), self.number(value.high)
+            between = " to " if "−" in low else "–"
+            interval = f"{low.removesuffix(self.suffix)}{between}{high}"
+            return self.number(value.value), interval if value.low < value.high else ""
+        if isinstance(value, float):
+            return self.number(value), ""
+        return "–" if value is None else str(value), ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; Rich prints it with intervals where the terminal has room for them."""
+
+    title: str
+    columns: Sequence[Column]
+    """The first one names the row."""
+    rows: Sequence[Any]
+    note: str = ""
+    """How to read it."""
+    is_best: Callable[[Any], bool] = lambda row: False
+    """Whether the page highlights a row."""
+
+    def cells(self, row: object, intervals: bool = True) -> list[str]:
+        """A row as text, intervals in brackets."""
+        parts = [column.parts(row) for column in self.columns]
+        return [f"{value} ({more})" if more and intervals else value for value, more in parts]
+
+    def markdown(self, intervals: bool = True) -> str:
+        """The table for documents and model cards."""
+        header = [column.title for column in self.columns]
+        lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
+        lines += [self.cells(row, intervals) for row in self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.Table]:
+        wide = options.max_width >= WIDE
+        table = rich.Table(
+            title=self.title,
+            title_justify="left",
+            caption=self.note,
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        shown = [place for place, one in enumerate(self.columns) if wide or one.narrow]
+        for place in shown:
+            title = "\n".join(wrap(self.columns[place].title, SHORTENED_NAME))
+            table.add_column(title, justify="right" if place else "left")
+        for row in self.rows:
+            name, *cells = self.cells(row, intervals=wide)
+            cells = ["\n ".join(wrap(name, LONGEST_NAME if wide else SHORTENED_NAME)), *cells]
+            table.add_row(*(Text(cells[place].replace(" (", "\n(")) for place in shown))
+        yield table
+
+
+def print_findings(tables: Sequence[Table], lines: Sequence[str], files: Sequence[str]) -> None:
+    """The tables, then sentences, then where the files lie."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)
+    for table in tables:
+        console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+    for line in files:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
 
 POSITIONS = 6
 """Positions of a draft that the table has room for; report.json has them all."""
@@ -165,27 +271,27 @@ def winners(report: Report) -> dict[int, Run]:
 def parity_lines(report: Report) -> list[str]:
     """The results of comparing lossless runs token by token, one comparison a line; above batch
     size 1 those that differ."""
-    lines = []
-    for run in report.runs:
-        for parity in run.parity:
-            if run.batch_size == 1:
-                lines.append(parity_line(run.name, parity))
-            elif parity.differences:
-                lines.append(parity_line(f"{run.name}, batch {run.batch_size}", parity))
-    return lines
+    return [
+        _parity_line(
+            run.name if run.batch_size == 1 else f"{run.name}, batch {run.batch_size}", one
+        )
+        for run in report.runs
+        for one in run.parity
+        if run.batch_size == 1 or one.differences
+    ]
 
 
-def parity_line(name: str, parity: Parity) -> str:
+def _parity_line(name: str, parity: Parity) -> str:
     """How many outputs are equal, and whether rounding explains the others."""
     line = f"{name}: {parity.identical} of {parity.compared} equal to {parity.against}"
     if not parity.differences:
         return line
-    seen = f"{min(parity.gaps):.1e} to {max(parity.gaps):.1e}"
-    verdict = "ties"
-    if not parity.holds:
-        verdict = f"{parity.unexplained} are NOT ties: please report this"
-    bound = f"bound {parity.bound:.2g}"
-    return f"{line}; at the first difference the top-2 logit gap is {seen} ({verdict}, {bound})"
+    gaps, wrong = [one.gap for one in parity.differences], parity.unexplained
+    verdict = f"{wrong} are NOT ties: please report this" if wrong else "ties"
+    return (
+        f"{line}; at the first difference the top-2 logit gap is {min(gaps):.1e} to "
+        f"{max(gaps):.1e} ({verdict}, bound {parity.bound:.2g})"
+    )
 
 
 def search_tables(report: Report) -> list[Table]:
@@ -226,10 +332,10 @@ def verdict_lines(report: Report) -> list[str]:
         if choice.best == PLAIN:
             lines.append(f"{words}; no draft is faster than plain decoding")
         else:
-            lines.append(f"{words}, {_speedup(report.run(choice.best, size))}")
+            lines.append(f"{words}, {speedup_text(report.run(choice.best, size))}")
             for name in dict.fromkeys((choice.best_fixed, choice.best_head)):
                 if name not in (None, choice.best):
-                    lines.append(f"  {name}: {_speedup(report.run(name, size))}")
+                    lines.append(f"  {name}: {speedup_text(report.run(name, size))}")
         run = report.run(str(choice.best_fixed), size)
         if run.drafter == "causal":  # what engines load; they draft chains of fixed length
             k = int(run.settings["k"]) if run.metrics["speedup"].value > 1.0 else 0
@@ -254,30 +360,7 @@ def verdict_lines(report: Report) -> list[str]:
     return lines
 
 
-def _speedup(run: Run) -> str:
-    column = METRICS["speedup"]
-    value, interval = column.parts(run)
+def speedup_text(run: Run) -> str:
+    """A run's speedup in words, with its interval."""
+    value, interval = METRICS["speedup"].parts(run)
     return f"{value} plain decoding" + (f" ({interval})" if interval else "")
-
-
-def report_page(report: Report, plot: bytes) -> Page:
-    """What the HTML page of a report shows."""
-    drafters = dict.fromkeys(run.drafter or "" for run in report.runs if run.kind == "method")
-    names = ", ".join(drafters) if report.search is None else report.search.drafter
-    cards = []
-    for size, run in winners(report).items():
-        speed, _ = METRICS["tokens_per_second"].parts(run)
-        label = "fastest" if report.search is None else "chosen"
-        detail = f"{speed} tokens/s, {_speedup(run)}"
-        cards.append(Card(f"{label}, batch size {size}", run.name, detail))
-    return Page(
-        title=Path(report.target.path).name + (f" with {names}" if names else ""),
-        subtitle=f"{report.data.prompts} prompts of {report.data.path}; {report.target.dtype}, "
-        f"{report.machine}; {report.environment.date[:10]}",
-        cards=cards,
-        verdicts=[*parity_lines(report), *verdict_lines(report)],
-        plot=plot,
-        plot_text="The figures of the tables below",
-        tables=[main_table(report), *search_tables(report)],
-        notes=[note(report), f"Command: {report.environment.command}"],
-    )

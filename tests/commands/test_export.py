@@ -20,7 +20,6 @@ from drafttrain.evaluation.report import (
     Run,
     TargetFacts,
     describe_environment,
-    write_json,
 )
 from drafttrain.export.verify import compare
 from tests.commanding import ended
@@ -61,7 +60,7 @@ def report(tmp_path: Path) -> Path:
         options={},
         runs=[run],
     )
-    write_json(written, tmp_path / "report.json")
+    (tmp_path / "report.json").write_text(written.model_dump_json())
     return tmp_path / "report.json"
 
 
@@ -156,6 +155,6 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
 
 
 def test_a_report_of_batch_sizes_has_a_row_for_each(tmp_path):
-    write_json(batched_report(), tmp_path / "batched.json")
+    (tmp_path / "batched.json").write_text(batched_report().model_dump_json())
     table = read_measured(tmp_path / "batched.json").table.splitlines()
     assert "| batch |" in table[0] and len(table) == 2 + 7

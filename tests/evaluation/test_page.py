@@ -10,14 +10,11 @@ from io import BytesIO
 import pytest
 from matplotlib.figure import Figure
 
-from drafttrain.evaluation.page import Card, Column, Page, Table, render_page
+from drafttrain.evaluation.page import render_page
+from tests.evaluation.reports import batch_run, batched_report
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 VOID = {"meta", "img"}
-COLUMNS = [Column("method", lambda row: row[0]), Column("tok/s", lambda row: row[1])]
-TABLE = Table(
-    "Methods", COLUMNS, [("plain", 100), ("a<b> & k=5", 171)], is_best=lambda row: row[0] == "plain"
-)
 
 
 class Outline(HTMLParser):
@@ -50,46 +47,45 @@ def read(html):
 
 @pytest.fixture(scope="module")
 def page():
+    """Of a report whose names have to be escaped."""
     figure, drawn = Figure(figsize=(4, 3)), BytesIO()
     figure.subplots().plot([1, 2], [3, 4])
     figure.savefig(drawn, format="png")
-    return Page(
-        title="Drafter <d> & target",
-        subtitle="100 prompts, a machine",
-        tables=[TABLE],
-        plot=drawn.getvalue(),
-        plot_text='speedup by "k"',
-        cards=[Card("batch 1", "k=5", "1.71 times plain decoding")],
-        verdicts=["k=5 is the fastest & exact"],
-        notes=["95 % intervals"],
+    plain, fast = batch_run("plain", 1, (100, 10, 1.0)), (171, 6, 1.71)
+    report = batched_report().model_copy(
+        update={"runs": [plain, batch_run("a<b> & k=5", 1, fast, k=5)]}
     )
+    return render_page(report, drawn.getvalue()), drawn.getvalue()
 
 
 def test_the_page_is_well_formed_escaped_and_needs_no_other_file(page):
-    html = render_page(page)
+    html, plot = page
     outline = read(html)
-    assert outline.texts["h1"] == ["Drafter <d> & target"]
-    assert outline.texts["td"] == ["plain", "100", "a<b> & k=5", "171"]
-    assert "k=5 is the fastest & exact" in outline.texts["p"] and outline.texts["b"] == ["k=5"]
-    assert html.count('class="best"') == html.count('<tr class="best"><td>plain</td>') == 1
+    assert outline.texts["h1"] == ["target with causal"]
+    assert outline.texts["td"][0] == "plain" and "a<b> & k=5" in outline.texts["td"]
+    assert outline.texts["b"] == ["a<b> & k=5"], "the fastest"
+    assert html.count('class="best"') == 1
+    assert '<tr class="best"><td>a&lt;b&gt; &amp; k=5</td>' in html
     tags = {tag for tag, *_ in outline.attributes} | set(outline.texts)
     assert not tags & {"script", "link", "iframe", "object", "a"}
     assert not re.search(r"https?:|url\(|@import", html)
     [source] = [value for tag, name, value in outline.attributes if name == "src"]
-    assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == page.plot
+    assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == plot
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here")
 def test_a_browser_shows_figure_and_table(page, tmp_path):
     """The image is decoded, the table laid out, and nothing is wider than the window."""
+    html, _ = page
     probe = (
         "<script>onload = () => { const i = document.querySelector('img');"
         "document.title = [i.naturalWidth, i.clientWidth > 0, document.querySelectorAll('td')"
         ".length, document.body.scrollWidth <= innerWidth].join(' '); }</script>"
     )
     file = tmp_path / "page.html"
-    file.write_text(render_page(page).replace("</body>", probe + "</body>"), encoding="utf-8")
+    file.write_text(html.replace("</body>", probe + "</body>"), encoding="utf-8")
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=800,600"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert read(done.stdout).texts["title"] == ["400 true 4 true"]
+    cells = html.count("<td>")
+    assert read(done.stdout).texts["title"] == [f"400 true {cells} true"]

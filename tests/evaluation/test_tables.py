@@ -7,7 +7,7 @@ import pytest
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plots import choose_plot, lines, plot_report
 from drafttrain.evaluation.report import Parity, Report
-from drafttrain.evaluation.tables import main_table, parity_lines, report_page, winners
+from drafttrain.evaluation.tables import main_table, parity_lines, winners
 from tests.evaluation.reports import batch_run, batched_report, estimate, run
 
 
@@ -96,12 +96,6 @@ def test_why_sequences_of_a_batch_differ_is_said_and_errors_stand_out(report):
     ]
     assert "(2 are NOT ties: please report" in parity_lines(with_parity(wrong))[0]
     assert "| 3 of 40, 2 NOT ties |" in main_table(with_parity(wrong)).markdown()
-
-
-def test_the_page_shows_the_table_and_the_fastest(report):
-    page = report_page(report, b"png")
-    assert [card.value for card in page.cards] == ["causal k=9 greedy", "causal k=3 greedy"]
-    assert len(page.tables[0].rows) == 7 and page.plot == b"png"
 
 
 def test_the_x_axis_of_the_plot_is_what_was_varied(report):
