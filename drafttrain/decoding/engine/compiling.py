@@ -100,6 +100,9 @@ class CompiledBody:
         if step is None:
             step = self._steps[key] = self._compile(call, bucket, given)
         logits, hidden, layers = step(**given)
+        if self.body.device.type == "cuda":  # a graph writes to the same memory again
+            logits, hidden = logits.clone(), hidden.clone()
+            layers = {number: own.clone() for number, own in layers.items()}
         return CallOutput(logits, hidden, layers)
 
     def _compile(self, call: BatchedCall, bucket: Bucket, given: Mapping[str, Any]) -> Step:

@@ -18,7 +18,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from drafttrain.decoding.roles import Randomness
@@ -153,6 +152,8 @@ def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
         return 1.0
     if room(tries) <= 0.0:
         return float(tries)
+    from scipy.optimize import brentq  # SpecTr alone needs it
+
     return float(brentq(room, 1.0, tries, xtol=1e-15, rtol=4 * np.finfo(float).eps))
 
 
