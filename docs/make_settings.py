@@ -30,9 +30,9 @@ HEAD = """# Settings
 Made from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.
 
 A setting is a line of a YAML file (`--config FILE`) or a `key=value` on the command line, which
-wins; a dot leads into a group: `train.learning_rate=3e-4`, `data.where={category: qa}`. Options
-such as `--k` are short for one of them. Unknown names are refused with the nearest known one, and
-a run writes all its settings into `run.yaml`.
+wins; a dot leads into a group: `train.learning_rate=3e-4`, `server.extra_body={min_p: 0.1}`.
+Options such as `--k` are short for one of them. Unknown names are refused with the nearest known
+one, and a run writes all its settings into `run.yaml`.
 """
 WORDS = {
     str: "text",

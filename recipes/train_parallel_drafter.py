@@ -34,13 +34,13 @@ from drafttrain.decoding.engine.architectures import (
 )
 from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.causal_drafter import (
+    check_causal_recipe,
     draftable_tokens,
     empty_drafter,
     freeze,
     start_drafter,
 )
 from drafttrain.models.loading import LoadedTarget
-from drafttrain.models.parallel_drafter import check_parallel_recipe
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from drafttrain.training.recipe import (
@@ -54,7 +54,7 @@ from drafttrain.training.recipe import (
 
 @recipe_command(ParallelDrafterRecipe, "recipes/smollm2_parallel.yaml")
 def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
-    target_config = check_parallel_recipe(settings)
+    target_config = check_causal_recipe(settings)
     check_configuration(target_config)
     with torch.device("meta"):
         planned = empty_drafter(settings, target_config)
@@ -69,8 +69,8 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     check_positions(drafter.config, rows)
     ends = drafter.generation_config.eos_token_id
     choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
-    size = drafter.config.vocab_size
-    mask = choose_mask(settings.drafter.mask_token, target.tokenizer, size, rows)
+    trained, size = getattr(drafter.config, "pard_token", None), drafter.config.vocab_size
+    mask = choose_mask(trained, target.tokenizer, size, rows)
     keep_start(accelerator, settings, drafter, target.tokenizer)
     drafter.config.pard_token, drafter.config.k = mask, settings.drafter.k
     freeze(drafter, settings.objective.frozen)

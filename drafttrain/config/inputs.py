@@ -64,9 +64,6 @@ class DataConfig(Config):
     chat: bool = False
     """Put every text as a user's message through the tokenizer's chat template (decoder-only
     targets); rows that are chats always are."""
-    where: dict[str, str | int | float | bool] = {}
-    """Keep only the rows with these values, as {category: math_reasoning}, before skip and
-    limit."""
     skip: NonNegativeInt = 0
     """Rows to leave out at the start."""
     limit: PositiveInt | None = None

@@ -336,10 +336,6 @@ class ParallelDrafterShape(CausalDrafterShape):
     k: int = Field(default=8, ge=2)
     """Draft tokens of a call: the last committed token predicts the first, each of k - 1 masks
     another one."""
-    mask_token: NonNegativeInt | None = None
-    """Token that stands for a mask (`pard_token` in config.json): one that texts do not hold,
-    neither the end nor the padding. Default: the tokenizer's mask, else an unused id, else a
-    special token, else the last token that no distilled row holds."""
 
 
 class FollowInBlocksConfig(FollowTargetConfig):

@@ -96,6 +96,19 @@ def sequence_randomness(
     return SampledRandomness(generator)
 
 
+def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens of each row by inversion of its distribution function, in float64.
+
+    Tokens of probability zero are never drawn. Shapes: probs [R, V], uniforms [R, N] in [0, 1) ->
+    [R, N].
+    """
+    mass = probs.double().cumsum(dim=-1)
+    total = mass[:, -1:].contiguous()
+    tokens = torch.searchsorted(mass, (uniforms.to(mass) * total).contiguous(), right=True)
+    last = torch.searchsorted(mass, total)  # first token that reaches the whole mass
+    return tokens.minimum(last).clamp(max=probs.shape[-1] - 1)
+
+
 class SampledRandomness:
     """`Randomness` in production: draws from one generator, on the generator's device."""
 

@@ -10,37 +10,9 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import ParallelDrafterRecipe
-from drafttrain.models.causal_drafter import check_causal_recipe
-from drafttrain.models.language_models import SPECIAL_TOKENS
 
 PARD_K = 8
 """Tokens a call that the published PARD drafters were trained for."""
-
-
-def check_parallel_recipe(settings: ParallelDrafterRecipe) -> PretrainedConfig:
-    """The target's config.json, once all is checked that is known without weights.
-
-    Raises ConfigError as `check_causal_recipe`, and for a mask that is no token or that the
-    target's config.json gives another meaning.
-    """
-    target, mask = check_causal_recipe(settings), settings.drafter.mask_token
-    if mask is None:
-        return target
-    text = target.get_text_config(decoder=True)
-    if mask >= text.vocab_size:
-        raise ConfigError(
-            f"drafter.mask_token = {mask} is no token: the target's vocabulary has "
-            f"{text.vocab_size}; give a smaller one, or leave it out"
-        )
-    for name in SPECIAL_TOKENS:
-        meant = getattr(text, name, None)
-        if mask in (meant if isinstance(meant, list) else [meant]):
-            raise ConfigError(
-                f"drafter.mask_token = {mask} is the target's {name}; give a token that texts do "
-                "not hold, or leave it out"
-            )
-    return target
 
 
 def check_blocks(config: PretrainedConfig, name: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import DistillConfig, EvalConfig
+from drafttrain.config.commands import DistillConfig, EvalConfig, ServerConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.reading import dump_settings, load_settings, merge_values, validate_settings
 from drafttrain.config.recipes import SpecDrafterRecipe, TrainConfig
@@ -83,9 +83,9 @@ def test_references_in_a_file_stay_text_and_are_never_resolved(tmp_path):
 
 
 def test_a_mapping_replaces_the_one_before_it(tmp_path):
-    file = yaml_file(tmp_path, "path: a\nwhere: {language: de}\n")
-    settings = load_settings(DataConfig, file, ["where={category: qa}"])
-    assert settings.where == {"category": "qa"}
+    file = yaml_file(tmp_path, "extra_body: {top_k: 4}\n")
+    settings = load_settings(ServerConfig, file, ["extra_body={min_p: 0.5}"])
+    assert settings.extra_body == {"min_p": 0.5}
 
 
 def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):

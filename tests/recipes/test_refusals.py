@@ -35,7 +35,6 @@ WRONG = {
     ),
     f"{CAUSAL} initialise.path=shuffled": ("token 4", "'w5'", "'w4'", "give"),
     f"{CAUSAL} initialise.layer=even": ("initialise.layer", "'initialise.layers'"),
-    f"{PARALLEL} drafter.mask_token=99": ("drafter.mask_token = 99", "is no token", "smaller"),
     f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{CAUSAL} objective.forward_kl=-1": (
         "objective.forward_kl = -1",

@@ -129,7 +129,8 @@ class Distilling:
     def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
         inputs = self.inputs.select(manifest.rows_of(shard))
         rows: list[ShardRow] = []
-        for done in _decode_rows(inputs, self.config, self.target, self.decoder):
+        decode = self._decode_clips if AUDIO in inputs.column_names else self._decode_texts
+        for done in decode(inputs):
             rows.extend(done)
             work.update(len(done))
         write_shard(manifest.path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
@@ -153,97 +154,84 @@ class Distilling:
         if len(lost) > ROWS_NAMED:
             say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
 
+    def _decode_texts(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
+        """Rows of one shard in batches of like length; those that cannot be decoded come first."""
+        config, model = self.config, self.target.model
+        tokenized = tokenize_prompts(
+            self.target.tokenizer, inputs, not model.config.is_encoder_decoder
+        )
+        positions = position_limit(model.config)
+        new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens
+        chats = CHATS in inputs.column_names
+        ready, skipped = [], []
+        for row, text, ids in zip(inputs["row"][:], inputs["source"][:], tokenized, strict=True):
+            own = text.removeprefix(config.data.prefix).removesuffix(config.data.suffix)
+            reason = ""
+            if not own.strip() or not ids:
+                reason = "no user turn, or one without text" if chats else "empty"
+            elif len(ids) > config.max_source_tokens:
+                reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"
+            elif positions is not None and len(ids) + new > positions:
+                more = f" and {new} new ones" if new else ""
+                reason = f"{len(ids)} tokens{more}, the target has {positions} positions"
+            if reason:
+                skipped.append(ShardRow(row, status="skipped", reason=reason))
+            else:
+                ready.append(ShardRow(row, source_ids=ids))
+        yield skipped
+        for batch in self.decoder.batches(ready):
+            yield self._decode_batch(batch)
 
-def _decode_rows(
-    inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
-) -> Iterator[list[ShardRow]]:
-    """Rows of one shard in batches of like length; those that cannot be decoded come first."""
-    if AUDIO in inputs.column_names:
-        yield from _decode_clips(inputs, config, target, decoder)
-        return
-    model = target.model
-    texts = inputs["source"][:]
-    tokenized = tokenize_prompts(target.tokenizer, inputs, not model.config.is_encoder_decoder)
-    positions = position_limit(model.config)
-    new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens
-    chats = CHATS in inputs.column_names
-    ready, skipped = [], []
-    for row, text, ids in zip(inputs["row"][:], texts, tokenized, strict=True):
-        own = text.removeprefix(config.data.prefix).removesuffix(config.data.suffix)
-        reason = ""
-        if not own.strip() or not ids:
-            reason = "no user turn, or one without text" if chats else "empty"
-        elif len(ids) > config.max_source_tokens:
-            reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"
-        elif positions is not None and len(ids) + new > positions:
-            more = f" and {new} new ones" if new else ""
-            reason = f"{len(ids)} tokens{more}, the target has {positions} positions"
-        if reason:
-            skipped.append(ShardRow(row, status="skipped", reason=reason))
-        else:
-            ready.append(ShardRow(row, source_ids=ids))
-    yield skipped
-    for batch in decoder.batches(ready):
-        yield _decode_batch(batch, config, target, decoder)
-
-
-def _decode_clips(
-    inputs: datasets.Dataset, config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
-) -> Iterator[list[ShardRow]]:
-    """Clips of one shard in batches. Features are made a batch at a time, and encoded once."""
-    size = source_limit(target.model.config) or 0
-    lengths = zip(inputs["row"][:], inputs[SECONDS][:], strict=True)
-    ready = [ShardRow(row, encoded=size, seconds=seconds) for row, seconds in lengths]
-    places = {row.row: place for place, row in enumerate(ready)}
-    kept = None if config.encoded is None else KeptEncodings(config.encoded, target.model)
-    for batch in decoder.batches(ready):
-        clips = [inputs[places[row.row]] for row in batch]
-        sources = [hear(target, clip) for clip in clips]
-        with torch.inference_mode():
-            encoded = encode(target.model, sources)
-        for place, (clip, own) in enumerate(zip(clips, encoded, strict=True)):
-            sources[place] = replace(sources[place], encoded=own)
+    def _decode_clips(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
+        """Clips of one shard in batches. Features are made a batch at a time, and encoded once."""
+        target, encoded = self.target, self.config.encoded
+        size = source_limit(target.model.config) or 0
+        lengths = zip(inputs["row"][:], inputs[SECONDS][:], strict=True)
+        ready = [ShardRow(row, encoded=size, seconds=seconds) for row, seconds in lengths]
+        places = {row.row: place for place, row in enumerate(ready)}
+        kept = None if encoded is None else KeptEncodings(encoded, target.model)
+        for batch in self.decoder.batches(ready):
+            clips = [inputs[places[row.row]] for row in batch]
+            sources = [hear(target, clip) for clip in clips]
+            with torch.inference_mode():
+                states = encode(target.model, sources)
             if kept is not None:
-                kept.keep(clip[DIGESTS], own)
-        whole = [
-            replace(row, source=source, prefix_ids=source.prefix[1:].tolist())
-            for row, source in zip(batch, name_languages(target.model, sources), strict=True)
-        ]
-        yield [replace(row, source=None) for row in _decode_batch(whole, config, target, decoder)]
+                for clip, own in zip(clips, states, strict=True):
+                    kept.keep(clip[DIGESTS], own)
+            pairs = zip(sources, states, strict=True)
+            sources = [replace(source, encoded=own) for source, own in pairs]
+            whole = [
+                replace(row, source=source, prefix_ids=source.prefix[1:].tolist())
+                for row, source in zip(batch, name_languages(target.model, sources), strict=True)
+            ]
+            yield [replace(row, source=None) for row in self._decode_batch(whole)]
 
+    def _decode_batch(self, batch: list[ShardRow]) -> list[ShardRow]:
+        """Decodes, in halves where memory does not suffice; a single row that fails is an error."""
+        outputs: Sequence[Decoded] | None = None
+        try:
+            outputs = self.decoder.decode(batch)
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                words = "out of memory; use a smaller max_source_tokens or max_new_tokens"
+                outputs = [Refused(words)]
+        if outputs is None:  # outside of `except`, which holds on to the memory
+            half = len(batch) // 2
+            return self._decode_batch(batch[:half]) + self._decode_batch(batch[half:])
+        return [self._finish(row, tokens) for row, tokens in zip(batch, outputs, strict=True)]
 
-def _decode_batch(
-    batch: list[ShardRow], config: DistillConfig, target: LoadedTarget, decoder: BatchDecoder
-) -> list[ShardRow]:
-    """Decodes; where memory does not suffice, in halves. A single row that fails is an error."""
-    outputs: Sequence[Decoded] | None = None
-    try:
-        outputs = decoder.decode(batch)
-    except torch.OutOfMemoryError:
-        if len(batch) == 1:
-            outputs = [Refused("out of memory; use a smaller max_source_tokens or max_new_tokens")]
-    if outputs is None:  # outside of `except`, which holds on to the memory
-        half = len(batch) // 2
-        halves = (batch[:half], batch[half:])
-        return [row for one in halves for row in _decode_batch(one, config, target, decoder)]
-    return [
-        _finish(row, tokens, config, target) for row, tokens in zip(batch, outputs, strict=True)
-    ]
-
-
-def _finish(
-    row: ShardRow, tokens: Decoded, config: DistillConfig, target: LoadedTarget
-) -> ShardRow:
-    if tokens is None:
-        tokens = Refused(f"scores are not finite in {target.model.dtype}; try target.dtype=float32")
-    if isinstance(tokens, Refused):
-        return replace(row, status="error", reason=tokens.reason)
-    generation = target.model.generation_config
-    ends = generation.eos_token_id
-    ended = tokens[-1] in (ends if isinstance(ends, list) else [ends])
-    full = len(tokens) == config.sampling.max_new_tokens
-    cut = full and (not ended or generation.forced_eos_token_id is not None)
-    return replace(row, target_ids=tokens, reason=TRUNCATED if cut else "")
+    def _finish(self, row: ShardRow, tokens: Decoded) -> ShardRow:
+        model = self.target.model
+        if tokens is None:
+            tokens = Refused(f"scores are not finite in {model.dtype}; try target.dtype=float32")
+        if isinstance(tokens, Refused):
+            return replace(row, status="error", reason=tokens.reason)
+        generation = model.generation_config
+        ends = generation.eos_token_id
+        ended = tokens[-1] in (ends if isinstance(ends, list) else [ends])
+        full = len(tokens) == self.config.sampling.max_new_tokens
+        cut = full and (not ended or generation.forced_eos_token_id is not None)
+        return replace(row, target_ids=tokens, reason=TRUNCATED if cut else "")
 
 
 @dataclass(frozen=True)

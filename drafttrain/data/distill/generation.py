@@ -31,6 +31,7 @@ from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
 from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
+from drafttrain.decoding.sampling import draw_tokens
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
@@ -200,16 +201,5 @@ class Choice(LogitsProcessor):
             return scores
         for warper in self._warpers:
             scores = warper(input_ids, scores)
-        tokens = choose(scores, self._uniforms[:, new.shape[1]].to(scores.device))
-        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
-
-
-def choose(scores: Tensor, uniforms: Tensor) -> Tensor:
-    """The token at a uniform number's place in the distribution of each row.
-
-    Shapes: scores [R, V], uniforms [R] in [0, 1) -> [R].
-    """
-    mass = scores.double().softmax(dim=-1).cumsum(dim=-1)
-    places = uniforms[:, None] * mass[:, -1:]
-    tokens = torch.searchsorted(mass, places, right=True)
-    return tokens.clamp(max=scores.shape[-1] - 1).squeeze(-1)
+        tokens = draw_tokens(scores.double().softmax(-1), self._uniforms[:, [new.shape[1]]])
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)

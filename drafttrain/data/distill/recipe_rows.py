@@ -98,25 +98,16 @@ def taught_rows(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
 
 
 def choose_mask(
-    wanted: int | None, tokenizer: PreTrainedTokenizerBase, vocabulary: int, rows: datasets.Dataset
+    trained: int | None, tokenizer: PreTrainedTokenizerBase, vocabulary: int, rows: datasets.Dataset
 ) -> int:
-    """A token that stands for a mask: the one wanted, else one that no distilled row holds.
+    """A token that stands for a mask, which no distilled row holds.
 
-    First the tokenizer's own mask, then ids without a token, special tokens and all others, each
-    from the last one on; never what ends, begins or pads texts, or is unknown. Raises ConfigError
-    for a token that rows hold, or where they hold all.
+    First the one that a drafter was trained with, then the tokenizer's own mask, ids without a
+    token, special tokens and all others, each from the last one on; never what ends, begins or pads
+    texts, or is unknown. Raises ConfigError where rows hold all.
     """
     held = np.concatenate([_tokens(rows, name) for name in ("source_ids", "target_ids")])
     count = np.bincount(held, minlength=vocabulary)
-    if wanted is not None:
-        if count[wanted]:
-            token = tokenizer.convert_ids_to_tokens(wanted)
-            raise ConfigError(
-                f"drafter.mask_token = {wanted} ({token!r}) occurs {count[wanted]} times in the "
-                "distilled rows, where it is no mask; give a token that they do not hold, or leave "
-                "it out"
-            )
-        return wanted
     t = tokenizer
     taken = {t.bos_token_id, t.eos_token_id, t.pad_token_id, t.unk_token_id}
     named, special = set(t.get_vocab().values()), {t.mask_token_id, *t.added_tokens_decoder}
@@ -127,8 +118,9 @@ def choose_mask(
             "stand for a mask; add a special token to the target's tokenizer"
         )
 
-    def rank(token: int) -> tuple[bool, bool, bool, int]:
-        return token == t.mask_token_id, token not in named, token in special, token
+    def rank(token: int) -> tuple[bool, bool, bool, bool, int]:
+        own = token == trained, token == t.mask_token_id
+        return *own, token not in named, token in special, token
 
     return max(free, key=rank)
 

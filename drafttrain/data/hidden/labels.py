@@ -38,7 +38,7 @@ from drafttrain.decoding.engine.encoding import encode
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sources import make_source, own_source, start_token
 from drafttrain.decoding.engine.teacher_forcing import Forced, forced_states, teacher_force
-from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draft_states import StateKind, drawn_states, state_size
 
@@ -165,19 +165,6 @@ def row_uniforms(seed: int, mix: int, row: int, count: int, each: int = 2) -> np
     Number i depends on seed, mix, row and i alone: a longer row begins like a shorter one.
     """
     return np.random.default_rng((seed, mix, row)).random((count, each))
-
-
-def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """A token of each row by inversion of its distribution function, in float64.
-
-    Tokens of probability zero are never drawn. Shapes: probs [L, V], uniforms [L, R] -> [L, R].
-    """
-    mass = probs.double().cumsum(dim=-1)
-    total = mass[:, -1:].contiguous()
-    asked = (uniforms.to(mass) * total).contiguous()
-    tokens = torch.searchsorted(mass, asked, right=True)
-    last = torch.searchsorted(mass, total)  # first token that reaches the whole mass
-    return tokens.minimum(last)
 
 
 def acceptance_of(tokens: Tensor, target_probs: Tensor, draft_probs: Tensor) -> Tensor:

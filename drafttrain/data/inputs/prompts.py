@@ -39,7 +39,7 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
     heard: they are recordings, with more columns (`clips.as_clips`). Of texts:
-    `row` counts the records of the original file from 0; `where`, `skip` and `limit` do not
+    `row` counts the records of the original file from 0; `skip` and `limit` do not
     renumber. `source` has prefix and suffix applied; a
     missing text is these alone, and later skipped by its number. Chats have a column `messages`
     too, and `source` is the user's last turn: `rows.tokenize_prompts` renders them. Raises

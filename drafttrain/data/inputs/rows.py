@@ -40,30 +40,15 @@ LISTS = (datasets.List, datasets.LargeList)
 TURN = {"role": datasets.Value("string"), "content": datasets.Value("string")}
 
 
-def select_rows(rows: datasets.Dataset, config: DataConfig) -> Sequence[int]:
-    """Numbers of the rows that `where`, then `skip` and `limit` leave. Raises ConfigError."""
-    numbers: Sequence[int] = range(len(rows))
-    for name, wanted in config.where.items():
-        if name not in rows.column_names:
-            raise ConfigError(
-                f"data.where names a column {name!r} that is not in {config.path!r}; give one of: "
-                f"{', '.join(rows.column_names)}"
-            )
-        values = [str(value) for value in rows[name][:]]
-        numbers = [number for number in numbers if values[number] == str(wanted)]
-        if not numbers:
-            raise ConfigError(
-                f"data.where leaves nothing: no row of {config.path!r} with {name} = "
-                f"{str(wanted)!r}; there are: {', '.join(sorted(set(values))[:20])}"
-            )
-    if config.skip >= len(numbers):
-        left = " that data.where leaves" if config.where else ""
+def select_rows(rows: datasets.Dataset, config: DataConfig) -> range:
+    """Numbers of the rows that `skip` and `limit` leave. Raises ConfigError for none."""
+    if config.skip >= len(rows):
         raise ConfigError(
-            f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(numbers)} rows"
-            f"{left}; skip fewer"
+            f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(rows)} rows; skip "
+            "fewer"
         )
     stop = None if config.limit is None else config.skip + config.limit
-    return numbers[config.skip : stop]
+    return range(len(rows))[config.skip : stop]
 
 
 def as_inputs(
@@ -284,5 +269,5 @@ def _render(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Mapping[str, str]
     except TemplateError as error:
         raise ConfigError(
             f"row {row}: the chat template of {tokenizer.name_or_path!r} refuses this chat "
-            f"({error}); mend the row, or leave it out with data.skip, data.limit or data.where"
+            f"({error}); mend the row, or leave it out with data.skip or data.limit"
         ) from None

@@ -14,11 +14,11 @@ from drafttrain.cli import main
 from drafttrain.config.base import ConfigError
 from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden.cache import build_cache, estimate_cache
-from drafttrain.data.hidden.labels import draw_tokens, row_uniforms
+from drafttrain.data.hidden.labels import row_uniforms
 from drafttrain.data.hidden.states import open_cache
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
-from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import drawn_state, drawn_states
 from drafttrain.models.loading import load_target, read_config

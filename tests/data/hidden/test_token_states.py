@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.data.hidden.labels import acceptance_of, draw_tokens, mix_tokens, row_uniforms
-from drafttrain.decoding.sampling import warp
+from drafttrain.data.hidden.labels import acceptance_of, mix_tokens, row_uniforms
+from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling
 
 TARGET = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)

@@ -189,9 +189,6 @@ def test_of_several_turns_the_first_is_the_prompt(tmp_path):
         ("d", "8"),
         ("e", None),
     ]
-    assert load(path, where={"category": "math"}) == rows[1:3]
-    assert load(path, where={"category": "math"}, skip=1) == rows[2:3]
-    assert load(path, where={"category": "math", "question_id": 82}) == rows[1:2]
 
 
 MISTAKES = {
@@ -209,12 +206,6 @@ MISTAKES = {
         '{"messages": [{"from": "human", "value": "x"}]}\n',
         {},
         r"'messages'.*nor chats of .\"role\", \"content\". turns",
-    ),
-    "where nothing": (
-        "a.csv",
-        "text,n\nx,1\ny,2\n",
-        {"where": {"n": 3}},
-        r"leaves nothing.*n = '3'; there are: 1, 2",
     ),
     "template beyond a list": (
         "a.jsonl",
