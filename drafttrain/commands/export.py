@@ -16,7 +16,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import tokenize_prompts
 from drafttrain.evaluation.report import read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
-from drafttrain.export.engines import COMMANDS, check_engines, engines_for
+from drafttrain.export.engines import check_engines, engines_for
 from drafttrain.export.folder import check_destination, check_push, push, write_export
 from drafttrain.export.model_card import (
     Card,
@@ -68,7 +68,7 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     print(summary(settings, parts, found))
     serving = serving_of(card, parts)
     for engine in engines_for(settings.engines, config) if settings.engines else ():
-        print(f"\n{engine.title}:\n{indent(COMMANDS[engine.name](serving), '  ')}")
+        print(f"\n{engine.title}:\n{indent(engine.command(serving), '  ')}")
     if settings.push is not None:
         print(f"pushed   {push(settings.out, settings.push, settings.private)}")
 

@@ -23,11 +23,10 @@ from drafttrain.config.decode import (
     TreeName,
     VerifierConfig,
 )
-from drafttrain.config.engines import ENGINES
 from drafttrain.config.inputs import DataConfig, TargetConfig
 
 BackendName = Literal["auto", *BACKENDS]
-EngineName = Literal[*ENGINES]
+EngineName = Literal["transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 Baseline = Literal["generate", "beam", "assisted"]
 
 

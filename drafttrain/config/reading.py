@@ -111,10 +111,9 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
     # A misspelt key leaves another one missing; the misspelling is what the user must mend.
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda one: order.get(one["type"], 1))
-    known = {
-        ".".join(filter(None, (within, name))): field for name, field in fields_of(kind).items()
-    }
-    name = ".".join(map(str, first["loc"] if not within else (within, *first["loc"])))
+    prefix = f"{within}." if within else ""
+    known = {prefix + one: field for one, field in fields_of(kind).items()}
+    name = prefix + ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         return f"unknown setting {name!r}; {_suggest(name, known)}"
     below = [one for one in known.items() if one[0].startswith(f"{name}.")]

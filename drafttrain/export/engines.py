@@ -1,8 +1,8 @@
 """Programs that draft with an export: what each cannot take, and the command that starts it.
 
-Every program needs the same token under the same id, and TensorRT-LLM compares nothing itself.
-`config/engines.py` says what each program needs beyond that; what SGLang and llama.cpp find out
-when they start (context lengths, special tokens) is left to them.
+Written from the programs' sources and documentation as they were in late 2026. Every program needs
+the same token under the same id, and TensorRT-LLM compares nothing itself. What SGLang and
+llama.cpp find out when they start (context lengths, special tokens) is left to them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from shlex import quote
+from typing import Literal
 
 import yaml
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.engines import ENGINES, Engine
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.kinds import kind_of
+from drafttrain.config.kinds import Program, kind_of
 from drafttrain.export.parts import programs
 from drafttrain.models.drafters import check_fit, check_tokenizers
 from drafttrain.models.loading import (
@@ -27,78 +27,6 @@ from drafttrain.models.loading import (
     check_target,
     read_weights,
 )
-
-
-def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]:
-    """The named programs; without names, all that can use such a drafter."""
-    if names:
-        return [ENGINES[name] for name in names]
-    return [one for one in ENGINES.values() if {*programs(drafter)} & {*one.programs}]
-
-
-def check_engines(
-    names: Sequence[str], drafter: str, config: PretrainedConfig, target: str | None
-) -> None:
-    """Check a drafter and its target against the needs of every named program.
-
-    Raises ConfigError for the first that is not met.
-    """
-    if not names:
-        return
-    for engine in engines_for(names, config):
-        if engine not in engines_for((), config):
-            raise ConfigError(
-                f"--for {engine.name}: {engine.title} drafts token by token with decoder-only "
-                f"language models, but drafter {drafter!r} is {kind_of(config).words} "
-                f"({config.model_type!r}); leave it out"
-            )
-    if target is None:
-        raise ConfigError(
-            f"--for {','.join(names)} compares the drafter with its target, which nobody recorded; "
-            "add --target MODEL"
-        )
-    asked = TargetConfig(path=target)
-    target_config, name = check_target(asked), f"drafter {drafter!r}"
-    for engine in engines_for(names, config):
-        try:
-            _check_settings(engine, name, config, f"target {target!r}", target_config)
-            check_tokenizers(asked, drafter)
-        except ConfigError as error:
-            raise ConfigError(f"--for {engine.name}: {error}") from None
-    _, found = read_weights(
-        auto_class(config), drafter, name, trust_remote_code=False, output_loading_info=True
-    )
-    if strays := sorted(found["unexpected_keys"]):  # loaders stop at them, or read them silently
-        raise ConfigError(
-            f"the weights of {name} hold {strays[0]!r} ({len(strays)} tensors), no part of a "
-            f"{config.model_type!r} model; keep an acceptance head in a folder of its own, and "
-            "give it with --head"
-        )
-
-
-def _check_settings(
-    engine: Engine,
-    name: str,
-    drafter: PretrainedConfig,
-    target_name: str,
-    target: PretrainedConfig,
-) -> None:
-    """By both config.json: size of vocabularies, architecture, width of heads."""
-    check_fit(drafter, target, name, target_name, same_size=engine.needs_same_size)
-    [own] = drafter.architectures or ["none"]
-    if engine.architectures and own not in engine.architectures:
-        raise ConfigError(
-            f"{engine.title} has no code for {own!r} ({name}); give one of "
-            f"{', '.join(engine.architectures)}, or leave {engine.name} out"
-        )
-    if own in engine.fixed_heads:
-        width = drafter.hidden_size // drafter.num_attention_heads
-        found = getattr(drafter, "head_dim", None) or width
-        if found != width:
-            raise ConfigError(
-                f"{name} has head_dim = {found}, but {engine.title} takes the heads of a {own!r} "
-                f"to be hidden_size / num_attention_heads = {width} wide; leave {engine.name} out"
-            )
 
 
 @dataclass(frozen=True)
@@ -177,11 +105,152 @@ llama-server -m target.gguf -md {file} --spec-type draft-simple \\
     --spec-draft-n-max {serving.tokens} --spec-draft-p-min {serving.p_min:g}"""
 
 
-COMMANDS: dict[str, Callable[[Serving], str]] = {
-    "transformers": transformers_call,
-    "vllm": vllm_command,
-    "sglang": sglang_command,
-    "tensorrt-llm": tensorrt_command,
-    "llama.cpp": llama_command,
+@dataclass(frozen=True)
+class Engine:
+    """What is known about a program that drafts with an export."""
+
+    name: str
+    """As settings have it."""
+    title: str
+    """As it calls itself."""
+    programs: tuple[Program, ...]
+    """What it is: a drafter's kind must be exportable for one of them (`DrafterKind.exports`)."""
+    command: Callable[[Serving], str]
+    language: Literal["bash", "python"] = "bash"
+    """Of its command."""
+    notes: str = ""
+    """What stands below the command in model cards, with fields of Serving in braces."""
+    needs_same_size: bool = True
+    """Whether both embeddings must have as many rows."""
+    architectures: tuple[str, ...] = ()
+    """Those of its own that it drafts with, where it has no code for others."""
+    fixed_heads: tuple[str, ...] = ()
+    """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there, and
+    vLLM cuts the weights of attention to that without a word."""
+
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            "transformers",
+            "Transformers alone",
+            ("assisted",),
+            transformers_call,
+            language="python",
+            notes="Transformers' own assisted generation: batch 1, {tokens} tokens a round, "
+            "confidence threshold {confidence:g} (both in `generation_config.json`). Pass no "
+            "`assistant_tokenizer`: target and drafter share one.",
+        ),
+        Engine(  # method draft_model; what vLLM has no code for runs in its Transformers backend
+            "vllm",
+            "vLLM",
+            ("servers", "parallel_servers"),
+            vllm_command,
+            notes="The target's `vocab_size` must be {vocabulary} (compare the rows of both "
+            "embeddings: a family may pad them differently). Drafts are greedy unless "
+            "`draft_sample_method` is `probabilistic`.",
+            fixed_heads=("Qwen2ForCausalLM",),
+        ),
+        Engine("sglang", "SGLang", ("servers",), sglang_command),  # algorithm STANDALONE
+        Engine(  # decoding types Draft_Target and PARD of its PyTorch backend
+            "tensorrt-llm",
+            "TensorRT-LLM",
+            ("servers", "parallel_servers"),
+            tensorrt_command,
+            notes="It does not compare tokenizers: give it no other target.",
+            architectures=tuple(
+                f"{family}ForCausalLM"
+                for family in (
+                    "Cohere2 DeciLM DeepseekV3 Exaone4 Gemma3 Glm4Moe GptOss Llama Mistral Mixtral "
+                    "Nemotron NemotronH Phi3 Qwen2 Qwen3 Qwen3Moe Qwen3Next"
+                ).split()
+            ),
+        ),
+        Engine(  # draft-simple of llama-server
+            "llama.cpp",
+            "llama.cpp",
+            ("servers",),
+            llama_command,
+            notes="`convert_hf_to_gguf.py` is llama.cpp's; it refuses architectures and tokenizers "
+            "that it does not know. `target.gguf` is the target, converted in the same way; "
+            "`llama-quantize` makes smaller files of both. `--spec-draft-p-min` ends a draft "
+            "before a token that the drafter gives less probability; 0: never. Acceptance stands "
+            "in the `timings` of every answer.",
+            needs_same_size=False,
+        ),
+    )
 }
-"""By the programs' names."""
+"""All engines by name."""
+
+
+def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]:
+    """The named programs; without names, all that can use such a drafter."""
+    if names:
+        return [ENGINES[name] for name in names]
+    return [one for one in ENGINES.values() if {*programs(drafter)} & {*one.programs}]
+
+
+def check_engines(
+    names: Sequence[str], drafter: str, config: PretrainedConfig, target: str | None
+) -> None:
+    """Check a drafter and its target against the needs of every named program.
+
+    Raises ConfigError for the first that is not met.
+    """
+    if not names:
+        return
+    for engine in engines_for(names, config):
+        if engine not in engines_for((), config):
+            raise ConfigError(
+                f"--for {engine.name}: {engine.title} drafts token by token with decoder-only "
+                f"language models, but drafter {drafter!r} is {kind_of(config).words} "
+                f"({config.model_type!r}); leave it out"
+            )
+    if target is None:
+        raise ConfigError(
+            f"--for {','.join(names)} compares the drafter with its target, which nobody recorded; "
+            "add --target MODEL"
+        )
+    asked = TargetConfig(path=target)
+    target_config, name = check_target(asked), f"drafter {drafter!r}"
+    for engine in engines_for(names, config):
+        try:
+            _check_settings(engine, name, config, f"target {target!r}", target_config)
+            check_tokenizers(asked, drafter)
+        except ConfigError as error:
+            raise ConfigError(f"--for {engine.name}: {error}") from None
+    _, found = read_weights(
+        auto_class(config), drafter, name, trust_remote_code=False, output_loading_info=True
+    )
+    if strays := sorted(found["unexpected_keys"]):  # loaders stop at them, or read them silently
+        raise ConfigError(
+            f"the weights of {name} hold {strays[0]!r} ({len(strays)} tensors), no part of a "
+            f"{config.model_type!r} model; keep an acceptance head in a folder of its own, and "
+            "give it with --head"
+        )
+
+
+def _check_settings(
+    engine: Engine,
+    name: str,
+    drafter: PretrainedConfig,
+    target_name: str,
+    target: PretrainedConfig,
+) -> None:
+    """By both config.json: size of vocabularies, architecture, width of heads."""
+    check_fit(drafter, target, name, target_name, same_size=engine.needs_same_size)
+    [own] = drafter.architectures or ["none"]
+    if engine.architectures and own not in engine.architectures:
+        raise ConfigError(
+            f"{engine.title} has no code for {own!r} ({name}); give one of "
+            f"{', '.join(engine.architectures)}, or leave {engine.name} out"
+        )
+    if own in engine.fixed_heads:
+        width = drafter.hidden_size // drafter.num_attention_heads
+        found = getattr(drafter, "head_dim", None) or width
+        if found != width:
+            raise ConfigError(
+                f"{name} has head_dim = {found}, but {engine.title} takes the heads of a {own!r} "
+                f"to be hidden_size / num_attention_heads = {width} wide; leave {engine.name} out"
+            )

@@ -18,7 +18,7 @@ from drafttrain.config.command_line import hide_folders
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import Policy
 from drafttrain.config.verifiers import RULES
-from drafttrain.export.engines import COMMANDS, Serving, engines_for
+from drafttrain.export.engines import Serving, engines_for
 from drafttrain.export.parts import Parts, programs
 from drafttrain.export.verify import Verification
 from drafttrain.models.drafters import vocabulary_size
@@ -94,7 +94,6 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         engines=engines,
         serving=serving,
         serving_fields=vars(serving),
-        commands=COMMANDS,
         version=__version__,
         transformers_version=version("transformers"),
     )

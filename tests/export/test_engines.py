@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -13,10 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from drafttrain.commands.export import export
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import ExportConfig
-from drafttrain.config.engines import ENGINES
+from drafttrain.config.commands import EngineName, ExportConfig
 from drafttrain.export.engines import (
-    COMMANDS,
+    ENGINES,
     Serving,
     llama_command,
     tensorrt_command,
@@ -177,7 +177,7 @@ def test_commands_are_quoted_for_the_shell():
     assert "-md '/a b/c/drafter-f16.gguf'" in llama_command(serving)
 
 
-def test_every_engine_has_a_command_and_notes_that_can_be_filled():
-    assert COMMANDS.keys() == ENGINES.keys()
+def test_every_engine_can_be_asked_for_and_has_notes_that_can_be_filled():
+    assert set(get_args(EngineName)) == ENGINES.keys()
     for engine in ENGINES.values():
         assert "{" not in engine.notes.format(**vars(SERVING))
