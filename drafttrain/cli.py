@@ -216,7 +216,7 @@ def read_texts(given: Sequence[str] | None, settings: GenerateConfig) -> Sequenc
     ExportConfig,
     named("drafter", "head", "h", "target", "report", "out")
     | {"--for": "engines"}
-    | named("force", "license", "push"),
+    | named("force", "license", "hub"),
 )
 def export(settings: ExportConfig) -> None:
     """Write a drafter, its acceptance head and its stop policy as one folder.
@@ -234,7 +234,7 @@ def export(settings: ExportConfig) -> None:
       drafttrain export --drafter my-lm --target T --out mine \\
           --for vllm,llama.cpp
       drafttrain export --drafter checkpoints/my-run --out mine \\
-          --license mit --push USER/NAME
+          --license mit --hub USER/NAME
     """
     call("drafttrain.commands.export:export", settings)
 

@@ -9,7 +9,7 @@ from textwrap import indent
 from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
@@ -17,7 +17,7 @@ from drafttrain.data.inputs.rows import tokenize_prompts
 from drafttrain.evaluation.report import read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import check_engines, engines_for
-from drafttrain.export.folder import check_destination, check_push, push, write_export
+from drafttrain.export.folder import check_destination, check_name, write_export
 from drafttrain.export.model_card import (
     Card,
     Measured,
@@ -33,7 +33,7 @@ from drafttrain.models.loading import check_target
 
 
 def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
-    """Check, load, write, verify, push; print where it lies and how it is used.
+    """Check, load, write, verify; print where it lies and how it is used.
 
     Raises ValueError, before anything is written, for parts that do not go together.
     """
@@ -45,11 +45,11 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     config = read_drafter_settings(settings.drafter)
     check_engines(settings.engines, settings.drafter, config, target)
     decoded = check_target_choice(settings, target)
-    if settings.push is not None:
-        check_push(settings.push)
+    if settings.hub is not None:
+        check_name(settings.hub, "hub")
     parts = replace(load_parts(settings), plot=None if measured is None else measured.plot)
     card = Card(
-        folder=settings.push or str(settings.out),
+        folder=settings.hub or str(settings.out),
         target=target,
         license=settings.license,
         data=settings.training_data,
@@ -60,17 +60,15 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         settings.out,
         parts,
         lambda found: write_card(card, parts, found),
-        Check(some_inputs(settings, run, parts), decoded),
+        Check(some_inputs(settings.data, run, parts), decoded),
         reload,
         settings.force,
-        settings.push,
+        settings.hub,
     )
     print(summary(settings, parts, found))
     serving = serving_of(card, parts)
     for engine in engines_for(settings.engines, config) if settings.engines else ():
         print(f"\n{engine.title}:\n{indent(engine.command(serving), '  ')}")
-    if settings.push is not None:
-        print(f"pushed   {push(settings.out, settings.push, settings.private)}")
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:
@@ -111,16 +109,12 @@ def check_target_choice(settings: ExportConfig, target: str | None) -> TargetCon
     return chosen
 
 
-def some_inputs(settings: ExportConfig, run: Run | None, parts: Parts) -> list[list[int]]:
-    """Tokens of the first inputs of settings.data, or of the run's held-out rows.
-
-    None, for random ones, where there are neither. Raises ConfigError for data that were given and
-    cannot be read.
-    """
+def some_inputs(data: DataConfig | None, run: Run | None, parts: Parts) -> list[list[int]]:
+    """Tokens of the first inputs given, or of the run's held-out rows; none, for random ones, where
+    there are neither. Raises ConfigError for data that were given and cannot be read."""
     held_out = None if run is None else run.recipe.held_out
-    if held_out is not None and not Path(held_out.path).exists():
-        held_out = None
-    data = settings.data or held_out
+    if data is None and held_out is not None and Path(held_out.path).exists():
+        data = held_out
     if data is None:
         return []
     rows = load_inputs(data.model_copy(update={"limit": min(data.limit or INPUTS, INPUTS)}))
@@ -136,7 +130,7 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
         checked += f", drafts for {found.drafted} inputs too"
     if found.decoded:
         checked += f"; the target's output unchanged for {found.decoded} inputs"
-    use = f"custom_generate={settings.push or str(out)!r}, trust_remote_code=True)"
+    use = f"custom_generate={settings.hub or str(out)!r}, trust_remote_code=True)"
     lines = [
         f"{out}: reloaded in a fresh process, {checked}",
         f"drafter  {drafter.config.model_type}, {drafter.num_parameters():,} parameters",
@@ -144,6 +138,8 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
         f"use      target.generate(..., {use}",
         f"more     {out / 'README.md'}",
     ]
+    if settings.hub is not None:
+        lines.append(f"upload   hf upload {settings.hub} {out}")
     if settings.license is None:
         lines.append("licence  not stated: give license=...")
     return "\n".join(lines)

@@ -302,7 +302,5 @@ class ExportConfig(Config):
     """Inputs of that check. Default: the held-out rows of the run, else random tokens."""
     force: bool = False
     """Replace an earlier export."""
-    push: str | None = None
-    """Repository on the Hub (USER/NAME) that the verified folder is pushed to."""
-    private: bool = False
-    """Make that repository private, where it does not exist yet."""
+    hub: str | None = None
+    """Name on the Hub (USER/NAME), where you will upload the folder: its card and code use it."""

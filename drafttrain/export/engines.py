@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from shlex import quote
-from typing import Literal
 
 import yaml
 from transformers import PretrainedConfig
@@ -64,11 +63,8 @@ output = target.generate(
 
 
 def vllm_command(serving: Serving) -> str:
-    fields: dict[str, object] = {
-        "method": "draft_model",
-        "model": serving.folder,
-        "num_speculative_tokens": serving.tokens,
-    }
+    fields: dict[str, object] = {"method": "draft_model", "model": serving.folder}
+    fields["num_speculative_tokens"] = serving.tokens
     if serving.mask_token is not None:
         fields["parallel_drafting"] = True
     return f"vllm serve {quote(serving.target)} --speculative-config {quote(json.dumps(fields))}"
@@ -116,10 +112,8 @@ class Engine:
     programs: tuple[Program, ...]
     """What it is: a drafter's kind must be exportable for one of them (`DrafterKind.exports`)."""
     command: Callable[[Serving], str]
-    language: Literal["bash", "python"] = "bash"
-    """Of its command."""
     notes: str = ""
-    """What stands below the command in model cards, with fields of Serving in braces."""
+    """What stands below the command in model cards, where {0} is the Serving."""
     needs_same_size: bool = True
     """Whether both embeddings must have as many rows."""
     architectures: tuple[str, ...] = ()
@@ -137,9 +131,8 @@ ENGINES: dict[str, Engine] = {
             "Transformers alone",
             ("assisted",),
             transformers_call,
-            language="python",
-            notes="Transformers' own assisted generation: batch 1, {tokens} tokens a round, "
-            "confidence threshold {confidence:g} (both in `generation_config.json`). Pass no "
+            notes="Transformers' own assisted generation: batch 1, {0.tokens} tokens a round, "
+            "confidence threshold {0.confidence:g} (both in `generation_config.json`). Pass no "
             "`assistant_tokenizer`: target and drafter share one.",
         ),
         Engine(  # method draft_model; what vLLM has no code for runs in its Transformers backend
@@ -147,7 +140,7 @@ ENGINES: dict[str, Engine] = {
             "vLLM",
             ("servers", "parallel_servers"),
             vllm_command,
-            notes="The target's `vocab_size` must be {vocabulary} (compare the rows of both "
+            notes="The target's `vocab_size` must be {0.vocabulary} (compare the rows of both "
             "embeddings: a family may pad them differently). Drafts are greedy unless "
             "`draft_sample_method` is `probabilistic`.",
             fixed_heads=("Qwen2ForCausalLM",),
@@ -200,7 +193,8 @@ def check_engines(
     """
     if not names:
         return
-    for engine in engines_for(names, config):
+    engines = engines_for(names, config)
+    for engine in engines:
         if engine not in engines_for((), config):
             raise ConfigError(
                 f"--for {engine.name}: {engine.title} drafts token by token with decoder-only "
@@ -214,7 +208,7 @@ def check_engines(
         )
     asked = TargetConfig(path=target)
     target_config, name = check_target(asked), f"drafter {drafter!r}"
-    for engine in engines_for(names, config):
+    for engine in engines:
         try:
             _check_settings(engine, name, config, f"target {target!r}", target_config)
             check_tokenizers(asked, drafter)

@@ -1,4 +1,4 @@
-"""Write an export: under a temporary name, verified, then renamed into place; push it.
+"""Write an export: under a temporary name, verified, then renamed into place.
 
     DIR/config.json, model.safetensors, tokenizer files, generation_config.json   the plain drafter
     DIR/acceptance_head/config.json, model.safetensors                            the head, if any
@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
-from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
 from drafttrain import __version__
@@ -28,7 +26,6 @@ from drafttrain.config.policy import HEAD, POLICY, dump_policy
 from drafttrain.data.shards.writing import only_writer
 from drafttrain.export.parts import Parts
 from drafttrain.export.verify import Check, Reload, Verification, verify
-from drafttrain.models.loading import first_line
 
 CUSTOM_GENERATE = "custom_generate"
 ENTRY = "from drafttrain.export.generation import generate"
@@ -85,16 +82,15 @@ def write_export(
     check: Check,
     reload: Reload,
     force: bool = False,
-    pushed_to: str | None = None,
+    hub: str | None = None,
 ) -> Verification:
     """The whole folder or nothing; what was found on the way.
 
-    force: replace an earlier export. pushed_to: repository on the Hub where it will be found.
+    force: replace an earlier export. hub: name on the Hub where it will be found.
 
     Raises ConfigError as `check_destination` and where another process writes there, ValueError as
     `verify`, OSError where the folder cannot be written.
     """
-    check_destination(out, force)
     out = out.absolute()
     lock = only_writer(out.parent, "out", f".{out.name}.exporting.lock")
     holder, aside = places = [out.with_name(f".{out.name}{end}") for end in (".part", ".old")]
@@ -103,7 +99,7 @@ def write_export(
         check_destination(out, force)
         written = holder / out.name
         holder.mkdir()
-        write_parts(written, parts, pushed_to or str(out))
+        write_parts(written, parts, hub or str(out))
         found = verify(written, parts, check, reload)
         (written / "README.md").write_text(card(found), encoding="utf-8")
         if out.exists():
@@ -146,40 +142,7 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
     code = folder / CUSTOM_GENERATE
     code.mkdir()
     (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")
-    requirement = f"drafttrain>={__version__}\n"
-    (code / "requirements.txt").write_text(requirement, encoding="utf-8")
-
-
-def check_push(repository: str) -> None:
-    """Refuse what cannot be pushed to, before anything is loaded; asks the Hub whose token it is.
-
-    Raises ConfigError.
-    """
-    check_name(repository, "push")
-    try:
-        validate_repo_id(repository)
-        HfApi().whoami()
-    except Exception as error:  # transport errors have no public class of their own
-        raise ConfigError(
-            f"push = {repository!r} cannot be pushed to ({first_line(error)}); give USER/NAME, log "
-            f"in with `hf auth login`, or push later with `hf upload {repository} OUT`"
-        ) from None
-
-
-def push(folder: Path, repository: str, private: bool) -> str:
-    """Upload an export in one commit; its address. Raises OSError, the folder being kept."""
-    stale, message = ["acceptance_head/*", PLOT], "Export of drafttrain"
-    try:
-        api = HfApi()
-        api.create_repo(repo_id=repository, private=private or None, exist_ok=True)
-        return api.upload_folder(
-            folder_path=folder, repo_id=repository, commit_message=message, delete_patterns=stale
-        )
-    except Exception as error:  # transport errors have no public class of their own
-        raise OSError(
-            f"{str(folder)!r} is exported and verified, but could not be pushed to {repository!r} "
-            f"({first_line(error)}); push it with `hf upload {repository} {folder}`"
-        ) from error
+    (code / "requirements.txt").write_text(f"drafttrain>={__version__}\n", encoding="utf-8")
 
 
 def older_rope_names(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,8 +66,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     No folder of the machine that wrote it is named: absolute paths are cut to their last part.
     """
     drafter, policy, head = parts.drafter, parts.policy, parts.head
-    kind, engines = kind_of(drafter.config), engines_for(card.engines, drafter.config)
-    serving = serving_of(card, parts)
+    kind, serving = kind_of(drafter.config), serving_of(card, parts)
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
     if kind.reads_target:
         shape = f"{kind.words} for this target alone"
@@ -91,9 +90,8 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         head_labels=_warping(", labels at ", head.config.sampling) if head else "",
         found=found,
         programs=programs(drafter.config),
-        engines=engines,
+        engines=engines_for(card.engines, drafter.config),
         serving=serving,
-        serving_fields=vars(serving),
         version=__version__,
         transformers_version=version("transformers"),
     )

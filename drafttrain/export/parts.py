@@ -21,8 +21,6 @@ from drafttrain.models.loading import read_tokenizer
 
 DEFAULT_LENGTH = 20
 """Transformers' own default of num_assistant_tokens."""
-DEFAULT_CONFIDENCE = 0.4
-"""Transformers' own default of assistant_confidence_threshold."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,13 @@ def load_parts(settings: ExportConfig) -> Parts:
         if head is not None:  # it reads hidden states, which the output's rows do not change
             head.config.drafter["weights_sha256"] = hash_weights(drafter)
     if drafter.can_generate():
-        length = policy.k if policy.stop == "fixed" else policy.max_draft
+        length, confidence = policy.max_draft, policy.confidence or 0.4  # Transformers' default
+        if policy.stop == "fixed":
+            length, confidence = policy.k, 0.0
         drafter.generation_config.update(
-            num_assistant_tokens=settings.num_assistant_tokens or length or DEFAULT_LENGTH,
+            num_assistant_tokens=settings.num_assistant_tokens or length,
             num_assistant_tokens_schedule="constant",
-            assistant_confidence_threshold=0.0  # none
-            if policy.stop == "fixed"
-            else policy.confidence or DEFAULT_CONFIDENCE,
+            assistant_confidence_threshold=confidence,
         )
     return Parts(drafter, tokenizer, head, policy)
 
@@ -99,46 +97,44 @@ def _choose_policy(
     head: AcceptanceHead | None,
     file: Path | None,
 ) -> Policy:
-    """The policy in the file, or the defaults; with the threshold and verifier in the settings."""
+    """The policy in the file, or the defaults; with the threshold and verifier in the settings.
+
+    Without trees and cascades, which other programs cannot use, and without the batch sizes whose
+    policy stops by another head.
+    """
+    name = None if head is None else head.config.name
+    own = () if head is None else (None, HEAD, name)
     trained = drafter.k if kind_of(drafter).drafts == "blocks" else DEFAULT_LENGTH
     if file is not None:
-        policy = _for_this_export(read_policy(file), file, head)
+        policy = read_policy(file)
     elif head is not None:
-        policy = Policy(stop="head", h=DEFAULT_H, max_draft=trained, head=head.config.name)
+        policy = Policy(stop="head", h=DEFAULT_H, max_draft=trained)
     else:
         policy = Policy(stop="fixed", k=settings.num_assistant_tokens or trained)
-    changes: dict[str, object] = {"drafter": drafter.model_type}
-    if settings.h is not None:
-        if head is None:
-            raise ConfigError(f"h = {settings.h} is a head's threshold; add --head, or leave h out")
-        changes |= {"stop": "head", "h": settings.h, "head": head.config.name}
-    if settings.verifier is not None:
-        changes["verifier"] = settings.verifier
-    if len(changes) > 1:
-        changes["batches"] = {}  # these settings count at every batch size
-    policy = policy.model_copy(update=changes)
-    check_policy(policy, POLICY if file is None else str(file))
-    return policy
-
-
-def _for_this_export(policy: Policy, file: Path, head: AcceptanceHead | None) -> Policy:
-    """The policy with this head, without trees and cascades, which other programs cannot use, and
-    without the batch sizes whose policy stops by another head."""
-    own = () if head is None else (None, HEAD, head.config.name)
     if policy.stop == "head" and policy.head not in own:
-        found = "no head is given" if head is None else f"--head is {head.config.name!r}"
+        found = "no head is given" if head is None else f"--head is {name!r}"
         raise ConfigError(
             f"{file} was chosen for head {policy.head!r}, but {found}; give that head with --head, "
             "or another policy with --policy"
         )
     if any(one.method is not None for one in (policy, *policy.batches.values())):
         print(f"{file}: a tree or cascade is faster; exported is the best chain", file=sys.stderr)
-    name = None if head is None else head.config.name
     batches = {
         size: one.model_copy(update={"method": None, "head": name})
         for size, one in policy.batches.items()
         if one.stop != "head" or one.head in own
     }
-    if policy.stop == "head":
-        policy = policy.model_copy(update={"head": name})
-    return policy.model_copy(update={"method": None, "batches": batches})
+    if settings.h is not None or settings.verifier is not None:
+        batches = {}  # these settings count at every batch size
+    changes = {"drafter": drafter.model_type, "method": None, "batches": batches}
+    if settings.h is not None:
+        if head is None:
+            raise ConfigError(f"h = {settings.h} is a head's threshold; add --head, or leave h out")
+        changes |= {"stop": "head", "h": settings.h}
+    if "head" in (policy.stop, changes.get("stop")):
+        changes["head"] = name
+    if settings.verifier is not None:
+        changes["verifier"] = settings.verifier
+    policy = policy.model_copy(update=changes)
+    check_policy(policy, POLICY if file is None else str(file))
+    return policy

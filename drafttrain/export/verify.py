@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, logging
@@ -66,10 +66,8 @@ class Check:
     """The target to decode with; None: only drafts are compared."""
 
 
-class Verification(BaseModel):
+class Verification(BaseModel, frozen=True):
     """The result of loading an export again."""
-
-    model_config = ConfigDict(frozen=True)
 
     difference: str | None = None
     """The first difference, and what to do; None: there is none."""
@@ -126,6 +124,17 @@ def in_fresh_process(folder: Path, reference: Path) -> Verification:
     return Verification.model_validate_json(done.stdout.strip().splitlines()[-1])
 
 
+def load_written(folder: Path) -> Parts:
+    """The parts of an export, from its files alone."""
+    heads = load_heads(folder / HEAD) if (folder / HEAD).is_dir() else {}
+    return Parts(
+        drafter=load_drafter(folder, read_drafter_settings(str(folder))),
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        head=next(iter(heads.values()), None),
+        policy=read_policy(folder / POLICY),
+    )
+
+
 def compare(folder: Path, place: Path) -> Verification:
     """An export against the reference in a folder, `place`."""
     reference = Reference.model_validate_json((place / REFERENCE).read_text(encoding="utf-8"))
@@ -139,18 +148,6 @@ def compare(folder: Path, place: Path) -> Verification:
         return Verification(difference=f"{wrong[0]} changed while being written; {remedy}")
     found = Verification(drafted=len(facts[DRAFTS]))
     return found if reference.target is None else _decode(folder, reference, parts, found)
-
-
-def load_written(folder: Path) -> Parts:
-    """The parts of an export, from its files alone."""
-    drafter = load_drafter(folder, read_drafter_settings(str(folder)))
-    heads = load_heads(folder / HEAD) if (folder / HEAD).is_dir() else {}
-    return Parts(
-        drafter=drafter,
-        tokenizer=AutoTokenizer.from_pretrained(folder),
-        head=next(iter(heads.values()), None),
-        policy=read_policy(folder / POLICY),
-    )
 
 
 @torch.inference_mode()
@@ -167,9 +164,8 @@ def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, A
         outputs = {"decoder_input_ids": ids} if drafter.config.is_encoder_decoder else {}
         logits = drafter(input_ids=ids, **outputs).logits[0].contiguous()
     else:  # our own class, whose settings are written as they are
-        settings = drafter.config.to_diff_dict()
-        settings = {name: settings[name] for name in settings if name != "transformers_version"}
-    facts = {
+        settings = drafter.config.to_diff_dict() | {"transformers_version": None}
+    facts = {  # the drafts last: a drafter may change the layout of its weights
         "the drafter's weights": hash_weights(drafter),
         "config.json": settings,
         "generation_config.json": generation,
@@ -177,9 +173,9 @@ def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, A
         "the vocabulary": parts.tokenizer.get_vocab(),
         "the acceptance head": None if head is None else hash_weights(head),
         POLICY: dump_policy(parts.policy),
+        DRAFTS: some_drafts(parts, inputs),
     }
-    # last: a drafter may change the layout of its weights
-    return facts | {DRAFTS: some_drafts(parts, inputs)}, logits
+    return facts, logits
 
 
 def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
@@ -225,8 +221,7 @@ def _decode(folder: Path, reference: Reference, parts: Parts, found: Verificatio
     Under a lossy verifier the lossless one is compared: same drafter, same stops.
     """
     target = load_target(reference.target).model
-    drafter = load_drafter(folder, read_drafter_settings(str(folder)))
-    drafter = drafter.to(target.device, target.dtype)
+    drafter = parts.drafter.to(target.device, target.dtype)
     lossless = parts.policy.model_copy(update={"verifier": AUTO})
     asked = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
     ties = 0

@@ -126,23 +126,16 @@ def test_a_run_is_exported_with_its_report_plot_data_and_target(capsys, tmp_path
     assert (tmp_path / "out" / "report.png").read_bytes() == b"a picture"
 
 
-def test_what_is_pushed_is_checked_first_and_named_in_the_card(
-    capsys, tmp_path, drafter, monkeypatch
-):
-    pushed = []
-    monkeypatch.setattr("drafttrain.commands.export.check_push", pushed.append)
-    monkeypatch.setattr(
-        "drafttrain.commands.export.push",
-        lambda folder, repository, private: f"{folder.name} to {repository}, {private}",
-    )
-    settings = ExportConfig(drafter=str(drafter), out=tmp_path / "out", push="user/mine")
+def test_a_name_on_the_hub_is_that_of_card_and_code(capsys, tmp_path, drafter):
+    settings = ExportConfig(drafter=str(drafter), out=tmp_path / "out", hub="user/mine")
     export(settings, reload=compare)
-    assert pushed == ["user/mine"]
-    assert "pushed   out to user/mine, False" in capsys.readouterr().out
+    assert f"hf upload user/mine {tmp_path / 'out'}" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'custom_generate="user/mine"' in card
     code = (tmp_path / "out" / "custom_generate" / "generate.py").read_text()
     assert "EXPORTED_TO = 'user/mine'" in code and str(tmp_path) not in code
+    with pytest.raises(ConfigError, match="hub = 'user/eagle3-x': vLLM takes"):
+        export(settings.model_copy(update={"hub": "user/eagle3-x", "force": True}))
 
 
 def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):

@@ -180,4 +180,4 @@ def test_commands_are_quoted_for_the_shell():
 def test_every_engine_can_be_asked_for_and_has_notes_that_can_be_filled():
     assert set(get_args(EngineName)) == ENGINES.keys()
     for engine in ENGINES.values():
-        assert "{" not in engine.notes.format(**vars(SERVING))
+        assert "{" not in engine.notes.format(SERVING)
