@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -16,16 +18,18 @@ from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
+from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.shared import Steps, steps, together
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import (
+    NO_TOKEN,
     NotFinite,
     Output,
     Proposal,
     Round,
     Sampling,
     Source,
+    SourceTooLong,
     Verdict,
 )
 from drafttrain.decoding.verifiers import check_pairing
@@ -109,7 +113,10 @@ class RunningSequence:
         wanted = decoder.drafter.requires
         if wanted.encoder:
             source = replace(source, encoded=state.encoded)
-        self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
+        self.session: DraftSession | None = None
+        """None: the source is longer than the drafter takes, and nothing is drafted."""
+        with suppress(SourceTooLong):
+            self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
         self.state = state
         self.target_state: TargetState | None = None
         self._length = len(source.prefix)
@@ -129,7 +136,7 @@ class RunningSequence:
 
     def propose(self) -> Steps[Proposal] | Proposal:
         """A draft, where there is room for one."""
-        if self.room == 0:
+        if self.room == 0 or self.session is None:
             return NOTHING
         return self.session.propose(self.tokens, self.target_state, self.stop.capped(self.room))
 
@@ -137,10 +144,7 @@ class RunningSequence:
         """The verifier's decision on a draft, by the target's logits. Raises NotFinite, with the
         number of the sequence, where a row that decides is not finite."""
         logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
-        drafted, eos_ids = proposal.tokens.tolist(), decoder.target.eos_ids
-        ends = [node + 1 for node, token in enumerate(drafted) if token in eos_ids]
-        if ends:  # a token after EOS is dropped: what it is drawn from need not be finite
-            logits = logits.index_fill(0, torch.tensor(ends, device=logits.device), 0.0)
+        logits = without_ended(logits, proposal, decoder.target.eos_ids)
         given = proposal, logits, decoder.sampling, self.randomness
         try:
             return (yield from steps(decoder.verifier.judge(*given)))
@@ -149,10 +153,10 @@ class RunningSequence:
             raise NotFinite(f"{place}: {error}") from None
 
     def commit(
-        self, proposal: Proposal, verdict: Verdict, output: StepOutput, decoder: Decoder
+        self, drafted: list[int], verdict: Verdict, output: StepOutput, decoder: Decoder
     ) -> list[int]:
         """Append the accepted path and the next token, up to the first EOS; what was appended."""
-        drafted, path = proposal.tokens.tolist(), verdict.path.tolist()
+        path = verdict.path.tolist()
         emitted = [*(drafted[node] for node in path), verdict.next_token]
         for i, token in enumerate(emitted):
             if token in decoder.target.eos_ids:
@@ -208,9 +212,12 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         active, proposals, outputs, verdicts, strict=True
     ):
         began = perf_counter()
-        target.keep(sequence.state, verdict.path)
-        drafted = proposal.tokens.tolist()
-        emitted = sequence.commit(proposal, verdict, output, decoder)
+        drafted = verdict.drafted
+        if drafted is None:
+            drafted = proposal.tokens.tolist()
+        target.keep(sequence.state, verdict.path, drafted if proposal.is_on_device else None)
+        emitted = sequence.commit(drafted, verdict, output, decoder)
+        drafted = [token for token in drafted if token != NO_TOKEN]
         rounds.append(
             Round(
                 sequence=sequence.index,
@@ -224,10 +231,22 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
                 draft_seconds=draft_seconds,
                 target_seconds=shared_seconds + perf_counter() - began,
                 finished=sequence.remaining == 0,
+                too_long=sequence.session is None,
                 shared_by=len(active),
             )
         )
     return rounds
+
+
+def without_ended(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) -> Tensor:
+    """The rows that judge a draft, zero after EOS: what follows it is dropped, and the row that it
+    is drawn from need not be finite. Shapes: [N + 1, V]."""
+    if not eos_ids or len(proposal.tokens) == 0:
+        return logits
+    if proposal.is_on_device:
+        return logits.masked_fill(F.pad(proposal.ending(eos_ids), (1, 0))[:, None], 0.0)
+    ends = [node + 1 for node, token in enumerate(proposal.tokens.tolist()) if token in eos_ids]
+    return logits.index_fill(0, torch.tensor(ends, device=logits.device), 0.0) if ends else logits
 
 
 def check_room(sequence: RunningSequence, proposal: Proposal) -> None:

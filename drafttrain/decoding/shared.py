@@ -75,21 +75,41 @@ def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
     return [best[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
 
 
-def finite_arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
-    """`arg_max_of_each`; -1 for rows whose maximum is no finite number. Shapes: [R, V] each."""
+def likeliest_of_each(scores: Sequence[Tensor]) -> list[Tensor]:
+    """The likeliest token of every row, not waited for. Shapes: [R, V] -> [R] each."""
     if scores[0].device.type == "cpu":
-        found = []
-        for rows in scores:
-            values = rows.detach().numpy()
-            best = np.argmax(values, axis=-1)  # of the first NaN, where there is one
-            top = np.take_along_axis(values, best[:, None], axis=-1)[:, 0]
-            found.append(np.where(np.isfinite(top), best, -1).tolist())
-        return found
-    joint = torch.cat(list(scores))
-    top, best = joint.max(dim=-1)
-    flat = torch.where(top.isfinite(), best, -1).tolist()
-    ends = itertools.accumulate(len(rows) for rows in scores)
-    return [flat[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
+        return [torch.tensor(tokens) for tokens in arg_max_of_each(scores)]
+    best = torch.cat(list(scores)).argmax(dim=-1)
+    return list(best.split([len(rows) for rows in scores]))
+
+
+Judged = tuple[list[int], list[int]]
+"""The likeliest token of every row that judges a draft, and the draft's own tokens."""
+
+
+def judge_each(asked: Sequence[tuple[Tensor, Tensor]]) -> list[Judged]:
+    """The likeliest token of every row, -1 where its maximum is no finite number, and the tokens
+    of each draft, at one wait for the device. Shapes: rows [N + 1, V], tokens [N] each."""
+    if asked[0][0].device.type == "cpu":
+        return [(_finite_arg_max(rows), tokens.tolist()) for rows, tokens in asked]
+    top, best = torch.cat([rows for rows, _ in asked]).max(dim=-1)
+    waiting = [tokens for _, tokens in asked if tokens.device.type != "cpu"]
+    values = iter(torch.cat([torch.where(top.isfinite(), best, -1), *waiting]).tolist())
+    found = [list(itertools.islice(values, len(rows))) for rows, _ in asked]
+    drafts = [
+        list(itertools.islice(values, len(tokens)))
+        if tokens.device.type != "cpu"
+        else tokens.tolist()
+        for _, tokens in asked
+    ]
+    return list(zip(found, drafts, strict=True))
+
+
+def _finite_arg_max(rows: Tensor) -> list[int]:
+    values = rows.detach().numpy()
+    best = np.argmax(values, axis=-1)  # of the first NaN, where there is one
+    top = np.take_along_axis(values, best[:, None], axis=-1)[:, 0]
+    return np.where(np.isfinite(top), best, -1).tolist()
 
 
 def joined(rows: Sequence[Tensor]) -> Tensor:

@@ -67,6 +67,14 @@ class Source:
         return self.inputs["input_ids"]
 
 
+NO_TOKEN = -1
+"""In place of a token that is not there; no target ever chooses it."""
+
+
+class SourceTooLong(ValueError):
+    """A source has more tokens than the drafter takes: the sequence is decoded plainly."""
+
+
 @dataclass(frozen=True)
 class Calls:
     """What one drafter among several did for a draft."""
@@ -85,7 +93,8 @@ class Proposal:
     """One sequence's draft. A chain has parents = [-1, 0, 1, ...]."""
 
     tokens: Tensor
-    """[N] parents before children, siblings in draw order."""
+    """[N] parents before children, siblings in draw order. On the CPU, but for greedy chains that
+    a device drafted: whoever reads these waits for it."""
     parents: Tensor
     """[N] index of the parent, -1 = the last committed token."""
     draw_kind: DrawKind = "deterministic"
@@ -165,7 +174,16 @@ class Proposal:
         )
 
     def until(self, ends: frozenset[int]) -> Proposal:
-        """The draft without what follows a token that ends the sequence: nothing judges that."""
+        """The draft without what follows a token that ends the sequence: nothing judges that.
+
+        Of a chain on a device, which is not waited for, those tokens become `NO_TOKEN`.
+        """
+        if not ends:
+            return self
+        if self.is_on_device:
+            ending = self.ending(ends)
+            over = ending.cumsum(0) > ending.long()
+            return replace(self, tokens=self.tokens.masked_fill(over, NO_TOKEN))
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
         if ends.isdisjoint(tokens):
             return self
@@ -188,6 +206,19 @@ class Proposal:
             counts=None if self.counts is None else self.counts[kept],
             copied=None if self.copied is None else self.copied[kept],
         )
+
+    def on_host(self) -> Proposal:
+        """The same with tokens that the host knows; waits for a device that drafted them."""
+        return replace(self, tokens=self.tokens.cpu()) if self.is_on_device else self
+
+    def ending(self, ends: frozenset[int]) -> Tensor:
+        """[N] which tokens end a sequence, where the tokens are."""
+        return torch.isin(self.tokens, torch.tensor(sorted(ends), device=self.tokens.device))
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the host does not know the tokens yet; only chains are left there."""
+        return self.tokens.device.type != "cpu"
 
     @property
     def is_chain(self) -> bool:
@@ -240,6 +271,8 @@ class Verdict:
     """The correction or bonus token that follows the path."""
     emitted_probs: Tensor | None = None
     """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades)."""
+    drafted: Sequence[int] | None = None
+    """The draft's tokens, where the decision brought them along from the device."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +299,8 @@ class Round:
     """Drafted tokens that the drafter expected to be accepted, where it works that out."""
     calls: Mapping[str, Calls] | None = None
     """Calls of each drafter by its name, where several draft."""
+    too_long: bool = False
+    """Whether nothing is drafted, as the sequence's source is longer than the drafter takes."""
     shared_by: int = 1
     """Sequences that were under way and shared the calls; seconds are this one's part."""
 

@@ -23,7 +23,7 @@ from drafttrain.config.trees import TREES
 from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, finite_arg_max_of_each
+from drafttrain.decoding.shared import Call, Steps, judge_each
 from drafttrain.decoding.types import NotFinite, Proposal, Sampling, Verdict
 
 SEEN: dict[Evidence, str] = {
@@ -105,15 +105,15 @@ def verify_greedy(
     Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). On a tree: go
     down while a child is the arg-max. Shapes: target_logits [N + 1, V].
     """
-    best = yield Call(finite_arg_max_of_each, target_logits)
-    pairs = zip(proposal.parents.tolist(), proposal.tokens.tolist(), strict=True)
+    best, drafted = yield Call(judge_each, (target_logits, proposal.tokens))
+    pairs = zip(proposal.parents.tolist(), drafted, strict=True)
     child = {pair: node for node, pair in enumerate(pairs)}
     path: list[int] = []
     node = child.get((-1, best[0]))
     while node is not None:
         path.append(node)
         node = child.get((node, best[node + 1]))
-    return _verdict(path, best)
+    return _verdict(path, best, drafted)
 
 
 def verify_spec(
@@ -132,7 +132,7 @@ def verify_spec(
     tree: go down to the child that the target prefers among those accepted.
     Shapes: target_logits [N + 1, V].
     """
-    best = yield Call(finite_arg_max_of_each, target_logits)
+    best, drafted = yield Call(judge_each, (target_logits, proposal.tokens))
     parents = proposal.parents.to(target_logits.device)
     tokens = proposal.tokens.to(target_logits.device)
     rows = target_logits[parents + 1]
@@ -151,7 +151,7 @@ def verify_spec(
     while node is not None:
         path.append(node)
         node = preferred.get(node)
-    return _verdict(path, best)
+    return _verdict(path, best, drafted)
 
 
 def verify_rejection(
@@ -288,7 +288,7 @@ def draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tens
     return rows if proposal.rows is None else rows[proposal.rows.to(rows.device)]
 
 
-def _verdict(path: list[int], best: list[int]) -> Verdict:
+def _verdict(path: list[int], best: list[int], drafted: list[int]) -> Verdict:
     """A path, then the arg-max of the row after it. Raises NotFinite where that has none."""
     row = path[-1] + 1 if path else 0
     if best[row] < 0:
@@ -297,7 +297,7 @@ def _verdict(path: list[int], best: list[int]) -> Verdict:
             "gave NaN or infinity, or a logits processor left no token; load it in float32 or "
             "bfloat16"
         )
-    return Verdict(torch.tensor(path, dtype=torch.long), best[row])
+    return Verdict(torch.tensor(path, dtype=torch.long), best[row], drafted=drafted)
 
 
 def _chain_path(length: int) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -374,3 +375,23 @@ def test_sampling_with_a_drafter_follows_the_seed():
         return sampled(partial(sequence_randomness, seed), 20)
 
     assert sample(0) == sample(0) != sample(1)
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["alone", "in a cascade"])
+def test_a_source_longer_than_a_drafter_takes_is_decoded_plainly_and_marked(inner):
+    model = tiny_model("llama")
+    sources = sources_for(model)
+    small = CachedModel(near_copy(model, 0.05, seed=1))
+    small.source_limit = 6
+    drafter = CausalDrafter(small)
+    if inner:
+        drafter = cascade(
+            [Level("small", drafter), Level("copies", MaxGramDrafter())], [[1, 1], [1]]
+        )
+    outputs = run(model, sources, drafter, batch_size=2)
+    assert tokens_of(outputs) == generate(model, sources, 24)
+    long = [len(source.input_ids) > 6 for source in sources]
+    assert 0 < sum(long) < len(long)
+    for output, too_long in zip(outputs, long, strict=True):
+        assert {played.too_long for played in output.rounds} == {too_long}
+        assert any(played.drafted for played in output.rounds) is not too_long

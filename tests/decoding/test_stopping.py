@@ -24,7 +24,7 @@ from drafttrain.decoding.stopping import (
     entropy,
     largest_probability,
 )
-from drafttrain.decoding.types import DraftState, Sampling, Source
+from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import (
     RejectionSampling,
     acceptance_probability,
@@ -271,14 +271,6 @@ def test_names_and_caps_are_those_of_reports():
     assert [stop.name for stop in stops] == ["k=10", "entropy(2)", "confidence(0.4)", "head(0.7)"]
     assert [stop.longest for stop in stops] == [10, 7, 8, 9]
     assert [stop.capped(8).longest for stop in stops] == [8, 7, 8, 8]
-
-
-def test_a_source_longer_than_the_drafters_positions_is_refused_with_both_numbers():
-    drafter = scripted_drafter([2])
-    drafter.model.source_limit = drafter.model.position_limit = 4
-    with pytest.raises(ValueError, match="5 tokens but the drafter takes 4"):
-        source = Source.of_text(torch.zeros(5, dtype=torch.long), torch.zeros(5, dtype=torch.long))
-        drafter.open(source, GREEDY, SampledRandomness(torch.Generator()))
 
 
 @pytest.mark.parametrize(("committed", "wanted"), [(1, 4), (3, 2), (4, 1), (5, 0), (9, 0)])

@@ -112,7 +112,7 @@ class ToyTarget(OneByOne):
             scores.append(StepOutput(torch.stack(rows), hidden))
         return scores
 
-    def keep(self, state: ToyState, path: Tensor) -> None:
+    def keep(self, state: ToyState, path: Tensor, drafted=None) -> None:
         drafted = -1 - state.pop()
         first = len(state) - drafted
         kept = [state[first + node] for node in path.tolist()]

@@ -52,14 +52,15 @@ class Link:
             self.features,
         )
 
-    def chains(self, asked: Sequence[tuple[Tensor, Tensor, int]]) -> list[list[int]]:
+    def chains(self, asked: Sequence[tuple[Tensor, Tensor, int]]) -> list[Tensor]:
         """Likeliest tokens left to right, among the best candidates of each slot alone.
 
-        Of each sequence its slots' states [K, D] and rows [K, V], and the token before the first.
+        Of each sequence its slots' states [K, D] and rows [K, V], and the token before the first;
+        [K] each, not waited for.
         """
         states, logits, last = zip(*asked, strict=True)
         if not any(len(own) for own in states):
-            return [[] for _ in asked]
+            return [torch.empty(0, dtype=torch.long) for _ in asked]
         found = self.candidates(states, logits).likeliest_chains(last)
         return [own[: len(rows)] for own, rows in zip(found, logits, strict=True)]
 
@@ -169,17 +170,17 @@ class Candidates:
         directions, gate = self._directions[:, slot].to(scores.dtype), gate.to(scores.dtype)
         return torch.baddbmm(scores[..., None], directions, gate[..., None])[..., 0]
 
-    def likeliest_chains(self, last: Sequence[int]) -> list[list[int]]:
+    def likeliest_chains(self, last: Sequence[int]) -> Tensor:
         """The likeliest token of each slot after that of the slot before, of the first one after
-        the last committed token. Shapes: [B] -> [B, K]."""
+        the last committed token; not waited for. Shapes: [B] -> [B, K]."""
         if len(last) == 1 and self._features.device.type == "cpu" and self._is_whole():
-            return [self._likeliest_chain(last[0])]
+            return torch.tensor([self._likeliest_chain(last[0])])
         previous, drafted = torch.tensor(last, device=self.tokens.device), []
         for slot in range(self.tokens.shape[1]):
             best = self.after(slot, previous).argmax(-1, keepdim=True)
             previous = self.tokens[:, slot].gather(1, best)[:, 0]
             drafted.append(previous)
-        return torch.stack(drafted, dim=1).tolist()
+        return torch.stack(drafted, dim=1)
 
     def _is_whole(self) -> bool:
         """Whether NumPy knows all that is multiplied."""

@@ -222,7 +222,7 @@ class Draft:
         """What a drafter says behind the draft; its calls are counted, nothing is appended."""
         began = perf_counter()
         asked = session.propose(self.sequence(), target_state, FixedLength(room))
-        part = yield from steps(asked)
+        part = (yield from steps(asked)).on_host()
         own = {name: Calls(part.passes, perf_counter() - began)}
         self.count(own if part.calls is None else part.calls, part.passes)
         return part

@@ -25,7 +25,7 @@ from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, SourceTooLong
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.draft_states import drawn_state
 
@@ -101,9 +101,8 @@ class OwnSequence:
     def __init__(self, model: CachedModel, source: Source) -> None:
         most = model.source_limit
         if most is not None and source.is_text and len(source.input_ids) > most:
-            raise ValueError(
-                f"the source has {len(source.input_ids)} tokens but the drafter takes {most}; "
-                "shorten it, leave it out, or use a drafter with more positions"
+            raise SourceTooLong(
+                f"the source has {len(source.input_ids)} tokens but the drafter takes {most}"
             )
         self.limit = model.position_limit
         own = own_source(source, model.model)

@@ -18,7 +18,7 @@ from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import probs_of_tokens, warp
-from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
+from drafttrain.decoding.shared import Call, Steps, likeliest_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
@@ -169,8 +169,8 @@ def chain_of_slots(
     logits = logits[:count]
     rows = logits.unbind()
     if sampling.greedy:
-        drafted = yield Call(arg_max_of_each, logits)
-        return Proposal.chain(torch.tensor(drafted), hidden=hidden, logits=lambda: rows)
+        tokens = yield Call(likeliest_of_each, logits)
+        return Proposal.chain(tokens, hidden=hidden, logits=lambda: rows)
     probs = warp(logits, sampling)
     if first is None:
         drawn = randomness.categorical(probs).cpu()
@@ -200,10 +200,8 @@ def linked_chain(
     if sampling.greedy:
         count = slots_to_draft(stop, logits, hidden)
         states, alone = hidden[:count], logits[:count]
-        drafted = yield Call(link.chains, (states, alone, last))
-        before = torch.tensor([last, *drafted[:-1]], dtype=torch.long, device=logits.device)
-        tokens = torch.tensor(drafted, dtype=torch.long)
-        rows = partial(_rows_after, link, states, alone, before)
+        tokens = yield Call(link.chains, (states, alone, last))
+        rows = partial(_rows_after, link, states, alone, last, tokens)
         return Proposal.chain(tokens, hidden=hidden, logits=rows)
     candidates = link.candidates([hidden], [logits])
     states, known = hidden.unbind(), list(logits.unbind())
@@ -228,7 +226,10 @@ def linked_chain(
     return Proposal.chain(tokens, torch.stack(probs), hidden=hidden, logits=lambda: known)
 
 
-def _rows_after(link: Link, states: Tensor, alone: Tensor, before: Tensor) -> Sequence[Tensor]:
+def _rows_after(
+    link: Link, states: Tensor, alone: Tensor, last: int, tokens: Tensor
+) -> Sequence[Tensor]:
+    before = torch.cat((torch.tensor([last]).to(tokens.device), tokens))
     return link.after(states, alone, before[: len(states)]).unbind()
 
 

@@ -316,7 +316,7 @@ class SeveralSessions:
     ) -> Steps[Proposal]:
         found = []
         for session in self.sessions:
-            proposal = yield from steps(session.propose(tokens, target_state, stop))
+            proposal = (yield from steps(session.propose(tokens, target_state, stop))).on_host()
             if len(proposal.tokens) > 0:
                 found.append(proposal)
         return Proposal.side_by_side(found) if found else Proposal.empty()

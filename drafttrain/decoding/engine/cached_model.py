@@ -291,17 +291,25 @@ class CachedModel:
         return self.score(*zip(*asked, strict=True))
 
     @without_gradients
-    def keep(self, state: SequenceState, path: Tensor) -> None:
+    def keep(
+        self, state: SequenceState, path: Tensor, drafted: Sequence[int] | None = None
+    ) -> None:
         """Keep committed tokens and the accepted nodes of the last draft; forget the others.
 
-        path [A] holds indices of the last proposal in rising order.
+        path [A] holds indices of the last proposal in rising order; drafted, the proposal's tokens
+        where the host did not know them when they were scored.
         """
         first = state.committed
+        if drafted is not None:
+            state.name(first, drafted)
         state.gather(first, [first + node for node in path.tolist()])
 
     def _scoring(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Feed:
         """What is missing of the committed tokens, and the draft behind them."""
-        missing, nodes = state.align(tokens), proposal.tokens.tolist()
+        missing = state.align(tokens)
+        if proposal.is_on_device:
+            return Feed(state, missing, len(proposal.tokens) + 1, drafted=proposal.tokens)
+        nodes = proposal.tokens.tolist()
         rows = len(nodes) + 1
         if rows <= 2 or proposal.is_chain:
             return Feed(state, missing + nodes, rows)

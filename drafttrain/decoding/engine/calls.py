@@ -27,13 +27,20 @@ class Feed:
     """[N, D] what is fed instead of the embedded tokens."""
     states: Tensor | None = None
     """[M, E] target hidden states that come with the first M tokens."""
+    drafted: Tensor | None = None
+    """[M] more tokens after these, which a device drafted and the host does not know."""
+
+    @property
+    def size(self) -> int:
+        """Tokens that it feeds."""
+        return len(self.tokens) + (0 if self.drafted is None else len(self.drafted))
 
     @property
     def places(self) -> Sequence[int]:
         """[N] where they stand."""
         if self.positions is not None:
             return self.positions
-        return range(self.state.cached, self.state.cached + len(self.tokens))
+        return range(self.state.cached, self.state.cached + self.size)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class CompiledBody:
 
     def bucket_of(self, cache: ColumnCache, feeds: Sequence[Feed]) -> Bucket | None:
         """The shape that these feeds are called in; None: they run uncompiled."""
-        new = max(len(feed.tokens) for feed in feeds)
+        new = max(feed.size for feed in feeds)
         numbers = [feed.state.columns.number for feed in feeds]
         tokens = next((size for size in TOKENS if size >= new), None)
         rows = next((size for size in BATCHES if size > max(numbers)), None)

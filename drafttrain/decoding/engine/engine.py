@@ -16,7 +16,7 @@ from drafttrain.decoding.engine.compiling import Bucket, CompiledBody
 from drafttrain.decoding.engine.forward import BatchedCall, Body
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.types import Source
+from drafttrain.decoding.types import NO_TOKEN, Source
 
 SMALL = 16
 """Requests of up to this many tokens share a call with any shorter ones; longer ones only with
@@ -72,7 +72,8 @@ class Engine:
             found = self._call([feeds[place] for place in group], layers)
             outputs |= zip(group, found, strict=True)
         for feed in feeds:
-            feed.state.append(feed.tokens, feed.places, chained=feed.visible is None)
+            unknown = [NO_TOKEN] * (feed.size - len(feed.tokens))
+            feed.state.append([*feed.tokens, *unknown], feed.places, chained=feed.visible is None)
         return [outputs[place] for place in range(len(feeds))]
 
     def _groups(self, feeds: Sequence[Feed]) -> Iterator[list[int]]:
@@ -82,7 +83,7 @@ class Engine:
         if self._one_chain:
             yield from ([place] for place in range(len(feeds)))
             return
-        waiting = sorted(range(len(feeds)), key=lambda place: -len(feeds[place].tokens))
+        waiting = sorted(range(len(feeds)), key=lambda place: -feeds[place].size)
         parts: dict[tuple[bool, int], list[int]] = {}
         for place in waiting:
             state = feeds[place].state
@@ -91,9 +92,9 @@ class Engine:
             parts.setdefault((self._is_first(state), length), []).append(place)
         for part in parts.values():
             while part:
-                largest = len(feeds[part[0]].tokens)
+                largest = feeds[part[0]].size
                 least = 0 if largest <= SMALL else largest // 2
-                count = sum(len(feeds[place].tokens) > least for place in part)
+                count = sum(feeds[place].size > least for place in part)
                 group, part = part[:count], part[count:]
                 yield sorted(group, key=lambda place: feeds[place].state.columns.number)
 
@@ -116,7 +117,7 @@ class Engine:
         found = []
         for place, feed in enumerate(feeds):
             b = place if bucket is None else feed.state.columns.number
-            size = len(feed.tokens)
+            size = feed.size
             begin = index[size - feed.rows] if feed.rows else 0
             logits = output.logits[b, begin : begin + feed.rows]
             states = {number: of_layer[b, :size] for number, of_layer in output.layers.items()}
@@ -145,7 +146,7 @@ class Engine:
         place, device = self.cache.placement, self.device
         numbers = [feed.state.columns.number for feed in feeds]
         starts = [feed.state.cached for feed in feeds]
-        new = max(len(feed.tokens) for feed in feeds)
+        new = max(feed.size for feed in feeds)
         members: Sequence[Feed | None] = feeds
         if bucket is None:
             used = max(starts) + new
@@ -170,7 +171,7 @@ class Engine:
         ids = [torch.tensor([] if own is None else own.tokens, dtype=torch.long) for own in members]
         positions = self._positions(members, columns)
         call = BatchedCall(
-            ids=_padded(ids, new).to(device),
+            ids=_drafted_too(_padded(ids, new).to(device), members),
             positions=positions,
             visible=_visible(members, starts, columns, used),
             key_positions=None,
@@ -203,7 +204,7 @@ class Engine:
         positions = columns.clone() if self._limit is None else columns.clamp(max=self._limit - 1)
         for b, feed in enumerate(members):
             if feed is not None and feed.positions is not None:
-                positions[b, : len(feed.tokens)] = torch.tensor(list(feed.positions))
+                positions[b, : feed.size] = torch.tensor(list(feed.positions))
         return positions
 
     def _key_positions(
@@ -256,9 +257,7 @@ def compile_calls(how: Compile) -> None:
 
 def _wanted(feeds: Sequence[Feed]) -> list[int]:
     """Rows of a call that some feed wants logits of, rising."""
-    return sorted(
-        {row for feed in feeds for row in range(len(feed.tokens) - feed.rows, len(feed.tokens))}
-    )
+    return sorted({row for feed in feeds for row in range(feed.size - feed.rows, feed.size)})
 
 
 def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
@@ -269,6 +268,14 @@ def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
     return found
 
 
+def _drafted_too(ids: Tensor, members: Sequence[Feed | None]) -> Tensor:
+    """The tokens of a call with those that only the device knows. Shapes: [B, N] -> [B, N]."""
+    for b, feed in enumerate(members):
+        if feed is not None and feed.drafted is not None:
+            ids[b, len(feed.tokens) : feed.size] = feed.drafted.clamp_min(0)
+    return ids
+
+
 def _visible(
     members: Sequence[Feed | None], starts: Sequence[int], columns: Tensor, used: int
 ) -> Tensor:
@@ -277,7 +284,7 @@ def _visible(
     visible = torch.arange(used, device=device) <= columns[..., None]
     for b, (feed, start) in enumerate(zip(members, starts, strict=True)):
         if feed is not None and feed.visible is not None:
-            size = len(feed.tokens)
+            size = feed.size
             visible[b, :size, start + size :] = False
             visible[b, :size, : start + size] = feed.visible.to(device)
     return visible

@@ -80,6 +80,10 @@ class SequenceState:
         if chained:
             self.chain = self.cached
 
+    def name(self, first: int, tokens: Sequence[int]) -> None:
+        """Note the tokens of columns from `first` on, once the host knows them."""
+        self._tokens[first : first + len(tokens)] = array(INTEGER, tokens)
+
     def forget(self, columns_kept: int) -> None:
         """Drop all columns but the first ones. Raises ValueError if there are fewer."""
         if not 0 <= columns_kept <= self.cached:

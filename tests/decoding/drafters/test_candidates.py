@@ -18,12 +18,12 @@ def test_chains_are_those_of_each_sequence_alone() -> None:
     lengths, last = [3, 1, 4], [5, 9, 0]
     logits = torch.randn(8, VOCABULARY, dtype=torch.float64)
     from_hidden = torch.randn(8, RANK, dtype=torch.float64)
-    found = Candidates(logits, from_hidden, lengths, rows, features).likeliest_chains(last)
+    found = Candidates(logits, from_hidden, lengths, rows, features).likeliest_chains(last).tolist()
     starts = [0, 3, 4]
     for start, length, token, chain in zip(starts, lengths, last, found, strict=True):
         own = slice(start, start + length)
         alone = Candidates(logits[own], from_hidden[own], [length], rows, features)
-        assert alone.likeliest_chains([token]) == [chain[:length]]
+        assert alone.likeliest_chains([token]).tolist() == [chain[:length]]
 
 
 def test_the_token_before_decides_among_candidates() -> None:
@@ -36,7 +36,7 @@ def test_the_token_before_decides_among_candidates() -> None:
     for first, second in ((2, 4), (1, 3)):
         logits[0, first] = 2.0
         candidates = Candidates(logits, torch.zeros(2, 2), [2], rows, features)
-        assert candidates.likeliest_chains([0]) == [[first, second]]
+        assert candidates.likeliest_chains([0]).tolist() == [[first, second]]
 
 
 def test_what_is_fetched_from_elsewhere_scores_as_what_lies_in_reach() -> None:
