@@ -190,6 +190,8 @@ def measure(context: Context, run: Decoded, resamples: Array) -> Run:
     counts = metrics.count_rounds(run.outputs)
     tokens = {"tokens": sum(len(output.tokens) for output in run.outputs)}
     facts["totals"] = {"prompts": len(run.outputs), **(counts.totals() if method else tokens)}
+    if too_long := sum(output.rounds[0].too_long for output in run.outputs if output.rounds):
+        facts["totals"]["too_long"] = too_long
     facts |= {"batch_size": run.batch_size, "memory_bytes": run.memory_bytes}
     facts["parity"] = check_parity(context, run)
     peers = [other for other in context.decoded if other.batch_size == run.batch_size]

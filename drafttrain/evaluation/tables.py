@@ -241,6 +241,8 @@ def note(report: Report) -> str:
     text = f"95 % bootstrap intervals over inputs. {report.target.dtype}, {report.machine}."
     if report.data.skipped:
         text += f" {len(report.data.skipped)} inputs skipped."
+    if too_long := max((run.totals.get("too_long", 0) for run in report.runs), default=0):
+        text += f" {too_long} inputs longer than the drafter takes: decoded plainly."
     if any(run.lossy for run in report.runs):
         text += " lossy: the output is not the target's own."
     if len(report.batch_sizes) > 1:

@@ -21,7 +21,7 @@ from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluatio
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.runner import make_jobs
-from drafttrain.evaluation.tables import main_table, parity_lines
+from drafttrain.evaluation.tables import main_table, note, parity_lines
 from tests.evaluation.scripted import (
     ScriptedDrafter,
     loaded,
@@ -229,3 +229,12 @@ def test_a_narrow_terminal_gets_values_without_intervals(report):
     assert any(interval in line for line in wide)
     assert not any(interval in line for line in narrow)
     assert any(f"{value.value:.2f}" in line for line in narrow)
+
+
+def test_inputs_longer_than_the_drafter_takes_are_decoded_plainly_and_counted(target):
+    small = CachedModel(target.target.model)
+    small.source_limit = 4  # of 4, 3, 5 and 2 tokens
+    settings = options(max_new_tokens=LENGTH, baselines=(), repeats=1)
+    found = evaluate(target, [strict(CausalDrafter(small))], rows(), settings).report
+    assert found.runs[1].totals["too_long"] == 1 and "too_long" not in found.runs[0].totals
+    assert "1 inputs longer than the drafter takes: decoded plainly." in note(found)
