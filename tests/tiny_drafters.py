@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.build.drafters import make_drafter
+from drafttrain.build.pairs import make_drafter
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter

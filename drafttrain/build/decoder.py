@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.build.drafters import drafter_for, open_kind
 from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
-from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.build.pairs import Pair, drafter_for, load_pair, open_kind
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import Compile
 from drafttrain.config.decode import (

@@ -1,21 +1,30 @@
-"""Load a target with drafters for it, checked against each other before weights are read."""
+"""A target with drafters for it: checked against each other before weights are read, and loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.build.drafters import make_drafter, open_kind
+from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.kinds import KINDS, STATE_DRAFTER, kind_of, named_kind
+from drafttrain.config.kinds import KINDS, STATE_DRAFTER, DrafterKind, kind_of, named_kind
 from drafttrain.data.bigrams import read_bigrams
 from drafttrain.decoding.engine.architectures import check_configuration, check_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter
-from drafttrain.models.drafters import check_drafter, load_drafter, vocabulary_size
+from drafttrain.models.drafters import (
+    check_drafter,
+    check_fit,
+    load_drafter,
+    reads_states,
+    vocabulary_size,
+)
+from drafttrain.models.identity import check_same_target
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
+from drafttrain.models.target_embeddings import lacks_embeddings
 
 CheckedDrafters = tuple[dict[str, PretrainedConfig | None], list[int] | None]
 """What `check_pair` finds: config.json of each drafter (None: no model), max-gram's table."""
@@ -100,3 +109,34 @@ def _check_drafter(
     if kind.runs_as_targets:
         check_configuration(settings)
     return settings
+
+
+def make_drafter(model: PreTrainedModel, target: PreTrainedModel | None = None) -> Drafter:
+    """A drafter from a loaded model; kinds that read the target's states need its model."""
+    return open_kind(kind_of(model.config), model, target)
+
+
+def open_kind(
+    kind: DrafterKind,
+    drafts_with: PreTrainedModel | Sequence[int] | None,
+    target: PreTrainedModel | None,
+) -> Drafter:
+    """A drafter of a kind, from its model, its table of likeliest successors, or nothing."""
+    return resolve_name(kind.opens)(drafts_with, target)
+
+
+def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> Drafter:
+    """A drafter for a loaded target from a loaded model, which messages call by the name.
+
+    Raises ConfigError for models that do not go together.
+    """
+    label, target_label = f"{name} {model.name_or_path!r}", f"target {target.name_or_path!r}"
+    check_fit(model.config, target.config, label, target_label)
+    if lacks_embeddings(model.config):
+        raise ConfigError(
+            f"{label} was loaded without its embeddings, which its folder leaves to its target; "
+            "export it (drafttrain export writes a whole folder), and load that"
+        )
+    if reads_states(model.config):
+        check_same_target(model.config, target, model.name_or_path)
+    return make_drafter(model, target)

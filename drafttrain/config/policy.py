@@ -15,13 +15,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from drafttrain.config.base import Config, ConfigError, Fraction
-from drafttrain.config.decode import (
-    CascadeConfig,
-    StopConfig,
-    TreeConfig,
-    VerifierConfig,
-    check_given,
-)
+from drafttrain.config.decode import DecodeConfig, StopConfig, VerifierConfig, check_given
 from drafttrain.config.reading import first_problem
 from drafttrain.config.stops import STOPS
 from drafttrain.config.verifiers import RULES
@@ -33,21 +27,6 @@ DEFAULT_H = 0.7
 """Best in the paper (SpecDec++ Section 4), for heads without a policy.json."""
 PolicyStop = Literal[*(name for name, stop in STOPS.items() if "expected" not in stop.requires)]
 """Those of chains: what they go by is not the expected acceptance of a tree."""
-
-
-class DraftMethod(Config):
-    """What drafts where no chain of the drafter's own is the best: a tree or a cascade."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    tree: TreeConfig | None = None
-    """The tree; stop ends its growth."""
-    stop: StopConfig | None = None
-    """Levels of the tree, or the gain that it ends by."""
-    cascade: CascadeConfig | None = None
-    """The drafters behind the drafter, with increments and leniency."""
-    bigrams: str | None = None
-    """max-gram's table, where it has one."""
 
 
 class Policy(Config):
@@ -82,7 +61,7 @@ class Policy(Config):
     """What proposes: in an export the drafter's model_type (spec-drafter, llama, ...)."""
     verifier: VerifierConfig = VerifierConfig()
     """How drafted tokens are accepted; spec-verification counts in greedy decoding only."""
-    method: DraftMethod | None = None
+    method: DecodeConfig | None = None
     """The tree or cascade that is faster than the chain; None: none is. For sampling of the kind
     that it was chosen for."""
     speculate: bool = True
@@ -99,7 +78,7 @@ class Policy(Config):
         """Whether it was chosen for decoding of this kind."""
         return greedy == (self.sampling.get("temperature", 0.0) == 0.0)
 
-    def method_for(self, greedy: bool) -> DraftMethod | None:
+    def method_for(self, greedy: bool) -> DecodeConfig | None:
         """The tree or cascade to decode with; None for another kind of decoding than it is for."""
         return self.method if self.chosen_for(greedy) else None
 

@@ -24,7 +24,7 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
-from drafttrain.config.policy import POLICY, DraftMethod, Policy, dump_policy
+from drafttrain.config.policy import POLICY, Policy, dump_policy
 from drafttrain.config.runs import head_folders
 from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
@@ -305,9 +305,9 @@ def policy_of(
     varied = {*(stop.model_fields_set - {"kind", "head"}), STOPS[stop.kind].varied}
     if choice.best not in (PLAIN, chain.name):
         best = candidates[choice.best].decode
-        method = DraftMethod(tree=best.tree, stop=best.stop)
+        method = DecodeConfig(tree=best.tree, stop=best.stop)
         if best.cascade is not None:
-            method = DraftMethod(cascade=best.cascade, bigrams=best.bigrams)
+            method = DecodeConfig(cascade=best.cascade, bigrams=best.bigrams)
     return Policy(
         stop=stop.kind,
         sampling=sampling,

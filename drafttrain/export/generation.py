@@ -23,8 +23,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from drafttrain.build.drafters import drafter_for
 from drafttrain.build.method import Method, build_verifier, make_stop
+from drafttrain.build.pairs import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_policy

@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, logging
 from transformers.utils import ModelOutput
 
-from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import AUTO, make_stop
+from drafttrain.build.pairs import make_drafter
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import HEAD, POLICY, dump_policy, read_policy

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.build.drafters import make_drafter
+from drafttrain.build.pairs import make_drafter
 from drafttrain.config.kinds import CAUSAL, SPEC_DRAFTER
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Output, Round

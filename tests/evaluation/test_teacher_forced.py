@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.build.drafters import make_drafter
 from drafttrain.build.method import Method
+from drafttrain.build.pairs import make_drafter
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.drafters.causal import CausalDrafter, blocks_of
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter

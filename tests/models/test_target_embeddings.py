@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from drafttrain.build.drafters import drafter_for
+from drafttrain.build.pairs import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe

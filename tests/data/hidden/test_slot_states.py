@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.build.drafters import make_drafter
+from drafttrain.build.pairs import make_drafter
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.hidden import labels as slot_blocks

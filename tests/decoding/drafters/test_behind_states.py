@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, PreTrainedModel
 
-from drafttrain.build.drafters import make_drafter
+from drafttrain.build.pairs import make_drafter
 from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
 
-from drafttrain.build.drafters import make_drafter
+from drafttrain.build.pairs import make_drafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import rows_along
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter

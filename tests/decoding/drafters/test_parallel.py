@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
-from drafttrain.build.drafters import make_drafter
+from drafttrain.build.pairs import make_drafter
 from drafttrain.config.stops import STOPS as STOP_KINDS
 from drafttrain.decoding.drafters import parallel as parallel_drafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
