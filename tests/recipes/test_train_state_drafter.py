@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -84,23 +83,15 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     assert "does not say what it reads: context_layers = None" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("drafts", ["blocks", "tokens"])
-def test_what_it_reads_of_its_block_decides_whether_it_drafts_trees(
+@pytest.mark.parametrize("drafts", ["linked", "tokens"])
+def test_interrupted_training_ends_with_the_same_bits_and_blocks_draft_trees(
     drafts: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert exit_code(main, *make_project(tmp_path, drafts), "train.max_steps=2") == 0
-    quick = [*QUICK, "--drafter", str(tmp_path / "run")]
-    assert exit_code(drafttrain, "eval", *quick) == 0
-    own = json.loads((tmp_path / "run" / "report.json").read_text())["runs"][-1]
-    assert own["metrics"]["identical"]["value"] == 1.0
-    code = exit_code(drafttrain, "eval", *quick, "--tree", "opt-tree")
-    assert (code == 0) == (drafts == "blocks")
-    assert ("can only draft chains" in capsys.readouterr().err) == (drafts == "tokens")
-
-
-@pytest.mark.parametrize("drafts", ["linked", "tokens"])
-def test_interrupted_training_ends_with_the_same_bits(drafts: str, tmp_path: Path) -> None:
     resumed_as_if_never_stopped(main, make_project(tmp_path, drafts), tmp_path, "final", "start")
+    tree = ["--drafter", str(tmp_path / "run"), "--text", "w5 w6", "--tree", "opt-tree"]
+    code = exit_code(drafttrain, "generate", *tree, "--max-new-tokens", "3")
+    assert (code == 0) == (drafts == "linked")
+    assert ("can only draft chains" in capsys.readouterr().err) == (drafts == "tokens")
 
 
 def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

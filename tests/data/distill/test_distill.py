@@ -16,7 +16,6 @@ from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.distill import ShardRow, distill, plan_distillation
 from drafttrain.data.distill.generation import generate_batch, generate_settings, trim
 from drafttrain.data.shards.outputs import Manifest, load_distilled
-from drafttrain.decoding.sampling import draw_tokens
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings
@@ -86,15 +85,6 @@ def test_padding_is_cut_by_place_and_not_by_value():
     model = tiny_model("bart", pad_token_id=EOS)  # EOS is also the decoder start token
     sequences = torch.tensor([[1, 5, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1], [1, 5, 0, 0, 6, 0]])
     assert trim(sequences, model) == [[5, 0, 1], [1], [5, 0, 0, 6, 0]]
-
-
-def test_a_uniform_number_picks_each_token_for_its_share():
-    probs = torch.tensor([0.25, 0.0, 0.5, 0.0, 0.25])
-    uniforms = (torch.arange(1000, dtype=torch.double) + 0.5) / 1000
-    tokens = draw_tokens(probs.expand(1000, 5), uniforms[:, None])
-    assert torch.bincount(tokens[:, 0], minlength=5).tolist() == [250, 0, 500, 0, 250]
-    ends = torch.tensor([[0.0, 1.0 - 2.0**-53]], dtype=torch.double)
-    assert draw_tokens(probs[None], ends).tolist() == [[0, 4]]
 
 
 def test_sampled_rows_depend_on_the_seed_and_the_row_alone(tiny_target):

@@ -92,15 +92,3 @@ def test_chats_are_distilled_through_the_template(causal_target):
     asked = plain.data.model_copy(update={"chat": True})
     distill(plain.model_copy(update={"data": asked}))
     assert rows_of(plain.out)[0] == rows[0]
-
-
-def test_chats_without_a_template_are_refused_before_anything_is_written(
-    causal_target, tiny_marian
-):
-    config = chat_settings(causal_target, ["w4"])
-    with pytest.raises(ConfigError, match="no chat template"):
-        distill(config)
-    save_target(tiny_marian, causal_target)
-    with pytest.raises(ConfigError, match="encoder-decoder target needs one text a row"):
-        distill(config)
-    assert not config.out.exists()

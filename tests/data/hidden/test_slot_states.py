@@ -15,7 +15,7 @@ from drafttrain.build.pairs import make_drafter
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.hidden import labels as slot_blocks
-from drafttrain.data.hidden.cache import build_cache
+from drafttrain.data.hidden.cache import build_cache, check_cache
 from drafttrain.data.hidden.labels import Labelling, draw_prefixes, label_slots
 from drafttrain.data.hidden.states import open_cache
 from drafttrain.data.shards.outputs import ShardRow, load_distilled
@@ -249,3 +249,13 @@ def test_a_cache_of_slots_is_built_and_read(family: str, tmp_path: Path, capsys)
     assert ((1 <= per_row) & (per_row <= 6)).all()  # an output of one token has one block
     with pytest.raises(ConfigError, match="k = 3, .*4"):
         build_cache(settings(pair, k=4, mixes=2))
+
+
+def test_settings_of_other_states_are_named(tmp_path: Path) -> None:
+    causal = MODELS["llama"](3)
+    for drafter, changes, message in (
+        (masked_copy(causal, 3), {"mixing": 0.3}, "token states only, but slot states"),
+        (causal, {"blocks_per_row": 5, "mixing": None}, "blocks_per_row = 5 counts for drafters"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_cache(settings(tmp_path, **changes), drafter.config)

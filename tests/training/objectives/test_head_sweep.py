@@ -157,16 +157,3 @@ def test_the_first_prediction_is_the_best_constant() -> None:
     settings = HeadConfig(depths=(1,), rejection_weights=(3.0,))
     (head,) = make_heads(settings, WIDTH, seed=0, mean_acceptance=0.9)
     assert head.out.bias.item() == pytest.approx(math.log(3.0), rel=1e-6)
-
-
-def test_one_batch_is_learned_by_heart() -> None:
-    sweep = HeadSweep(make_heads(HeadConfig(depths=(2,), rejection_weights=(1.0,)), WIDTH, 0))
-    batch = batch_of(12, torch.float32)
-    labels = (batch.acceptance > 0.5).float()
-    optimizer = torch.optim.Adam(sweep.parameters(), lr=3e-2)
-    for _ in range(200):
-        sums = sweep(HeadBatch(batch.hidden, labels), 0.0)
-        optimizer.zero_grad()
-        (sums.loss / sums.weight).sum().backward()
-        optimizer.step()
-    assert sums.loss / sums.weight < 0.02 and sums.correct == 12
