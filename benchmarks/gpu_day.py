@@ -1,0 +1,346 @@
+"""What a GPU gives: its tests, the quickstart drafter, calls of large models. In one command.
+
+    python -m benchmarks.gpu_day --minutes 8 --out FOLDER
+
+From a checkout, without installing it. Each stage has a process and a time limit of its own; what
+it has measured is kept when it fails or is cut off, and the next one begins. After each stage
+FOLDER/results.json and FOLDER/table.md are written anew; FOLDER/STAGE.log is what it printed.
+
+- tests: the environment, and `pytest -m gpu`
+- quickstart: its drafter is trained, then decodes with its target, eager and compiled, at several
+  batch sizes, interleaved with plain decoding, `generate` and beam search
+- calls: of random models in the shapes of large ones, eager and compiled, with 1, 5 and 13 new
+  tokens, next to the time of reading all weights once at memory bandwidth
+
+--rehearse: tiny sizes on a CPU, where compiled calls are traced only; three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import groupby, product
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedModel,
+)
+
+import drafttrain
+from drafttrain.build.decoder import SpeculativeDecoder
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.decoding.engine import compiling
+from drafttrain.decoding.engine.architectures import encoder_width
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.compiling import CompiledBody
+from drafttrain.decoding.engine.sequence_state import SequenceState
+from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.types import Proposal
+
+ROOT = Path(__file__).parents[1]
+TARGET, TEXTS = ROOT / "checkpoints/docstrings-target", ROOT / "data/docstrings/test.jsonl.gz"
+OPTIONAL = (
+    *("pytest", "scipy", "matplotlib", "sacrebleu", "rouge_score", "openai"),
+    *("sentencepiece", "soundfile", "jiwer", "hypothesis"),
+)
+"""Packages that no stage but the tests needs."""
+LLAMA = {"model_type": "llama", "max_position_embeddings": 2048}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Llama 135 M": LLAMA
+    | {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536}
+    | {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152},
+    "Llama 1.2 B": LLAMA
+    | {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
+    "Marian 6 + 6, d 512": {"model_type": "marian", "d_model": 512, "vocab_size": 32000}
+    | {"encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048}
+    | {"decoder_layers": 6, "decoder_attention_heads": 8, "decoder_ffn_dim": 2048}
+    | {"pad_token_id": 0, "decoder_start_token_id": 0},
+    "Whisper decoder, 12 layers, d 768": {"model_type": "whisper", "d_model": 768}
+    | {"encoder_layers": 1, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}
+    | {"decoder_layers": 12, "decoder_attention_heads": 12, "decoder_ffn_dim": 3072},
+}
+TINY = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 500}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+TINY |= {"d_model": 96, "encoder_layers": 1, "decoder_layers": 1}
+TINY |= {"encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
+NEW_TOKENS, CACHED, SOURCE = (1, 5, 13), 64, 100
+"""Tokens fed in a timed call, tokens cached before it, states of an encoder's source."""
+
+Row = dict[str, Any]
+
+
+def stage_tests(given: argparse.Namespace) -> Iterator[Row]:
+    """The environment in one row, then a row for each test."""
+    row = {"python": platform.python_version(), "torch": torch.__version__}
+    row |= {"transformers": transformers.__version__, "drafttrain": drafttrain.__version__}
+    row |= {"device": "cpu", "missing": [name for name in OPTIONAL if find_spec(name) is None]}
+    if given.device == "cuda":
+        row["device"] = torch.cuda.get_device_name()
+        row |= {"memory_gb": torch.cuda.get_device_properties(0).total_memory / 1e9}
+    yield row | {"bandwidth_gb_per_s": bandwidth(given.device) / 1e9}
+    if "pytest" in row["missing"]:
+        return
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/devices", "-vv", "--tb=short"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            found = re.match(r"\S+::(\S+) (PASSED|FAILED|ERROR|SKIPPED)", line)
+            if found:
+                yield {"test": found[1], "outcome": found[2].lower()}
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that a copy reads and writes."""
+    source = torch.ones(2**28 if device == "cuda" else 2**22, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device, 10)
+
+
+def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
+    """Train, then a row for each way to decode and batch size: tokens a second, equal outputs."""
+    run, began = given.out / "quickstart", perf_counter()
+    recipe = ["recipes/train_spec_drafter.py", "--config", "recipes/quickstart.yaml", f"run={run}"]
+    if given.rehearse:
+        recipe += ["data.limit=20", "held_out.limit=5", "validation_rows=2", "train.max_steps=2"]
+    subprocess.run([sys.executable, *recipe], cwd=ROOT, check=True)
+    yield {"way": "training, distilling included", "seconds": perf_counter() - began}
+    rows = load_inputs(DataConfig(path=str(TEXTS), limit=3 if given.rehearse else 64))
+    texts, longest = list(rows["source"]), 4 if given.rehearse else 128
+    drafters = {"plain": "none", "Spec-Drafter": str(run / "final")}
+    decoders = {
+        f"{name}, {how}": drafttrain.load(str(TARGET), drafter, compile=compile)
+        for compile, how in (("on", "compiled"), ("off", "eager"))  # "on": all there are so far
+        for name, drafter in drafters.items()
+    }
+    plain = decoders["plain, eager"]
+    expected = generated(plain, texts, 1, longest, 1)
+    for batch in (2,) if given.rehearse else (1, 8, 32):
+        ways: dict[str, Callable[[], list[list[int]]]] = {
+            name: partial(decoded, decoder, texts, batch, longest)
+            for name, decoder in decoders.items()
+        }
+        for name, beams in (("generate", 1), ("beam 5", 5)):
+            ways[name] = partial(generated, plain, texts, batch, longest, beams)
+        outputs = {name: decode() for name, decode in ways.items()}  # it compiles here
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for name in list(ways) * (1 if given.rehearse else 3):
+            times[name].append(seconds_of(ways[name], given.device, 1))
+        for name, found in outputs.items():
+            tokens, equal = sum(map(len, found)), map(list.__eq__, found, expected)
+            row = {"way": name, "batch": batch, "texts": len(texts), "tokens": tokens}
+            row["equal to generate"] = sum(equal)
+            yield row | {"tokens per second": tokens / median(times[name])}
+
+
+def decoded(
+    decoder: SpeculativeDecoder, texts: Sequence[str], batch: int, longest: int
+) -> list[list[int]]:
+    return [one.tokens for one in decoder.generate(texts, longest, batch)]
+
+
+@torch.inference_mode()
+def generated(
+    decoder: SpeculativeDecoder, texts: Sequence[str], batch: int, longest: int, beams: int
+) -> list[list[int]]:
+    """Tokens by the target's own `generate`, EOS included."""
+    model, tokenizer, found = decoder.decoder.target.model, decoder.tokenizer, []
+    end = model.generation_config.eos_token_id
+    for first in range(0, len(texts), batch):
+        inputs = tokenizer(texts[first : first + batch], return_tensors="pt", padding=True)
+        settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": longest}
+        for tokens in model.generate(**inputs.to(model.device), **settings)[:, 1:].tolist():
+            found.append(tokens[: tokens.index(end) + 1] if end in tokens else tokens)
+    return found
+
+
+def stage_calls(given: argparse.Namespace) -> Iterator[Row]:
+    """A row for each model and number of new tokens: milliseconds of a call."""
+    dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
+    speed = bandwidth(given.device)
+    for name, shape in SHAPES.items():
+        if given.rehearse:
+            shape = shape | {key: value for key, value in TINY.items() if key in shape}
+        model = random_model(shape, dtype, given.device)
+        read = sum(weight.nbytes for weight in model.get_decoder().parameters())
+        head = model.get_output_embeddings().weight
+        if head is not model.get_decoder().get_input_embeddings().weight:
+            read += head.nbytes
+        target = CachedModel(model)
+        row = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
+        state, path = started(target)
+        for how, new in product(("eager", "compiled"), NEW_TOKENS):
+            if how == "compiled" and target.engine.compiled is None:
+                target.engine.compiled = CompiledBody(target.engine.body)
+            call = partial(verify, target, state, path, Proposal.chain(path[: new - 1]))
+            call(), call()  # fills the cache and compiles
+            times = [seconds_of(call, given.device, 1) for _ in range(3 if given.rehearse else 30)]
+            figures = {"how": how, "new tokens": new, "ms per call": 1e3 * median(times)}
+            yield row | figures | {"ms to read the weights": 1e3 * read / speed}
+
+
+def random_model(shape: Row, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    config = AutoConfig.for_model(**shape)
+    kinds = {"llama": AutoModelForCausalLM, "whisper": AutoModelForSpeechSeq2Seq}
+    kind = kinds.get(shape["model_type"], AutoModelForSeq2SeqLM)
+    with torch.device(device):
+        return kind.from_config(config, dtype=dtype).eval()
+
+
+def started(target: CachedModel) -> tuple[SequenceState, Tensor]:
+    """A sequence, and the tokens that are cached of it with the last one that is not."""
+    path = torch.arange(5, 5 + CACHED + 1, device=target.device)
+    source = make_source(path, target.model)
+    if target.is_encoder_decoder:
+        states = torch.randn(SOURCE, encoder_width(target.model), device=target.device)
+        source = replace(source, encoded=states.to(target.model.dtype))
+    return target.encode(source), path
+
+
+def verify(target: CachedModel, state: SequenceState, path: Tensor, draft: Proposal) -> None:
+    """Score a draft, and drop it again."""
+    target.score([state], [path], [draft])
+    target.keep(state, torch.arange(0))
+
+
+def seconds_of(call: Callable[[], object], device: str, times: int) -> float:
+    """Wall-clock time of a call, the device's work included; the mean of several."""
+    synchronize(device)
+    began = perf_counter()
+    for _ in range(times):
+        call()
+    synchronize(device)
+    return (perf_counter() - began) / times
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+STAGES = {"tests": stage_tests, "quickstart": stage_quickstart, "calls": stage_calls}
+SHARES = {"tests": 3, "quickstart": 4, "calls": 3}
+"""Of the time that is left, by stage."""
+
+
+def run_stage(name: str, given: argparse.Namespace) -> None:
+    """Write what a stage measures, a line of JSON a row, as it is measured."""
+    if given.device == "cpu":
+        compiling.BACKEND = "eager"  # traced, then run operation by operation
+    with (given.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+        for row in STAGES[name](given):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+def start_stage(name: str, given: argparse.Namespace, limit: float) -> Row:
+    """Run a stage in a process of its own; its outcome, with the rows that it has written."""
+    command = [sys.executable, "-m", "benchmarks.gpu_day", "--stage", name, "--out", str(given.out)]
+    command += ["--device", given.device] + ["--rehearse"] * given.rehearse
+    rows, log, began = given.out / f"{name}.jsonl", given.out / f"{name}.log", perf_counter()
+    rows.write_text("")
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},  # nothing needs to be installed
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            outcome = "done" if process.wait(limit) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            outcome = "cut off"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found = {"outcome": outcome, "limit_seconds": limit, "seconds": perf_counter() - began}
+    if outcome == "failed":
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        found["error"] = lines[-1] if lines else f"exit code {process.returncode}"
+    return found | {"rows": [json.loads(line) for line in rows.read_text().splitlines()]}
+
+
+def write_results(results: dict[str, Row], out: Path) -> None:
+    text = json.dumps(results, indent=2) + "\n"
+    tables = []
+    for name, stage in results.items():
+        tables.append(f"## {name}: {stage['outcome']}, {stage['seconds']:.0f} s\n")
+        if "error" in stage:
+            tables.append(f"{stage['error']}\n")
+        for rows in groups(stage["rows"]):
+            head = list(rows[0])
+            tables += ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+            tables += ["| " + " | ".join(shown(row[key]) for key in head) + " |" for row in rows]
+            tables.append("")
+    for name, content in (("results.json", text), ("table.md", "\n".join(tables))):
+        (out / f".{name}").write_text(content, encoding="utf-8")
+        os.replace(out / f".{name}", out / name)
+
+
+def groups(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Consecutive rows with the same keys."""
+    for _, group in groupby(rows, key=list):
+        yield list(group)
+
+
+def shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for figures and runs")
+    parser.add_argument("--minutes", type=float, default=8, help="for all stages together")
+    parser.add_argument("--stages", default=",".join(STAGES), help="which, separated by commas")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on a CPU")
+    parser.add_argument("--device", help="cuda or cpu; without it, a GPU if there is one")
+    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if given.rehearse:
+        given.device = "cpu"
+    given.out = given.out.resolve()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.stage is not None:
+        return run_stage(given.stage, given)
+    if given.device == "cpu" and not given.rehearse:
+        parser.error("there is no CUDA device; --rehearse runs tiny sizes on a CPU")
+    names, results = given.stages.split(","), {}
+    end = perf_counter() + 60 * given.minutes
+    for place, name in enumerate(names):
+        share = SHARES[name] / sum(SHARES[other] for other in names[place:])
+        results[name] = start_stage(name, given, max(1.0, share * (end - perf_counter())))
+        write_results(results, given.out)
+        print(f"{name}: {results[name]['outcome']}, {results[name]['seconds']:.0f} s", flush=True)
+    print((given.out / "table.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

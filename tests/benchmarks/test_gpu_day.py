@@ -1,0 +1,55 @@
+"""benchmarks/gpu_day.py, rehearsed on a CPU; what a stage measured outlives its end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_day
+from drafttrain.decoding.engine import compiling
+
+
+def options(out: Path, device: str = "cpu") -> argparse.Namespace:
+    return argparse.Namespace(out=out, device=device, rehearse=True)
+
+
+def test_the_rehearsal_decodes_the_quickstart_and_times_every_shape(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    ways, calls = [], []
+    for name, rows in (("quickstart", ways), ("calls", calls)):
+        gpu_day.run_stage(name, options(tmp_path))
+        rows += map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())
+    decoded = [row for row in ways if "batch" in row]
+    assert {row["way"] for row in decoded} == {
+        *("plain, eager", "plain, compiled", "generate", "beam 5"),
+        *("Spec-Drafter, eager", "Spec-Drafter, compiled"),
+    }
+    assert all(row["equal to generate"] == 3 for row in decoded if row["way"] != "beam 5")
+    shapes = {(row["model"], row["how"], row["new tokens"]) for row in calls}
+    assert len(shapes) == len(calls) == len(gpu_day.SHAPES) * 2 * 3
+    assert all(row["ms per call"] > 0 < row["ms to read the weights"] for row in calls)
+
+
+def test_a_stage_that_fails_or_is_cut_off_does_not_end_the_day(tmp_path, monkeypatch, capsys):
+    """Later stages run, and the failure stands in the results and in the table."""
+
+    def start(name, given, limit, own=gpu_day.start_stage):
+        other = argparse.Namespace(out=given.out, device="no-device", rehearse=False)
+        return own(name, other, limit) if name == "calls" else own(name, given, 0.01)
+
+    monkeypatch.setattr(gpu_day, "start_stage", start)
+    gpu_day.main(["--rehearse", "--stages=calls,quickstart", f"--out={tmp_path}"])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [stage["outcome"] for stage in results.values()] == ["failed", "cut off"]
+    assert "device" in results["calls"]["error"]
+    assert "## calls: failed" in capsys.readouterr().out
+
+
+def test_without_a_gpu_only_a_rehearsal_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu_day.main([f"--out={tmp_path}"])
+    assert "--rehearse runs tiny sizes on a CPU" in capsys.readouterr().err
