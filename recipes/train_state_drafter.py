@@ -52,6 +52,8 @@ from drafttrain.training.recipe import (
     train_and_save,
 )
 
+FITTED_TOKENS = 60_000
+"""Tokens of outputs that the first map is fitted along."""
 FITTED_SEED = 1
 """Of the order in which rows are taken for the start."""
 
@@ -77,7 +79,7 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     teacher = target
     if settings.reads_in not in (None, settings.target.dtype):
         teacher = load_target(settings.target.model_copy(update={"dtype": settings.reads_in}))
-    texts = list(first_texts(rows, taught, settings.initialise.tokens))
+    texts = list(first_texts(rows, taught, FITTED_TOKENS))
     shown = accelerator.is_main_process
     fitted = fit_start(drafter, teacher.model, tracked(texts, "fit", "text", shown))
     keep_start(accelerator, settings, drafter, target.tokenizer)

@@ -15,7 +15,6 @@ import numpy as np
 from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import CheckedDrafters, Pair, check_pair, open_pair
-from drafttrain.config.backends import ENGINE
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.kinds import NONE
@@ -62,7 +61,7 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     if name != NONE.name:
         drafter = Drafting(path=name, weights_sha256=hash_drafter(pair), method=method.name)
     facts = {"batch_rows": config.batch_rows, "drafter": drafter}
-    return BatchDecoder(ENGINE.name, rows, rows.batches, facts)
+    return BatchDecoder("engine", rows, rows.batches, facts)
 
 
 def hash_drafter(pair: Pair) -> str | None:

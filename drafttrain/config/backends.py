@@ -31,27 +31,27 @@ class Backend:
     """Whether the target decodes in this process; otherwise its tokenizer and settings suffice."""
 
 
-TRANSFORMERS = Backend(
-    "transformers",
-    "drafttrain.data.distill.generation:open_generate",
-    methods=("greedy", "beam", "sample"),
-)
-"""Transformers' `generate`."""
-ENGINE = Backend(
-    "engine",
-    "drafttrain.build.distilling:open_engine",
-    methods=("greedy", "sample"),
-    checks="drafttrain.build.distilling:check_engine",
-    takes_drafter=True,
-)
-"""The loop that `drafttrain generate` and `eval` decode with, with a drafter where one is given."""
-SERVER = Backend(
-    "server",
-    "drafttrain.data.distill.server:open_server",
-    methods=("greedy", "sample"),
-    checks="drafttrain.data.distill.server:check_server",
-    reads_weights=False,
-)
-"""A decoder-only target that OpenAI-compatible servers run: vLLM, SGLang, ..."""
-
-BACKENDS = {backend.name: backend for backend in (TRANSFORMERS, ENGINE, SERVER)}
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            "transformers",
+            "drafttrain.data.distill.generation:open_generate",
+            ("greedy", "beam", "sample"),
+        ),
+        Backend(  # the loop that `generate` and `eval` decode with, with a drafter if one is given
+            "engine",
+            "drafttrain.build.distilling:open_engine",
+            ("greedy", "sample"),
+            checks="drafttrain.build.distilling:check_engine",
+            takes_drafter=True,
+        ),
+        Backend(  # a decoder-only target that OpenAI-compatible servers run
+            "server",
+            "drafttrain.data.distill.server:open_server",
+            ("greedy", "sample"),
+            checks="drafttrain.data.distill.server:check_server",
+            reads_weights=False,
+        ),
+    )
+}

@@ -24,6 +24,7 @@ from drafttrain.config.decode import (
     VerifierConfig,
 )
 from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.sweep import Swept
 
 BackendName = Literal["auto", *BACKENDS]
 EngineName = Literal["transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
@@ -137,7 +138,7 @@ class EvalConfig(DecodingConfig):
     others: dict[str, DecodeConfig] = {}
     """More methods by name, with the sampling of `decode`: {copied: {drafter: max-gram}, ...}.
     Chains without a stop of their own are measured at every k of a sweep."""
-    sweep: dict[str, Annotated[list[float], Listed]] = {}
+    sweep: dict[Swept, Annotated[list[float], Field(min_length=1), Listed]] = {}
     """Values to try, as k=5,10, or {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each value of a stop
     setting is a policy; beta and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None

@@ -217,8 +217,3 @@ def in_words(kinds: list[DrafterKind]) -> str:
     """`a Spec-Drafter, block heads or a language model`."""
     names = [kind.words for kind in kinds]
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def with_states() -> str:
-    """The kinds whose drafts acceptance heads can read, for messages."""
-    return in_words([kind for kind in KINDS.values() if kind.states])

@@ -379,19 +379,11 @@ class StateDrafterShape(Config):
     outputs. Default: all."""
 
 
-class StateStart(Config):
-    """What a state drafter starts from, beside the target's layers."""
-
-    tokens: PositiveInt = 60_000
-    """Most tokens of the distilled outputs on which its linear map is fitted by least squares."""
-
-
 class StateDrafterRecipe(DistillingRecipe):
     """`recipes/train_state_drafter.py`: distil the target if need be, then train a drafter on
     the target's own states."""
 
     drafter: StateDrafterShape = StateDrafterShape()
-    initialise: StateStart = StateStart()
     objective: FollowInBlocksConfig = FollowInBlocksConfig()
     reads_in: Precision | None = None
     """Type of the target's weights and activations while it teaches. Default: the target's."""

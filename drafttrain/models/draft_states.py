@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import STATE_DRAFTER, StateKind, kind_of, with_states
+from drafttrain.config.kinds import KINDS, STATE_DRAFTER, StateKind, in_words, kind_of
 
 ROW_FEATURES = 6
 """Numbers that `drawn_states` puts behind a hidden state."""
@@ -101,9 +101,10 @@ def states_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
             "by --stop fixed, entropy or confidence"
         )
     if not kind.states:
+        able = in_words([one for one in KINDS.values() if one.states])
         raise ConfigError(
             f"a drafter of kind {kind.name} shows no states that an acceptance head could read; "
-            f"give {with_states()} as drafter, or stop by --stop fixed, entropy or confidence"
+            f"give {able} as drafter, or stop by --stop fixed, entropy or confidence"
         )
     return kind.states
 

@@ -28,7 +28,7 @@ SETTINGS = {
     f"{DISTILL} --config torn.yaml": ("torn.yaml", "line 2", "YAML"),
     "drafttrain distil": ("'distil'", "Did you mean 'distill'?"),
     f"{CACHE} --dtype int8": ("dtype = 'int8'", "'float16'"),
-    f"{CAUSAL} --sweep gama=1": ("'gama'", "known: k, h"),
+    f"{CAUSAL} --sweep gama=1": ("'gama'", "should be 'k', 'h'"),
     f"{CAUSAL} --batch-size 1,0": ("batch_sizes", "0", "greater than 0"),
     f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),

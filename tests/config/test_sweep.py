@@ -3,7 +3,9 @@
 import pytest
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.reading import validate_settings
 from drafttrain.config.sweep import expand_sweep
 
 METHOD = DecodeConfig.model_validate({"drafter": "d", "stop": {"k": 7}})
@@ -80,8 +82,6 @@ def test_the_policy_asked_for_is_measured_beside_a_sweep_over_others():
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ({"bta": [1]}, "did you mean 'beta'"),
-        ({"k": []}, "no values"),
         ({"k": [2.5]}, "stop.k = 2.5"),
         ({"k": [0]}, "stop.k = 0"),
         ({"tau": [-1]}, "tau = -1"),
@@ -91,3 +91,10 @@ def test_the_policy_asked_for_is_measured_beside_a_sweep_over_others():
 def test_impossible_sweeps_are_refused_by_name(sweep, message):
     with pytest.raises(ConfigError, match=message):
         expand_sweep(METHOD, sweep)
+
+
+def test_a_sweep_names_settings_that_can_be_swept_and_has_values():
+    with pytest.raises(ConfigError, match="sweep.bta.* = 'bta': Input should be .*'beta'"):
+        validate_settings(EvalConfig, {"sweep": {"bta": [1]}})
+    with pytest.raises(ConfigError, match=r"sweep.k = \[\]: List should have at least 1 item"):
+        validate_settings(EvalConfig, {"sweep": {"k": []}})

@@ -25,7 +25,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from drafttrain.config.backends import TRANSFORMERS
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
 from drafttrain.data.inputs.clips import given_outputs
@@ -74,7 +73,7 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         return generate_batch(model, [row.source_ids for row in rows], settings, uniforms)
 
     return BatchDecoder(
-        TRANSFORMERS.name,
+        "transformers",
         decode,
         partial(batches_by_length, batch_tokens=budget, equal=needs_equal_lengths(model)),
         {"batch_tokens": config.batch_tokens},

@@ -23,7 +23,6 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion
 
-from drafttrain.config.backends import SERVER
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, batches_of_rows
@@ -99,7 +98,7 @@ def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     serving = Serving(url=url, model=model, extra_body=given.extra_body)
     server = Server(config, target, url, model)
     batches = partial(batches_of_rows, count=ROUNDS * given.concurrency)
-    return BatchDecoder(SERVER.name, server.decode, batches, {"server": serving})
+    return BatchDecoder("server", server.decode, batches, {"server": serving})
 
 
 def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:
