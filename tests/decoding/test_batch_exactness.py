@@ -23,7 +23,6 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
-from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
@@ -38,6 +37,7 @@ from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS
 from tests.tiny_drafters import block_heads
 from tests.tiny_models import near_copy, tiny_model
@@ -136,7 +136,7 @@ def law_of_model(
             given = {"input_ids": source.input_ids[None], "decoder_input_ids": path}
         with torch.no_grad():
             row = model(**given).logits[0, -1]
-        for token, p in enumerate(warp(row, sampling).tolist()):
+        for token, p in enumerate(expected_probs(row, sampling).tolist()):
             if p > 0.0:
                 extend((*tokens, token), probability * p)
 

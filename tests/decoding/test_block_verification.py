@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
@@ -32,6 +32,7 @@ from tests.decoding.enumeration import (
     replaced,
     total_variation,
 )
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import (
     LogitsTable,
     ToyDrafter,
@@ -92,7 +93,7 @@ def judge_chain(
     proposal: Proposal, logits: Tensor, sampling: Sampling, randomness: Randomness, choose: Callable
 ) -> Verdict:
     """Block verification with its last step, (coins, weights, rows) -> ..., put in from outside."""
-    target_probs = warp(logits, sampling)
+    target_probs = expected_probs(logits, sampling)
     if len(proposal.tokens) == 0:
         return BLOCK.verify(proposal, logits, sampling, randomness)
     draft_probs = proposal.draft_probs
@@ -185,7 +186,7 @@ def test_every_drafted_prefix_is_accepted_with_its_weight_and_no_less_than_token
         if not likely[-1] > 0.0:
             continue
         law = accepted_law(path, logits, draft_probs)
-        target_probs = warp(logits, WIDE)[:-1]
+        target_probs = expected_probs(logits, WIDE)[:-1]
         weights = prefix_weights(target_probs, draft_probs, tokens)
         single = acceptance_probability(target_probs, draft_probs, tokens).cumprod(0)
         for length in range(1, k + 1):
@@ -264,10 +265,10 @@ def test_random_rows_in_float32_keep_their_supports_and_are_finite():
         emitted = [*proposal.tokens[: len(verdict.path)].tolist(), verdict.next_token]
         for place, token in enumerate(emitted):
             assert logits[place, token] > -torch.inf
-        ratio = probability_ratio(warp(logits[:-1], WIDE), probs, proposal.tokens)
-        weights = prefix_weights(warp(logits[:-1], WIDE), probs, proposal.tokens)
+        ratio = probability_ratio(expected_probs(logits[:-1], WIDE), probs, proposal.tokens)
+        weights = prefix_weights(expected_probs(logits[:-1], WIDE), probs, proposal.tokens)
         assert torch.isfinite(ratio).all() and all(0.0 <= weight <= 1.0 for weight in weights)
-        coins = block_rejection(weights, warp(logits, WIDE), probs)
+        coins = block_rejection(weights, expected_probs(logits, WIDE), probs)
         assert ((coins >= 0.0) & (coins <= 1.0)).all()
 
 

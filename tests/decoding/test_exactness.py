@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
+from drafttrain.decoding.trees.chosen import Optimal
+from drafttrain.decoding.trees.drawn import Branching, Paths
+from drafttrain.decoding.trees.shapes import Shape
+from drafttrain.decoding.trees.verifiers import (
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+    Traversal,
+)
 from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
-from drafttrain.decoding.verifiers import RejectionSampling, verify_rejection
+from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling, verify_rejection
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_law,
@@ -26,12 +44,16 @@ from tests.decoding.enumeration import (
     replaced,
     total_variation,
 )
+from tests.decoding.expected import chi_square, expected_probs
 from tests.decoding.toys import (
     EOS,
+    START,
     ToyDrafter,
+    ToyModel,
     ToySession,
     ToyTarget,
     autoregressive_law,
+    toy_prompt,
     toy_source,
     toys_together,
 )
@@ -183,6 +205,44 @@ def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():
     assert distance(law, expected) < 1e-12
 
 
+PAIRS_AFTER_EOS = [[EOS, token] for token in range(4)]
+PROCESSORS = {
+    "repetition": RepetitionPenaltyLogitsProcessor(1.8),
+    "no token twice": NoRepeatNGramLogitsProcessor(1),
+    "nothing after EOS": NoBadWordsLogitsProcessor(PAIRS_AFTER_EOS),
+}
+"""The last two leave no token in some rows behind an EOS inside a draft."""
+
+
+def over(shape: Shape) -> TreeDrafter:
+    return TreeDrafter(CausalDrafter(ToyModel(2, 4)), shape)
+
+
+PROCESSED = {
+    "chain": (ToyDrafter(2, 4), RejectionSampling()),
+    "point masses": (ToyDrafter(2, 4, point=True), RejectionSampling()),
+    "chain, by blocks": (ToyDrafter(2, 4), BlockVerification()),
+    "point masses, by blocks": (ToyDrafter(2, 4, point=True), BlockVerification()),
+    "copies, by blocks": (MaxGramDrafter([2, 3, 1, 2]), BlockVerification()),
+    "opt-tree": (over(Optimal(5)), TargetWalk),
+    "rsd-c": (over(Branching((2, 1))), RecursiveRejection),
+    "rsd-c, from the leaves up": (over(Branching((2, 1))), Traversal),
+    "paths": (over(Paths(2)), MultiRound),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSED)
+@pytest.mark.parametrize("setting", PROCESSORS)
+def test_sampling_under_logits_processors_follows_the_target_exactly(setting, name):
+    drafter, verifier = PROCESSED[name]
+    top_k = (2 if name == "paths" else 3) if drafter.branches else 0
+    sampling = Sampling(1.0, top_k=top_k)
+    target = ToyTarget(1, 4, processors=[PROCESSORS[setting]])
+    sources = [toy_prompt() if drafter.branches else toy_source()]
+    law = output_law(target, drafter, sampling, 2, 3, verifier, sources)
+    assert distance(law, autoregressive_law(target, sampling, 3)) < 1e-12
+
+
 def without_residual(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
 ) -> Verdict:
@@ -190,7 +250,7 @@ def without_residual(
     verdict = verify_rejection(proposal, target_logits, sampling, randomness)
     if len(verdict.path) == len(proposal.tokens):
         return verdict
-    row = warp(target_logits, sampling)[len(verdict.path)]
+    row = expected_probs(target_logits, sampling)[len(verdict.path)]
     return Verdict(verdict.path, int(randomness.categorical(row[None])))
 
 
@@ -227,22 +287,26 @@ def test_control_a_drafter_that_drops_tokens_by_their_value_is_found_out():
     assert total_variation(law, autoregressive_law(target, sampling, 3)) > 0.01
 
 
-def test_sampled_chance_has_the_law_that_is_enumerated():
-    """The production generator against the enumerated law, within five standard errors."""
-    target, sampling = ToyTarget(1, vocabulary=2), Sampling(temperature=1.0)
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    runs = 2000
-    counts: dict[tuple[int, ...], int] = {}
-    outputs = Decoder(
-        target,
-        ToyDrafter(2, vocabulary=2),
-        FixedLength(2),
-        RejectionSampling(),
-        sampling,
-        lambda _: randomness,
-    ).decode_all([toy_source()] * runs, 3)
-    for output in outputs:
-        counts[tuple(output.tokens)] = counts.get(tuple(output.tokens), 0) + 1
-    for tokens, probability in autoregressive_law(target, sampling, 3).items():
-        error = (probability * (1.0 - probability) / runs) ** 0.5
-        assert abs(counts.get(tokens, 0) / runs - probability) < 5.0 * error + 1e-9
+class AcceptsLess(SampledRandomness):
+    """Wrong on purpose: one acceptance in forty is left out."""
+
+    def accept_run(self, probs: Tensor) -> int:
+        return super().accept_run(0.975 * probs)
+
+
+@pytest.mark.parametrize("kind", [SampledRandomness, AcceptsLess], ids=lambda kind: kind.__name__)
+def test_sampled_chance_has_the_law_that_is_enumerated(kind):
+    """Rounds by the production generator; the control shows what the test finds out."""
+    target, drafter, sampling = ToyTarget(1), ToyDrafter(2), Sampling(temperature=1.0)
+
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        session = drafter.open(toy_source(), sampling, randomness)
+        proposal = session.propose(torch.tensor([START]), None, FixedLength(2))
+        paths = [(START, *proposal.tokens[:length].tolist()) for length in range(3)]
+        logits = torch.stack([target.table[path] for path in paths])
+        verdict = RejectionSampling().verify(proposal, logits, sampling, randomness)
+        return (*proposal.tokens.tolist(), len(verdict.path), verdict.next_token)
+
+    randomness = kind(torch.Generator().manual_seed(0))
+    counts = Counter(run(randomness) for _ in range(20_000))
+    assert (chi_square(counts, enumerate_law(run)) > 1e-3) == (kind is SampledRandomness)

@@ -14,7 +14,7 @@ from drafttrain.config.verifiers import RULES
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import (
     Confidence,
@@ -32,6 +32,7 @@ from drafttrain.decoding.verifiers import (
 )
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
 
 ACCEPTANCE = {1: 1.0, 2: 0.9, 3: 0.5, 4: 1.0}
@@ -121,8 +122,8 @@ def test_the_first_factor_is_known_after_two_tokens():
 
 def test_acceptance_of_the_pair_is_what_its_head_says():
     target, drafter = known_pair()
-    target_probs = warp(target.table[[0]], SAMPLED).expand(3, -1)
-    draft_probs = warp(drafter.model.table[[0]], SAMPLED).expand(3, -1)
+    target_probs = expected_probs(target.table[[0]], SAMPLED).expand(3, -1)
+    draft_probs = expected_probs(drafter.model.table[[0]], SAMPLED).expand(3, -1)
     tokens = torch.tensor([2, 3, 4])
     accepted = acceptance_probability(target_probs, draft_probs, tokens)
     assert accepted.tolist() == pytest.approx([0.9, 0.5, 1.0])

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -53,9 +54,14 @@ class LogitsTable:
         return self._rows[key]
 
 
-class NoProcessors:
+class ToyProcessors:
+    """A toy target's processors, the same for every sequence."""
+
+    def __init__(self, *processors: LogitsProcessor) -> None:
+        self.processors = processors
+
     def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
-        return RowProcessors([])
+        return RowProcessors(self.processors)
 
 
 class ToyState(list):
@@ -72,16 +78,23 @@ class ToyTarget(OneByOne):
     Hidden states are of a table too, so that drafts depend on which one a drafter is shown.
     """
 
-    def __init__(self, seed: int, vocabulary: int = 3, excluded: float = 0.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        vocabulary: int = 3,
+        excluded: float = 0.0,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         self.table = LogitsTable(seed, vocabulary, excluded)
+        self.processed = processors
         self.hidden = LogitsTable(seed + 2000, TARGET_WIDTH)
         self.eos_ids = frozenset([EOS])
 
     def check_branches(self) -> None:
         """Trees are scored."""
 
-    def processors(self, sampling: Sampling) -> NoProcessors:
-        return NoProcessors()
+    def processors(self, sampling: Sampling) -> ToyProcessors:
+        return ToyProcessors(*self.processed)
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         return wanted
@@ -232,8 +245,8 @@ class ToySession:
 def autoregressive_law(
     target: ToyTarget, sampling: Sampling, max_new_tokens: int
 ) -> dict[tuple[int, ...], float]:
-    """The law of plain sampling, from the table and Transformers' own warpers."""
-    warpers = LogitsProcessorList()
+    """The law of plain sampling, from the table and Transformers' own processors and warpers."""
+    warpers = LogitsProcessorList(target.processed)
     if sampling.temperature != 1.0:
         warpers.append(TemperatureLogitsWarper(sampling.temperature))
     if sampling.top_k > 0:
@@ -246,8 +259,11 @@ def autoregressive_law(
         if len(tokens) == max_new_tokens or tokens[-1:] == (EOS,):
             law[tokens] = probability
             return
-        scores = target.table[(START, *tokens)][None]
-        for token, p in enumerate(warpers(None, scores).softmax(dim=-1)[0].tolist()):
+        path = (START, *tokens)
+        scores = target.table[path][None]
+        for token, p in enumerate(
+            warpers(torch.tensor([path]), scores).softmax(dim=-1)[0].tolist()
+        ):
             if p > 0.0:
                 extend((*tokens, token), probability * p)
 

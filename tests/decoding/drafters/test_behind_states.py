@@ -21,14 +21,16 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
 from drafttrain.training.objectives.follow_states import FollowStates
+from tests.decoding.decoded import generate, tokens_of
 from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.expected import expected_probs
 from tests.decoding.test_batch_exactness import law_of_model
 from tests.tiny_drafters import behind_states
 from tests.tiny_models import tiny_model
@@ -58,15 +60,18 @@ def decode(
     return decoder.decode_all([make_source(ids, target) for ids in PROMPTS], 14, batch)
 
 
-def tokens_of(outputs: list[Output]) -> list[list[int]]:
-    return [one.tokens for one in outputs]
+def generated(target: PreTrainedModel) -> list[list[int]]:
+    """By Transformers, without EOS."""
+    target.generation_config.eos_token_id = None
+    return generate(target, [make_source(ids, target) for ids in PROMPTS], 14)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_greedy_output_is_plain_output_whatever_shares_its_calls(family: str, mode: str) -> None:
     target = tiny_target(family)
-    plain = tokens_of(decode(target, NoDrafter()))
+    plain = generated(target)
+    assert tokens_of(decode(target, NoDrafter())) == plain
     drafter = make_drafter(behind_states(target, [2, 3], mode), target)
     one, three = decode(target, drafter), decode(target, drafter, batch=3)
     assert tokens_of(one) == tokens_of(three) == plain
@@ -85,7 +90,7 @@ def test_trees_over_its_slots_change_no_output(mode: str) -> None:
     target = tiny_target()
     drafter = make_drafter(behind_states(target, [2, 3], mode), target)
     tree = TreeDrafter(drafter, Optimal(6))
-    assert tokens_of(decode(target, tree, 3, TargetWalk)) == tokens_of(decode(target, NoDrafter()))
+    assert tokens_of(decode(target, tree, 3, TargetWalk)) == generated(target)
 
 
 @pytest.mark.parametrize("count", [2, 6])
@@ -118,8 +123,10 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
             change = told.out(F.silu(told.hidden(hidden[1:]) + found)) @ drafter.output.weight.T
         best = alone >= alone.sort(descending=True).values[:, count - 1 : count]
         expected = alone + torch.where(best, F.pad(change, (0, 0, 1, 0)), 0.0)
-        assert (warp(expected, sampling) - proposal.draft_probs).abs().max() < 1e-6
-        moved = max(moved, float((warp(alone, sampling) - proposal.draft_probs).abs().max()))
+        assert (expected_probs(expected, sampling) - proposal.draft_probs).abs().max() < 1e-6
+        moved = max(
+            moved, float((expected_probs(alone, sampling) - proposal.draft_probs).abs().max())
+        )
     assert moved > 1e-3
 
 
@@ -203,11 +210,11 @@ def test_its_cache_is_the_targets_own_after_every_round() -> None:
         if played.drafted:
             own, text = opened[0].own, torch.tensor(prompt + tokens[:-1])
             assert own.verified == len(text)
-            state = model.encode(make_source(prompt, target))
-            model.catch_up(state, text)
-            fresh = state.keys_values([1, 3], 0, len(text))
+            with torch.no_grad():
+                layers = target(text[None]).past_key_values.layers
+            expected = [part[0] for n in (1, 3) for part in (layers[n].keys, layers[n].values)]
             kept = own.state.keys_values([0, 1], 0, len(text))
-            assert (fresh - kept).abs().max() < 1e-12
+            assert (torch.stack(expected) - kept).abs().max() < 1e-12
         tokens += played.emitted
 
 

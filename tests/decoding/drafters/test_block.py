@@ -15,7 +15,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone, together
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
@@ -28,6 +28,7 @@ from tests.decoding.enumeration import (
     replaced,
     total_variation,
 )
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import (
     TARGET_WIDTH,
     ToyTarget,
@@ -155,7 +156,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
         coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.project(hidden)
         best = uncoupled >= uncoupled.sort(descending=True).values[:, count - 1 : count]
-        expected = warp(torch.where(best, coupled, uncoupled), sampling)
+        expected = expected_probs(torch.where(best, coupled, uncoupled), sampling)
     assert (proposal.draft_probs - expected).abs().max() < 1e-12
 
 

@@ -17,7 +17,7 @@ from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.target_states import TargetState
@@ -25,6 +25,7 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.engine.test_modules import any_family
 from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
 from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import block_heads
@@ -152,7 +153,7 @@ def test_drawn_rows_are_handed_out_with_their_tokens() -> None:
     drafts, state, rows = session(sampling)
     proposal = alone(drafts.propose(torch.arange(7), state, FixedLength(10)))
     assert proposal.draw_kind == "iid" and len(proposal.tokens) == 2
-    assert (proposal.draft_probs - warp(rows[1:], sampling)).abs().max() < 1e-12
+    assert (proposal.draft_probs - expected_probs(rows[1:], sampling)).abs().max() < 1e-12
     assert (torch.stack(list(proposal.logits())) - rows[1:]).abs().max() < 1e-12
 
 

@@ -25,7 +25,7 @@ from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, Verifier
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
@@ -37,6 +37,7 @@ from tests.decoding.enumeration import (
     replaced,
     total_variation,
 )
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toys_together
 from tests.tiny_drafters import block_heads, noisy, tiny_drafter
 from tests.tiny_models import tiny_model
@@ -85,6 +86,9 @@ def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
         "vertical": ReviewedDrafter(large, small(excluded=excluded), k=1),
         "vertical, lenient": ReviewedDrafter(large, small(excluded=excluded), 2, leniency=3.0),
         "over max-gram, lenient": ReviewedDrafter(large, copied, 2, leniency=3.0),
+        "over a model, then max-gram, lenient": ReviewedDrafter(
+            large, InTurnDrafter([Quota(small(3, excluded), 1), Quota(copied, 1)]), 2, leniency=3.0
+        ),
         "horizontal": InTurnDrafter([Quota(small(2, excluded), 1), Quota(small(3, excluded), 1)]),
         "horizontal to max-gram": InTurnDrafter([Quota(small(2, excluded), 1), Quota(copied, 1)]),
         "of depth two": cascade(levels(large), [[2, 0], [10]], leniency=1.5),
@@ -153,7 +157,7 @@ class HidesItsRow(ReviewedDrafter):
             found = yield from propose(tokens, target_state, stop)
             path, rows = tokens.tolist(), []
             for token in found.tokens.tolist():
-                rows.append(warp(self.reviewer.table[path], sampling))
+                rows.append(expected_probs(self.reviewer.table[path], sampling))
                 path.append(token)
             return Proposal.chain(found.tokens, torch.stack(rows)) if rows else found
 

@@ -22,7 +22,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import (
     Confidence,
@@ -44,6 +44,7 @@ from tests.decoding.enumeration import (
     replaced,
     total_variation,
 )
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt, toys_together
 from tests.tiny_drafters import MASK, noisy, parallel
 from tests.tiny_models import tiny_model
@@ -144,7 +145,7 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
         proposal = alone(session.propose(tokens, None, FixedLength(4)))
         with torch.no_grad():
             logits = drafter.model.model(torch.tensor([[*tokens, *[MASK] * 3]])).logits[0, -4:]
-        close(proposal.draft_probs, warp(logits, sampling))
+        close(proposal.draft_probs, expected_probs(logits, sampling))
         assert session.own.state.tokens == tokens.tolist()
         assert proposal.passes == 1 and len(proposal.tokens) == 4
 

@@ -16,7 +16,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
-from drafttrain.decoding.sampling import SampledRandomness, warp
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal
@@ -38,6 +38,7 @@ from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import alone_and_together, enumerate_output, replaced
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import (
     ToyModel,
     ToyTarget,
@@ -448,5 +449,5 @@ def test_warped_rows_of_a_tree_are_those_its_tokens_were_drawn_from():
     proposal = alone(session.propose(torch.tensor([0, 2]), None, FixedLength(2)))
     for node, parent in enumerate(proposal.parents.tolist()):
         path = [0, 2] + ([int(proposal.tokens[parent])] if parent >= 0 else [])
-        expected = warp(model.table[path], sampling)
+        expected = expected_probs(model.table[path], sampling)
         close(proposal.draft_probs[proposal.rows[node]], expected, 1e-12)

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.sampling import warp
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
 from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk, Traversal
 from drafttrain.decoding.types import Proposal, Sampling
 from tests.comparing import close
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
+from tests.decoding.expected import chi_square, expected_probs
 from tests.decoding.toys import LogitsTable
 from tests.decoding.trees.growing import START, Path, grow, paths_of, sampled
 
@@ -39,7 +40,7 @@ def test_equal_beginnings_of_paths_are_one_node_with_a_count():
 def test_paths_have_the_law_of_independent_draws():
     """One level, two paths: pairs of draws, unordered."""
     table, sampling = LogitsTable(1, 3), Sampling(1.0)
-    probs = warp(table[START], sampling)
+    probs = expected_probs(table[START], sampling)
 
     def run(randomness: Randomness) -> tuple:
         proposal = grow(Paths(2).plant(sampling, randomness, ()), table, 1)
@@ -58,7 +59,7 @@ def test_paths_have_the_law_of_independent_draws():
 def test_siblings_come_in_the_order_drawn_and_never_twice():
     """Plackett-Luce: P(a, b) = p_a p_b / (1 - p_a)."""
     table, sampling = LogitsTable(3, 4), Sampling(1.0)
-    probs = warp(table[START], sampling)
+    probs = expected_probs(table[START], sampling)
 
     def run(randomness: Randomness) -> Path:
         return tuple(
@@ -74,7 +75,7 @@ def test_siblings_come_in_the_order_drawn_and_never_twice():
 
 def test_the_generators_order_has_the_law_that_is_enumerated():
     table, sampling, runs = LogitsTable(3, 3), Sampling(1.0), 4000
-    probs = warp(table[START], sampling)
+    probs = expected_probs(table[START], sampling)
     drawn = sampled().without_replacement(probs.expand(runs, -1), 2).tolist()
     counts = Counter(map(tuple, drawn))
     for a, b in itertools.permutations(range(3), 2):
@@ -125,7 +126,7 @@ def beam_trees(
             if path[-1:] == (end,):
                 grown[path] = p
                 continue
-            row = warp(table[(*START, *path)], sampling).tolist()
+            row = expected_probs(table[(*START, *path)], sampling).tolist()
             grown |= {(*path, token): p * own for token, own in enumerate(row)}
         leaves = {path: p for path, p in grown.items() if p > 0.0}
     law: dict[Levels, float] = {}
@@ -161,7 +162,9 @@ def beam_proposal(levels: Levels, table: LogitsTable, sampling: Sampling) -> Pro
         tokens=torch.tensor([path[-1] for path in nodes]),
         parents=torch.tensor([nodes.index(p[:-1]) if len(p) > 1 else -1 for p in nodes]),
         draw_kind="without_replacement",
-        draft_probs=torch.stack([warp(table[(*START, *path)], sampling) for path in parents]),
+        draft_probs=torch.stack(
+            [expected_probs(table[(*START, *path)], sampling) for path in parents]
+        ),
         rows=torch.tensor([parents.index(path[:-1]) for path in nodes]),
     )
 
@@ -182,7 +185,7 @@ def beam_bias(
         if len(tokens) >= depth:
             law[tokens[:depth]] += probability
             return
-        for token, p in enumerate(warp(target[(*START, *tokens)], sampling).tolist()):
+        for token, p in enumerate(expected_probs(target[(*START, *tokens)], sampling).tolist()):
             go_on((*tokens, token), probability * p)
 
     for levels, likely in trees.items():
@@ -229,20 +232,49 @@ def test_beams_of_three_levels_are_exact(width, verifier):
     assert beam_bias(trees, (target, draft), sampling, verifier) < 1e-12
 
 
-@pytest.mark.parametrize(("width", "end"), [(2, None), (3, 1)])
+@pytest.mark.parametrize(("width", "end"), [(2, None), (3, 1), (3, None)])
 def test_the_float_sampler_has_the_law_that_is_enumerated(width, end):
-    table, sampling, runs, randomness = LogitsTable(2, 3), Sampling(1.0), 3000, sampled()
-    law, ends = beam_trees(table, sampling, width, end), {end}
-    counts: Counter[tuple] = Counter()
-    for _ in range(runs):
-        found = paths_of(grow(Beam(width).plant(sampling, randomness, ends), table, 2))
-        counts[tuple(tuple(p for p in found if len(p) == level) for level in (1, 2))] += 1
-    assert set(counts) <= set(law)
-    for tree, p in law.items():
-        rare = 4 / runs  # trees of which none or a few are expected
-        assert abs(counts[tree] / runs - p) < 5 * math.sqrt(p * (1 - p) / runs) + rare
-    if width == 2:  # trees are told apart, not only their tokens
-        assert len(counts) > 20
+    table, sampling, randomness = LogitsTable(2, 3), Sampling(1.0), sampled()
+    counts: Counter[Levels] = Counter()
+    for _ in range(6000):
+        counts[levels_of(grow(Beam(width).plant(sampling, randomness, {end}), table, 2))] += 1
+    assert chi_square(counts, beam_trees(table, sampling, width, end)) > 1e-3
+
+
+def branching_trees(table: LogitsTable, sampling: Sampling) -> dict[Levels, float]:
+    def run(randomness: Randomness) -> Levels:
+        return levels_of(grow(Branching((2, 2)).plant(sampling, randomness, ()), table, 2))
+
+    return enumerate_law(run)
+
+
+def levels_of(proposal: Proposal) -> Levels:
+    found = paths_of(proposal)
+    return tuple(tuple(path for path in found if len(path) == level) for level in (1, 2))
+
+
+LAWS = {
+    Branching((2, 2)): branching_trees,
+    Beam(2): lambda table, sampling: beam_trees(table, sampling, 2),
+}
+
+
+@pytest.mark.parametrize("shape", LAWS, ids=lambda shape: shape.name)
+def test_sequences_with_streams_of_their_own_have_independent_trees(shape):
+    """A noise stream that all sequences shared would give all of them the same tree."""
+    target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
+    trees: Counter[Levels] = Counter()
+    firsts: Counter[int] = Counter()
+    for row in range(3000):
+        randomness = sequence_randomness(5, row)
+        proposal = grow(shape.plant(sampling, randomness, ()), draft, 2)
+        trees[levels_of(proposal)] += 1
+        rows = torch.stack([target[START], *(target[(*START, *p)] for p in paths_of(proposal))])
+        verdict = RecursiveRejection.verify(proposal, rows, sampling, randomness)
+        firsts[[*proposal.tokens[verdict.path].tolist(), verdict.next_token][0]] += 1
+    assert chi_square(trees, LAWS[shape](draft, sampling)) > 1e-3
+    expected = expected_probs(target[START], sampling).tolist()
+    assert chi_square(firsts, dict(enumerate(expected))) > 1e-3
 
 
 def test_perturbed_values_stay_finite_and_their_largest_is_the_bound():
@@ -279,7 +311,7 @@ def test_a_beam_goes_on_below_any_parents_in_falling_order():
     assert proposal.draft_probs.shape == (1 + 3 * 3, 4)
     for node, row in enumerate(proposal.rows.tolist()):
         above = paths_of(proposal)[node][:-1]
-        expected = warp(table[(*START, *above)], sampling)
+        expected = expected_probs(table[(*START, *above)], sampling)
         close(proposal.draft_probs[row], expected, 1e-12)
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.roles import Randomness, Verifier
-from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.trees import verifiers as tree_verifiers
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
@@ -24,6 +23,7 @@ from drafttrain.decoding.trees.verifiers import (
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.enumeration import enumerate_law, total_variation
+from tests.decoding.expected import expected_probs
 from tests.decoding.toys import LogitsTable
 
 START = (0,)
@@ -43,7 +43,7 @@ def iid_paths(count: int, depth: int) -> Grow:
         for _ in range(count):
             path: tuple[int, ...] = ()
             for _ in range(depth):
-                row = warp(table[(*START, *path)][None], sampling)
+                row = expected_probs(table[(*START, *path)][None], sampling)
                 path = (*path, int(randomness.categorical(row)))
                 counts[path] += 1
         return tree(sorted(counts, key=len), table, sampling, "iid", counts)
@@ -59,7 +59,7 @@ def without_replacement(branching: tuple[int, ...]) -> Grow:
         for width in branching:
             below = []
             for parent in level:
-                row = warp(table[(*START, *parent)], sampling).clone()
+                row = expected_probs(table[(*START, *parent)], sampling).clone()
                 for _ in range(min(width, int((row > 0).sum()))):
                     token = int(randomness.categorical((row / row.sum())[None]))
                     row[token] = 0.0
@@ -87,7 +87,7 @@ def likeliest(branching: tuple[int, ...]) -> Grow:
 def tree(paths, table: LogitsTable, sampling: Sampling, draw, counts=None) -> Proposal:
     index = {path: node for node, path in enumerate(paths)}
     parents = sorted({path[:-1] for path in paths}, key=lambda p: (len(p), p))
-    rows = torch.stack([warp(table[(*START, *p)], sampling) for p in parents])
+    rows = torch.stack([expected_probs(table[(*START, *p)], sampling) for p in parents])
     return Proposal(
         tokens=torch.tensor([path[-1] for path in paths]),
         parents=torch.tensor([index.get(path[:-1], -1) for path in paths]),
@@ -118,16 +118,16 @@ def law_of_two(verifier, grow: Grow, target, draft, sampling: Sampling) -> Tenso
     law = torch.zeros(vocabulary, vocabulary, dtype=torch.float64)
     for tokens, probability in enumerate_law(play).items():
         if len(tokens) == 1:
-            law[tokens[0]] += probability * warp(target[(*START, *tokens)], sampling)
+            law[tokens[0]] += probability * expected_probs(target[(*START, *tokens)], sampling)
         else:
             law[tokens[:2]] += probability
     return law
 
 
 def plain_law(target: LogitsTable, sampling: Sampling) -> Tensor:
-    first = warp(target[START], sampling)
+    first = expected_probs(target[START], sampling)
     return torch.stack(
-        [p * warp(target[(*START, token)], sampling) for token, p in enumerate(first)]
+        [p * expected_probs(target[(*START, token)], sampling) for token, p in enumerate(first)]
     )
 
 

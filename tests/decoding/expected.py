@@ -1,0 +1,55 @@
+"""What expected laws are computed from, without production code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from drafttrain.decoding.types import Sampling
+
+
+def expected_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Temperature, then top-k with ties, then the smallest set of mass top_p, row by row.
+
+    Temperature 0: all on the first arg-max. Shapes: [..., V] -> [..., V], float64.
+    """
+    rows = np.asarray(logits.tolist(), dtype=np.float64)
+    return torch.from_numpy(np.apply_along_axis(_expected_row, -1, rows, sampling))
+
+
+def _expected_row(row: np.ndarray, sampling: Sampling) -> np.ndarray:
+    if sampling.temperature == 0.0:
+        return np.eye(len(row))[row.argmax()]
+    probs = np.exp((row - row.max()) / sampling.temperature)
+    falling = np.argsort(-probs, kind="stable")
+    if 0 < sampling.top_k < len(row):
+        probs = np.where(probs >= probs[falling[sampling.top_k - 1]], probs, 0.0)
+    probs = probs / probs.sum()
+    if sampling.top_p < 1.0:
+        before = np.cumsum(probs[falling]) - probs[falling]
+        probs[falling[before >= sampling.top_p]] = 0.0
+    return probs / probs.sum()
+
+
+def chi_square(
+    counts: Mapping[Hashable, int], law: Mapping[Hashable, float], least: float = 8.0
+) -> float:
+    """Probability that samples of a law differ from it as much as these counts, or more.
+
+    Outcomes that are expected fewer than `least` times count as one. An outcome outside the law
+    has probability 0 of coming.
+    """
+    if not set(counts) <= set(law):
+        return 0.0
+    runs, cells = sum(counts.values()), Counter[Hashable]()
+    seen: Counter[Hashable] = Counter()
+    for outcome, probability in law.items():
+        cell = outcome if runs * probability >= least else "rare"
+        cells[cell] += runs * probability
+        seen[cell] += counts.get(outcome, 0)
+    return float(chisquare([seen[cell] for cell in cells], list(cells.values())).pvalue)
