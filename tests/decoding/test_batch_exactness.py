@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel
 
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
@@ -121,7 +121,11 @@ def test_a_row_beside_others_follows_the_target_exactly(family, place, batch_siz
 
 
 def law_of_model(
-    model: PreTrainedModel, source: Source, sampling: Sampling = SAMPLING, longest: int = LONGEST
+    model: PreTrainedModel,
+    source: Source,
+    sampling: Sampling = SAMPLING,
+    longest: int = LONGEST,
+    processor: LogitsProcessor | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Plain sampling from the model's own forward, no cache and no batch."""
     law: dict[tuple[int, ...], float] = {}
@@ -135,7 +139,8 @@ def law_of_model(
         if model.config.is_encoder_decoder:
             given = {"input_ids": source.input_ids[None], "decoder_input_ids": path}
         with torch.no_grad():
-            row = model(**given).logits[0, -1]
+            row = model(**given).logits[:, -1]
+        row = row[0] if processor is None else processor(path, row)[0]
         for token, p in enumerate(expected_probs(row, sampling).tolist()):
             if p > 0.0:
                 extend((*tokens, token), probability * p)

@@ -45,6 +45,7 @@ from tests.decoding.enumeration import (
     total_variation,
 )
 from tests.decoding.expected import chi_square, expected_probs
+from tests.decoding.test_batch_exactness import law_of_model
 from tests.decoding.toys import (
     EOS,
     START,
@@ -186,21 +187,7 @@ def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():
     source = make_source([2, 3, 3], model)
     law = output_law(target, ToyDrafter(2, vocabulary=4), sampling, 2, 3, sources=[source])
 
-    expected: dict[tuple[int, ...], float] = {}
-
-    def extend(tokens: tuple[int, ...], probability: float) -> None:
-        if len(tokens) == 3 or tokens[-1:] == (EOS,):
-            expected[tokens] = probability
-            return
-        with torch.no_grad():
-            path = torch.tensor([[0, *tokens]])
-            logits = model(input_ids=source.input_ids[None], decoder_input_ids=path).logits[0, -1]
-        logits[0] = -torch.inf
-        for token, p in enumerate((logits / 1.2).softmax(dim=-1).tolist()):
-            if p > 0.0:
-                extend((*tokens, token), probability * p)
-
-    extend((), 1.0)
+    expected = law_of_model(model, source, sampling, 3, NoBadWordsLogitsProcessor([[0]]))
     assert len(expected) > 10
     assert distance(law, expected) < 1e-12
 

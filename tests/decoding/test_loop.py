@@ -24,7 +24,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Output, Proposal, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.decoded import GREEDY, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
 from tests.decoding.engine.fresh import close_caches, fresh
@@ -52,27 +52,6 @@ def test_speculation_equals_plain_decoding_and_generate(family):
         assert tokens_of(outputs) == expected
         rounds = sum(len(output.rounds) for output in outputs)
         assert rounds < sum(len(tokens) for tokens in expected)  # some drafts were accepted
-
-
-@pytest.mark.parametrize(
-    "verifier", [RejectionSampling(), SpecVerification(1, 0.0)], ids=lambda rule: rule.name
-)
-def test_rules_that_reduce_to_greedy_give_the_same_tokens(verifier):
-    model = tiny_model("bart")
-    sources = sources_for(model)
-    expected = generate(model, sources, 24)
-    drafter = HalfRight(expected, VOCAB)
-    assert tokens_of(run(model, sources, drafter, verifier=verifier)) == expected
-
-
-@pytest.mark.parametrize("batch_size", [2, 4, 10])
-def test_interleaved_sequences_do_not_disturb_each_other(batch_size):
-    model = tiny_model("marian")
-    sources = sources_for(model)
-    expected = generate(model, sources, 24)
-    outputs = run(model, sources, HalfRight(expected, VOCAB), batch_size=batch_size)
-    assert tokens_of(outputs) == expected
-    assert all(output.seconds > 0 for output in outputs)
 
 
 def test_rounds_account_for_every_token():
@@ -256,20 +235,6 @@ def test_rounds_stream_one_at_a_time():
     assert [next(rounds).sequence for _ in range(5)] == [0] * 5
     assert next(rounds).sequence == 1
     assert torch.zeros(1).is_inference() is False  # the caller's own mode is left alone
-
-
-def test_wrong_pairings_are_refused_before_anything_runs():
-    model = tiny_model("marian")
-    for verifier, sampling in [(GreedyMatch(), Sampling(temperature=1.0))]:
-        with pytest.raises(ValueError, match="temperature"):
-            Decoder(
-                CachedModel(model),
-                NoDrafter(),
-                FixedLength(3),
-                verifier,
-                sampling,
-                lambda _: SampledRandomness(torch.Generator()),
-            ).decode([], 5)
 
 
 def test_a_drafter_that_ignores_the_stop_policy_is_refused():

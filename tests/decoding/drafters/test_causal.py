@@ -200,24 +200,6 @@ def test_a_draft_ends_with_its_first_eos():
     assert not any(EOS in draft[:-1] for draft in drafts)
 
 
-def test_sampled_rows_are_those_the_tokens_were_drawn_from():
-    model = tiny_model("llama")
-    sampling = Sampling(temperature=0.9, top_k=7, top_p=0.9)
-    watched = checked(CausalDrafter(CachedModel(noisy(model, "llama"))), drafts := [])
-    sources = sources_for(model)
-    decode(model, watched, FixedLength(4), sources, sampling, RejectionSampling())
-    assert any(len(proposal.tokens) == 4 for proposal in drafts)
-    for proposal in drafts:
-        if len(proposal.tokens) == 0:
-            continue
-        rows = proposal.draft_probs
-        assert rows.shape == (len(proposal.tokens), VOCAB)
-        assert proposal.draw_kind == "iid"
-        assert (rows.gather(1, proposal.tokens[:, None]) > 0).all()
-        assert ((rows > 0).sum(dim=1) <= 7).all()
-        torch.testing.assert_close(rows.sum(dim=1), torch.ones(len(rows), dtype=rows.dtype))
-
-
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])
 def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family, sampling) -> None:
