@@ -74,6 +74,8 @@ class BlockDrafter:
         ends = model.config.eos_token_id
         self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
         """Tokens that end a sequence."""
+        self.vocabulary: int = config.vocab_size
+        """Tokens that it can draft."""
 
     def project(self, hidden: Tensor) -> Tensor:
         """Scores of every token, before previous-token features. Shapes: [..., D] -> [..., V]."""
@@ -147,11 +149,6 @@ class BlockDrafter:
         for state, *_ in asked:
             state.settle(state.chain)
         return [_last_rows(output) for output in outputs]
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that it can draft."""
-        return self.model.config.vocab_size
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"

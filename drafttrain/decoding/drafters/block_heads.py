@@ -38,11 +38,8 @@ class BlockHeadsDrafter:
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):
         check_projection(target)
         self.model, self.target = heads.eval(), target
-
-    @property
-    def vocabulary(self) -> int:
+        self.vocabulary: int = target.get_output_embeddings().out_features
         """Tokens that it can draft."""
-        return self.target.get_output_embeddings().out_features
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"

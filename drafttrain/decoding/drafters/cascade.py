@@ -68,20 +68,10 @@ class ReviewedDrafter:
             raise ValueError(f"k = {k} tokens for a review must be at least 1")
         self.reviewer, self.inner, self.k, self.leniency = reviewer, inner, k, leniency
         self.of = name
-
-    @property
-    def name(self) -> str:
-        lenient = f",l={self.leniency:g}" if self.leniency > 1.0 else ""
-        return f"{self.of}<{self.inner.name} {self.k}{lenient}>"
-
-    @property
-    def requires(self) -> TargetRequirements:
-        return self.inner.requires
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that it can draft."""
-        return self.reviewer.vocabulary
+        lenient = f",l={leniency:g}" if leniency > 1.0 else ""
+        self.name = f"{name}<{inner.name} {k}{lenient}>"
+        self.requires = inner.requires
+        self.vocabulary = reviewer.vocabulary
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"

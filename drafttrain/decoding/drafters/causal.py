@@ -8,7 +8,6 @@ decoder-only model continues the same prompt; an encoder-decoder model encodes t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,6 @@ from transformers import PreTrainedModel
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.along import at_every_prefix
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.roles import Randomness, StopPolicy
@@ -40,16 +38,7 @@ class CausalDrafter:
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that it can draft."""
-        return self.model.vocabulary
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence."""
-        return self.model.eos_ids
+        self.vocabulary, self.eos_ids = model.vocabulary, model.eos_ids
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
@@ -57,38 +46,6 @@ class CausalDrafter:
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         return CausalSession(self.model, OwnSequence(self.model, source), sampling, randomness)
-
-
-class ChainModel(Protocol):
-    """What drafts a chain, a token a call; states are what the sequence begins with."""
-
-    eos_ids: frozenset[int]
-    draftable: Tensor | None
-    """The tokens that it drafts, in rising order; None: all."""
-
-    def catch_up_all(self, asked: Sequence[tuple[Any, Tensor]]) -> list[StepOutput]:
-        """The row behind all committed tokens [T] of each sequence."""
-        ...
-
-    def feed_chains(self, asked: Sequence[tuple[Any, Tensor]]) -> list[StepOutput]:
-        """The rows behind more tokens [N] of each."""
-        ...
-
-
-class SequenceOfDrafts(Protocol):
-    """What a model has of a sequence that it drafts for."""
-
-    def tokens(self, committed: Tensor) -> Tensor:
-        """The committed tokens as the model is fed them. Shapes: [T] -> [T]."""
-        ...
-
-    def longest(self, wanted: int, fed: int, target_state: TargetState | None) -> int:
-        """Most tokens of a draft behind so many."""
-        ...
-
-    def begin(self) -> Steps[Any]:
-        """What the model's calls are asked with."""
-        ...
 
 
 class OwnSequence:
@@ -150,13 +107,14 @@ class CausalSession:
     """One sequence: what the drafter has cached of the committed tokens and its own drafts.
 
     After a round the cache still holds its drafts; the next `catch_up` keeps those that were
-    accepted and feeds what is missing.
+    accepted and feeds what is missing. A drafter behind the target's states gives calls and a
+    sequence of its own, of the same names.
     """
 
     def __init__(
         self,
-        model: ChainModel,
-        own: SequenceOfDrafts,
+        model: CachedModel,
+        own: OwnSequence,
         sampling: Sampling,
         randomness: Randomness,
     ) -> None:

@@ -10,7 +10,6 @@ so do the rows and states by which a stop policy ends the block.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.candidates import Link
-from drafttrain.decoding.drafters.causal import OwnSequence, SequenceOfDrafts, vocabulary_of
+from drafttrain.decoding.drafters.causal import OwnSequence, vocabulary_of
 from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed, StepOutput
@@ -46,17 +45,8 @@ class ParallelDrafter:
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
+        self.vocabulary, self.eos_ids = model.vocabulary, model.eos_ids
         self.position_limit = model.position_limit
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that it can draft."""
-        return self.model.vocabulary
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence."""
-        return self.model.eos_ids
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
@@ -65,32 +55,86 @@ class ParallelDrafter:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
         return ParallelSession(self, OwnSequence(self.model, source), sampling, randomness)
 
+    @without_gradients
     def blocks_all(self, asked: Sequence[tuple[SequenceState, Tensor, int]]) -> list[StepOutput]:
-        """`feed_blocks` to this model."""
-        return feed_blocks(self.model, asked)
+        """Rows and states of so many slots behind each sequence's committed tokens, in shared
+        calls.
 
+        What is missing of the tokens is fed with the masks, which are dropped again. Shapes: tokens
+        [T] each, slots K -> logits [K, V], hidden [F, D], whose last K rows belong to them.
+        """
+        mask = self.model.model.config.pard_token
+        feeds = [
+            Feed(state, state.align(tokens) + [mask] * (slots - 1), slots)
+            for state, tokens, slots in asked
+        ]
+        outputs = self.model.feed_all(feeds)
+        for state, tokens, _ in asked:
+            state.settle(len(tokens))
+        return outputs
+
+    @torch.inference_mode()
     def slots_along(
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
     ) -> Iterator[Slots]:
-        """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`)."""
-        return slots_along(self.model, source, target_ids, prefixes, k)
+        """`SlotDrafter.slots_along`.
 
+        The output is read once, then the masks of many prefixes at a time, as branches that see no
+        other prefix's; a family that cannot be given branches is fed each block by itself. Raises
+        ValueError for blocks that end behind the drafter's positions.
+        """
+        own = own_source(source, self.model.model)
+        text = torch.cat([own.prefix, target_ids[: prefixes[-1]].to(own.prefix.device)])
+        ends = [len(own.prefix) + prefix for prefix in prefixes]
+        state, first = self.model.encode(own), 0
+        feed = self._as_branches if self.model.takes_branches else self._one_by_one
+        for states, logits in feed(state, text, ends, k):
+            of_group = prefixes[first : first + len(states)]
+            yield Slots(
+                of_group, states, None, lambda blocks, slot, _, own=logits: own[blocks, slot]
+            )
+            first += len(states)
 
-class DraftsBlocks(Protocol):
-    """What has rows of slots, before they know each other's tokens."""
+    def _as_branches(
+        self, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """States [A, k, D] and rows [A, k, V] of blocks behind so many tokens of a text."""
+        rows = ends[-1] - ends[0] + 1
+        [read] = self.model.feed_all([Feed(state, text[state.cached :].tolist(), rows)])
+        places = torch.arange(len(text))
+        for start in range(0, len(ends), BLOCKS_AT_ONCE):
+            anchors = torch.tensor(ends[start : start + BLOCKS_AT_ONCE])
+            newest = anchors - ends[0]
+            states, logits = read.hidden[-rows:][newest][:, None], read.logits[newest][:, None]
+            if k > 1:
+                begun, slots = torch.cartesian_prod(anchors, torch.arange(1, k)).view(-1, 2).T
+                earlier = (begun[:, None] == begun) & (slots[:, None] >= slots)
+                visible = torch.cat([places < begun[:, None], earlier], 1)
+                masks = torch.full_like(slots, self.model.model.config.pard_token)
+                found = self.model.extend(state, masks, visible, begun - 1 + slots)
+                self.model.forget(state, len(text))
+                shape = (len(anchors), k - 1, -1)
+                states = torch.cat([states, found.hidden.view(shape)], 1)
+                logits = torch.cat([logits, found.logits.view(shape)], 1)
+            yield states, logits
 
-    def blocks_all(self, asked: Sequence[tuple[Any, Tensor, int]]) -> list[StepOutput]:
-        """Rows and states of so many slots behind each sequence's committed tokens [T]."""
-        ...
+    def _one_by_one(
+        self, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`_as_branches` for families that cannot be given branches."""
+        for end in ends:
+            [found] = self.blocks_all([(state, text[:end], k)])
+            yield found.hidden[None, -k:], found.logits[None]
 
 
 class ParallelSession(SlotSession):
-    """One sequence: the committed tokens are cached, slots never are."""
+    """One sequence: the committed tokens are cached, slots never are. A drafter behind the target's
+    states gives `blocks_all` and a sequence of its own."""
 
     def __init__(
         self,
-        drafter: DraftsBlocks,
-        own: SequenceOfDrafts,
+        drafter: ParallelDrafter,
+        own: OwnSequence,
         sampling: Sampling,
         randomness: Randomness,
         link: Link | None = None,
@@ -107,82 +151,8 @@ class ParallelSession(SlotSession):
         return score.hidden[-slots:], score.logits
 
 
-@without_gradients
-def feed_blocks(
-    model: CachedModel, asked: Sequence[tuple[SequenceState, Tensor, int]]
-) -> list[StepOutput]:
-    """Rows and states of so many slots behind each sequence's committed tokens, in shared calls.
-
-    What is missing of the tokens is fed with the masks, which are dropped again. Shapes: tokens
-    [T] each, slots K -> logits [K, V], hidden [F, D], whose last K rows belong to them.
-    """
-    mask = model.model.config.pard_token
-    feeds = [
-        Feed(state, state.align(tokens) + [mask] * (slots - 1), slots)
-        for state, tokens, slots in asked
-    ]
-    outputs = model.feed_all(feeds)
-    for state, tokens, _ in asked:
-        state.settle(len(tokens))
-    return outputs
-
-
 def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> ParallelDrafter:
     """What the kind's row opens it with."""
     draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
     vocabulary = vocabulary_of(target)
     return ParallelDrafter(CachedModel(model, draftable=draftable, vocabulary=vocabulary))
-
-
-@torch.inference_mode()
-def slots_along(
-    model: CachedModel, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
-) -> Iterator[Slots]:
-    """`SlotDrafter.slots_along`.
-
-    The output is read once, then the masks of many prefixes at a time, as branches that see no
-    other prefix's; a family that cannot be given branches is fed each block by itself. Raises
-    ValueError for blocks that end behind the drafter's positions.
-    """
-    own = own_source(source, model.model)
-    text = torch.cat([own.prefix, target_ids[: prefixes[-1]].to(own.prefix.device)])
-    ends = [len(own.prefix) + prefix for prefix in prefixes]
-    state, first = model.encode(own), 0
-    feed = _blocks_as_branches if model.takes_branches else _blocks_one_by_one
-    for states, logits in feed(model, state, text, ends, k):
-        of_group = prefixes[first : first + len(states)]
-        yield Slots(of_group, states, None, lambda blocks, slot, _, own=logits: own[blocks, slot])
-        first += len(states)
-
-
-def _blocks_as_branches(
-    model: CachedModel, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """States [A, k, D] and rows [A, k, V] of blocks that begin behind so many tokens of a text."""
-    rows = ends[-1] - ends[0] + 1
-    [read] = model.feed_all([Feed(state, text[state.cached :].tolist(), rows)])
-    places = torch.arange(len(text))
-    for start in range(0, len(ends), BLOCKS_AT_ONCE):
-        anchors = torch.tensor(ends[start : start + BLOCKS_AT_ONCE])
-        newest = anchors - ends[0]
-        states, logits = read.hidden[-rows:][newest][:, None], read.logits[newest][:, None]
-        if k > 1:
-            begun, slots = torch.cartesian_prod(anchors, torch.arange(1, k)).view(-1, 2).T
-            earlier = (begun[:, None] == begun) & (slots[:, None] >= slots)
-            visible = torch.cat([places < begun[:, None], earlier], 1)
-            masks = torch.full_like(slots, model.model.config.pard_token)
-            found = model.extend(state, masks, visible, begun - 1 + slots)
-            model.forget(state, len(text))
-            shape = (len(anchors), k - 1, -1)
-            states = torch.cat([states, found.hidden.view(shape)], 1)
-            logits = torch.cat([logits, found.logits.view(shape)], 1)
-        yield states, logits
-
-
-def _blocks_one_by_one(
-    model: CachedModel, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """`_blocks_as_branches` for families that cannot be given branches."""
-    for end in ends:
-        [found] = feed_blocks(model, [(state, text[:end], k)])
-        yield found.hidden[None, -k:], found.logits[None]

@@ -19,7 +19,7 @@ from torch import Tensor
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.candidates import CANDIDATES_OF_TREES, LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
-from drafttrain.decoding.drafters.slots import SlotSession
+from drafttrain.decoding.drafters.slots import SlotDrafter, SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
@@ -55,12 +55,6 @@ class GrowingDrafter(Drafter, Protocol):
     eos_ids: frozenset[int]
 
 
-class DraftsSlots(Protocol):
-    """A drafter whose slots' rows are there at once."""
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SlotSession: ...
-
-
 class TreeDrafter:
     """Drafts trees of one shape, with a drafter of a kind that has rows for them.
 
@@ -78,27 +72,14 @@ class TreeDrafter:
         self.drafter, self.shape = drafter, shape
         self.kind = KINDS[drafter.name]
         self.draft_temperature = draft_temperature
+        self.name = shape.name
         if self.kind.is_language_model:
             drafter.model.check_branches()
+        else:
+            self.name = f"{drafter.name} {shape.name}"
+        self.requires, self.branches = drafter.requires, shape.branches
+        self.provides: frozenset[Evidence] = frozenset({"expected"} if shape.estimates else ())
         check_width(shape, drafter.vocabulary)
-
-    @property
-    def name(self) -> str:
-        if self.kind.is_language_model:
-            return self.shape.name
-        return f"{self.drafter.name} {self.shape.name}"
-
-    @property
-    def requires(self) -> TargetRequirements:
-        return self.drafter.requires
-
-    @property
-    def branches(self) -> bool:
-        return self.shape.branches
-
-    @property
-    def provides(self) -> frozenset[Evidence]:
-        return frozenset({"expected"}) if self.shape.estimates else frozenset()
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return self.shape.draw_kind
@@ -157,7 +138,7 @@ def rows_of_model(
 
 
 def rows_of_slots(
-    drafter: DraftsSlots, source: Source, sampling: Sampling, randomness: Randomness
+    drafter: SlotDrafter, source: Source, sampling: Sampling, randomness: Randomness
 ) -> SlotRows:
     return SlotRows(drafter.open(source, sampling, randomness))
 
@@ -285,11 +266,8 @@ class SeveralDrafters:
         if len(drafters) < 2:
             raise ValueError("several drafters are needed; give one more, or use it alone")
         self.drafters = drafters
+        self.name = "+".join(drafter.name for drafter in drafters)
         self.requires = TargetRequirements.union(drafter.requires for drafter in drafters)
-
-    @property
-    def name(self) -> str:
-        return "+".join(drafter.name for drafter in self.drafters)
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         """Raises ValueError for drafters whose drafts are not independent draws."""
