@@ -33,7 +33,7 @@ from drafttrain.data.batches.packing import (
 )
 from drafttrain.data.distill.recipe_rows import (
     check_positions,
-    choose_draftable,
+    frequent_tokens,
     row_lengths,
 )
 from drafttrain.data.teacher import training_examples
@@ -66,8 +66,11 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
         return
     accelerator, target, rows, held_out = run
     drafter = start_drafter(settings, target.model)
-    ends = drafter.generation_config.eos_token_id
-    choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
+    size, ends = drafter.config.vocab_size, drafter.generation_config.eos_token_id
+    if (count := settings.drafter.output_tokens) is not None:
+        drafter.config.draftable_tokens = frequent_tokens(
+            rows, count, drafter.config.vocab_size, ends
+        )
     keep_start(accelerator, settings, drafter, target.tokenizer)
     freeze(drafter, settings.objective.frozen)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)

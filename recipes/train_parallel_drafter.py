@@ -25,8 +25,8 @@ from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.distill.recipe_rows import (
     check_positions,
-    choose_draftable,
     choose_mask,
+    frequent_tokens,
 )
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.engine.architectures import (
@@ -67,9 +67,12 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     accelerator, target, rows, held_out = run
     drafter = start_drafter(settings, target.model)
     check_positions(drafter.config, rows)
-    ends = drafter.generation_config.eos_token_id
-    choose_draftable(drafter.config, settings.drafter.output_tokens, ends, rows)
-    trained, size = getattr(drafter.config, "pard_token", None), drafter.config.vocab_size
+    size, ends = drafter.config.vocab_size, drafter.generation_config.eos_token_id
+    if (count := settings.drafter.output_tokens) is not None:
+        drafter.config.draftable_tokens = frequent_tokens(
+            rows, count, drafter.config.vocab_size, ends
+        )
+    trained = getattr(drafter.config, "pard_token", None)
     mask = choose_mask(trained, target.tokenizer, size, rows)
     keep_start(accelerator, settings, drafter, target.tokenizer)
     drafter.config.pard_token, drafter.config.k = mask, settings.drafter.k

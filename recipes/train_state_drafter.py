@@ -28,7 +28,7 @@ from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.distill.recipe_rows import (
-    choose_draftable,
+    frequent_tokens,
     taught_rows,
 )
 from drafttrain.decoding.engine.architectures import check_states
@@ -72,7 +72,8 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     accelerator, target, rows, held_out = run
     taught = taught_rows(rows, reads_prompt=False)
     ends = target.model.generation_config.eos_token_id
-    choose_draftable(config, settings.drafter.output_tokens, ends, rows)
+    if (count := settings.drafter.output_tokens) is not None:
+        config.draftable_tokens = frequent_tokens(rows, count, config.vocab_size, ends)
     config.target |= {"weights_sha256": hash_target(target.model)}
     drafter = StateDrafter(config)
     copy_layers(drafter, target.model)

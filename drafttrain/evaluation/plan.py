@@ -27,7 +27,7 @@ from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import check_report_file
 from drafttrain.evaluation.runner import WAVE_BATCHES, decode_by
-from drafttrain.models.drafters import can_assist, read_drafter_settings, read_kind
+from drafttrain.models.drafters import read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
 from drafttrain.models.speech import hears
 
@@ -174,7 +174,7 @@ def check_batches(batch_sizes: Sequence[int], rows: int) -> None:
 def check_assisted(drafters: Sequence[str]) -> None:
     """Raises ConfigError for assisted generation without a drafter that Transformers can use: it
     fails where a drafter's decoder is deeper than its encoder (T5)."""
-    able = [name for name in drafters if can_assist(name)]
+    able = [name for name in drafters if read_kind(name).is_language_model]
     if not able or not all(cache_is_deep_enough(read_drafter_settings(name)) for name in able):
         raise ConfigError(
             "baselines has 'assisted', which takes language models, no decoder deeper than its "

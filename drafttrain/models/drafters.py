@@ -20,7 +20,6 @@ from drafttrain.models.loading import (
     read_config,
     read_tokenizer,
     read_weights,
-    ready_to_decode,
 )
 from drafttrain.models.state_drafter import check_read_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
@@ -56,12 +55,6 @@ def read_kind(drafter: str) -> DrafterKind:
     """
     named = named_kind(drafter)
     return kind_of(read_drafter_settings(drafter)) if named is None else named
-
-
-def can_assist(drafter: str) -> bool:
-    """Whether a drafter is a language model, which other programs take: Transformers' own assisted
-    generation, and serving engines."""
-    return read_kind(drafter).is_language_model
 
 
 def check_drafter(
@@ -203,7 +196,7 @@ def load_drafter(
         model = read_whole(loads, path, name, target, place=embeddings_of, **asked)
     else:
         model = read_weights(loads, path, name, **asked)
-    return model.eval() if like is None else ready_to_decode(model, like.model.device)
+    return model.eval() if like is None else model.to(like.model.device).eval()
 
 
 def reads_states(drafter: PretrainedConfig) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.config.base import Config, ConfigError
@@ -17,7 +19,7 @@ HASHED_TYPES = ("float32", "bfloat16", "float16")
 """A target may decode in another type than what reads its states was trained on."""
 
 
-def hash_weights(model: PreTrainedModel, dtype: torch.dtype | None = None) -> str:
+def hash_weights(model: nn.Module, dtype: torch.dtype | None = None) -> str:
     """SHA-256 of the names and bytes of all weights: the same from a folder and from the Hub.
 
     The type counts: with `dtype`, floating-point weights are hashed as if loaded in it.
@@ -50,9 +52,17 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return digest.hexdigest()
 
 
-def hash_target(target: PreTrainedModel) -> dict[str, str]:
+def hash_target(target: nn.Module) -> dict[str, str]:
     """SHA-256 of the target's weights as if loaded in each type."""
     return {name: hash_weights(target, getattr(torch, name)) for name in HASHED_TYPES}
+
+
+def is_hashed(model: nn.Module, wanted: Mapping[str, str], dtype: torch.dtype) -> bool:
+    """Whether a model's weights, as if loaded in some type, have the hash of that type
+    (`hash_target`); the type given is tried first."""
+    own = str(dtype).removeprefix("torch.")
+    types = sorted(wanted.keys() & set(HASHED_TYPES), key=lambda name: name != own)
+    return any(hash_weights(model, getattr(torch, name)) == wanted[name] for name in types)
 
 
 def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: str) -> None:
@@ -68,15 +78,12 @@ def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: 
             f"{name!r} ({kind.words}) does not say which target it was trained on, whose states it "
             "reads; train it again"
         )
-    own = str(target.dtype).removeprefix("torch.")
-    for dtype in sorted(wanted.keys() & set(HASHED_TYPES), key=lambda dtype: dtype != own):
-        if hash_weights(target, getattr(torch, dtype)) == wanted[dtype]:
-            return
-    raise ConfigError(
-        f"{name!r} ({kind.words}) was trained on target {trained_on.get('path')!r} with other "
-        "weights than the target given, whose states it reads; train one for this target, or give "
-        "the target that it was trained on"
-    )
+    if not is_hashed(target, wanted, target.dtype):
+        raise ConfigError(
+            f"{name!r} ({kind.words}) was trained on target {trained_on.get('path')!r} with other "
+            "weights than the target given, whose states it reads; train one for this target, or "
+            "give the target that it was trained on"
+        )
 
 
 class ModelIdentity(Config):

@@ -77,7 +77,7 @@ def load_target(config: TargetConfig) -> LoadedTarget:
         trust_remote_code=config.trust_remote_code,
     )
     prepare_speech(model, config)
-    return LoadedTarget(ready_to_decode(model, device), tokenizer, config.path, processor)
+    return LoadedTarget(model.to(device).eval(), tokenizer, config.path, processor)
 
 
 def outline_target(config: TargetConfig) -> LoadedTarget:
@@ -139,11 +139,6 @@ def auto_class(
     if hears(config):
         return AutoModelForSpeechSeq2Seq
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-
-
-def ready_to_decode(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
-    """The model in eval mode on a device."""
-    return model.to(device).eval()
 
 
 def check_target(config: TargetConfig) -> PretrainedConfig:

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from drafttrain.config.base import ConfigError
-from drafttrain.models.identity import HASHED_TYPES, hash_weights
+from drafttrain.models.identity import hash_target, is_hashed
 from drafttrain.models.loading import read_weights
 
 
@@ -32,9 +32,8 @@ def lacks_embeddings(config: PretrainedConfig) -> bool:
 
 def leave_out_embeddings(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
     """Note in a drafter's settings that these are its target's, and which they are."""
-    found = {name: hash_weights(_parts(target), getattr(torch, name)) for name in HASHED_TYPES}
-    drafter.config.embeddings = "target"
-    drafter.config.target = {**drafter.config.target, "embeddings_sha256": found}
+    found = {"embeddings_sha256": hash_target(_parts(target))}
+    drafter.config.embeddings, drafter.config.target = "target", drafter.config.target | found
 
 
 def saved_weights(model: PreTrainedModel) -> dict[str, Tensor] | None:
@@ -96,10 +95,8 @@ def _take_embeddings(
 def _say_if_others(drafter: PreTrainedModel, name: str) -> None:
     """A line where the target's embeddings are not those of training (a finetuned or quantised
     sibling's): what is decoded stays exact, but fewer drafts may be accepted."""
-    wanted, given = drafter.config.target.get("embeddings_sha256") or {}, _parts(drafter)
-    own = str(drafter.dtype).removeprefix("torch.")
-    types = sorted(wanted.keys() & set(HASHED_TYPES), key=lambda dtype: dtype != own)
-    if not any(hash_weights(given, getattr(torch, dtype)) == wanted[dtype] for dtype in types):
+    wanted = drafter.config.target.get("embeddings_sha256") or {}
+    if not is_hashed(_parts(drafter), wanted, drafter.dtype):
         print(
             f"{name} was trained with other embeddings than this target's; outputs stay exact, but "
             "fewer drafts may be accepted",

@@ -137,17 +137,6 @@ def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
         )
 
 
-def choose_draftable(
-    config: PretrainedConfig,
-    size: int | None,
-    ends: int | Sequence[int] | None,
-    rows: datasets.Dataset,
-) -> None:
-    """Record in a decoder-only drafter's config the tokens it drafts; size None: all of them."""
-    if size is not None:
-        config.draftable_tokens = frequent_tokens(rows, size, config.vocab_size, ends)
-
-
 def frequent_tokens(
     rows: datasets.Dataset, count: int | None, vocabulary: int, ends: int | Sequence[int] | None
 ) -> list[int]:
