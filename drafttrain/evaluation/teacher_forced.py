@@ -151,7 +151,7 @@ def _draft_along(
 ) -> list[Tensor]:
     """How likely each method drafts the output's own tokens at every prefix. [L, k] of each.
 
-    Methods of one drafter share its pass, unless its drafts of another length are others.
+    Methods of one drafter share the pass of the longest, unless shorter drafts are others.
     """
     length, passes = len(output.tokens), {}
     keys = [(id(m.drafter), m.stop.longest if lengths_differ(m.drafter) else 0) for m in methods]
@@ -159,10 +159,11 @@ def _draft_along(
     for key, method in by_length:
         if key in passes:
             continue
-        limit = (output.room - 1 - np.arange(length)).clip(0, method.stop.longest)
+        k = method.stop.longest
+        limit = (output.room - 1 - np.arange(length)).clip(0, k)
         if key[1] == 0:  # what has no room is cut later
             limit = np.where(limit > 0, limit.max(), 0)
-        passes[key] = torch.full((length, method.stop.longest), NOT_DRAFTED, dtype=torch.double)
+        passes[key] = torch.full((length, k), NOT_DRAFTED, dtype=torch.double)
         if limit.max() > 0:
             along = resolve_name(KINDS[method.drafter.name].probs_along)
             probs = along(method.drafter, output.source, output.tokens, limit.tolist(), sampling)
@@ -230,18 +231,13 @@ def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampl
 
 
 def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
-    """Draft tokens at every prefix of an output that are its next ones. Shapes: [>= L, k] -> [L].
+    """Draft tokens at every prefix of an output that are its next ones. Shapes: [L, k] -> [L].
 
-    blocks: -1 where a draft ended before. Raises ValueError where a prefix has no block.
+    blocks: -1 where a draft ended before.
     """
-    tokens = torch.as_tensor(output, dtype=torch.long)
-    if len(blocks) < len(tokens):
-        raise ValueError(
-            f"predicted has blocks for {len(blocks)} prefixes but the reference has "
-            f"{len(tokens)} tokens; predict a block at every prefix length 0..L-1"
-        )
-    own = F.pad(tokens, (0, blocks.shape[1] - 1), value=-2).unfold(0, blocks.shape[1], 1)
-    return (blocks[: len(tokens)].cpu() == own).cumprod(1).sum(1).numpy()
+    tokens, k = torch.as_tensor(output, dtype=torch.long), blocks.shape[1]
+    own = F.pad(tokens, (0, k - 1), value=-2).unfold(0, k, 1)
+    return (blocks.cpu() == own).cumprod(1).sum(1).numpy()
 
 
 class Drafts(NamedTuple):

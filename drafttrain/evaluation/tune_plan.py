@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from datasets import Dataset
 
+from drafttrain.build.method import method_kind
 from drafttrain.build.pairing import Drafters, check_methods
 from drafttrain.build.pairs import check_pair
 from drafttrain.config.base import ConfigError
@@ -58,7 +58,7 @@ class Candidate:
 
     @property
     def is_chain(self) -> bool:
-        return self.decode.cascade is None and TREES[self.decode.tree.kind].shape is None
+        return method_kind(self.decode) == "chain"
 
     @property
     def is_fixed(self) -> bool:
@@ -272,24 +272,21 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
     """Rows to choose on and rows to report on, shuffled; without report_data a third of data is
     split off. Raises ConfigError where there are too few."""
-    heard = hears(check_target(settings.target))
-    rows = shuffled(load_inputs(settings.data, "data", heard))
-    own = len(rows)
+    heard, given = hears(check_target(settings.target)), [("data", settings.data)]
     if settings.report_data is not None:
-        reported = shuffled(load_inputs(settings.report_data, "report_data", heard))
-    elif own < 3:
+        given.append(("report_data", settings.report_data))
+    loaded = [load_inputs(data, name, heard) for name, data in given]
+    rows, *others = (one.shuffle(0, keep_in_memory=True) for one in loaded)
+    own = len(rows)
+    if not others and own < 3:
         raise ConfigError(
             f"data.path = {settings.data.path!r} holds {own} prompts; give 3 at least (a "
             "third is split off for the final figures), or report_data"
         )
-    else:
+    if not others:
         own -= own // 3
-        reported = rows.select(range(own, len(rows)))
-    return rows.select(range(min(own, MOST_ROWS))), first(reported, MOST_REPORTED)
-
-
-def shuffled(rows: Dataset) -> Dataset:
-    return rows.select(np.random.default_rng(0).permutation(len(rows)).tolist())
+        others = [rows.select(range(own, len(rows)))]
+    return first(rows, min(own, MOST_ROWS)), first(others[0], MOST_REPORTED)
 
 
 def first(rows: Dataset, most: int) -> Dataset:

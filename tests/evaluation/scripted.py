@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -25,7 +26,7 @@ from tests.tiny_models import EOS, PAD, UNK, VOCAB
 
 
 class ScriptedDrafter:
-    """Proposes the block written down for the source and the length of the prefix."""
+    """Proposes the block written down for the source and the length of the prefix; -1: no token."""
 
     provides = frozenset()
     requires = TargetRequirements()
@@ -49,7 +50,7 @@ class ScriptedSession:
 
     def propose(self, tokens: Tensor, target_state: object, stop) -> Proposal:
         block = self.blocks[len(tokens) - self.prefix]
-        return Proposal.chain(block[: stop.longest])
+        return Proposal.chain(block[block >= 0][: stop.longest])
 
 
 def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
@@ -84,6 +85,12 @@ def loaded(model: PreTrainedModel) -> Pair:
     """The model as a target, without a drafter."""
     target = LoadedTarget(model=model, tokenizer=word_tokenizer(), path="models/tiny")
     return Pair(target, CachedModel(model), {}, {})
+
+
+def rows(texts: Sequence[str]) -> Dataset:
+    """Inputs without references."""
+    count = len(texts)
+    return Dataset.from_dict({"row": range(count), "source": texts, "reference": [None] * count})
 
 
 def options(temperature: float = 0.0, max_new_tokens: int = 12, seed: int = 0, **given: object):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from datasets import Dataset
 
 from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -15,21 +14,11 @@ from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import cut_after_eos, make_jobs, steady_assistant
 from tests.comparing import same_weights
-from tests.evaluation.scripted import loaded, options
+from tests.evaluation.scripted import loaded, options, rows
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
 
 PROMPTS = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
 OPTIONS = options(num_beams=2, repeats=1, warmup=0)
-
-
-def rows(texts: list[str]) -> Dataset:
-    count = len(texts)
-    return Dataset.from_dict({"row": range(count), "source": texts, "reference": [None] * count})
-
-
-def causal(seed: int) -> Method:
-    drafter = CausalDrafter(CachedModel(tiny_model("qwen2", seed=seed)))
-    return Method(drafter, FixedLength(3), GreedyMatch())
 
 
 ASSISTED = options(baselines=("assisted",))
@@ -89,7 +78,7 @@ def test_plain_drafted_and_generated_outputs_agree_without_a_warning(family, pad
     model = tiny_model(family)
     model.generation_config.update(pad_token_id=pad, max_length=30)
     model.generation_config.eos_token_id = [EOS, 17]
-    target, methods = loaded(model), [causal(5)]
+    target, methods = loaded(model), [with_model(tiny_model("qwen2", seed=5), 3)]
     report = evaluate(target, methods, rows(PROMPTS), OPTIONS).report
     for name in ("plain", "causal k=3 greedy"):
         assert all(parity.identical == parity.compared == 4 for parity in report.run(name).parity)

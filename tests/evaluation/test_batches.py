@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from datasets import Dataset
 
 from drafttrain.build.method import Method
 from drafttrain.config.decode import SamplingConfig
@@ -21,7 +20,7 @@ from drafttrain.evaluation.evaluate import Context, decode_batches, measure
 from drafttrain.evaluation.metrics import speed_figures
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import Job, make_jobs, make_waves, plain_method, run_interleaved
-from tests.evaluation.scripted import loaded, options
+from tests.evaluation.scripted import loaded, options, rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import tiny_model
 
@@ -32,28 +31,17 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def rows(texts=TEXTS) -> Dataset:
-    count = len(texts)
-    return Dataset.from_dict({"row": range(count), "source": texts, "reference": [None] * count})
-
-
 def drafting(family: str, temperature: float) -> Method:
     model = noisy(tiny_model(family), family)
     rule = GreedyMatch() if temperature == 0.0 else RejectionSampling()
-    return Method(
-        CausalDrafter(CachedModel(model)),
-        FixedLength(3),
-        rule,
-        settings={"k": 3.0},
-        assistant=model,
-    )
+    return Method(CausalDrafter(CachedModel(model)), FixedLength(3), rule, assistant=model)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
 def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperature):
     target = loaded(tiny_model(family))
-    prompts, _ = read_prompts(target, rows())
+    prompts, _ = read_prompts(target, rows(TEXTS))
     settings = options(temperature, num_beams=2)
     for job in make_jobs(target, [drafting(family, temperature)], settings):
         if temperature > 0.0 and job.way == "generate":

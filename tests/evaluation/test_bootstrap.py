@@ -31,13 +31,6 @@ def test_the_interval_covers_the_true_mean_about_95_times_in_100():
     assert 0.88 <= covered / 200 <= 0.98
 
 
-def test_the_interval_has_the_width_of_the_standard_error():
-    sample = np.random.default_rng(3).normal(5.0, 1.0, size=400)
-    found = estimate(mean(sample), draw_resamples(400, 2000))
-    expected = 2 * 1.96 * sample.std() / 20
-    assert found.high - found.low == pytest.approx(expected, rel=0.1)
-
-
 def test_a_ratio_of_sums_is_not_a_mean_of_ratios():
     ratio = Ratio(np.array([1.0, 30.0]), np.array([1.0, 10.0]))
     found = estimate(ratio, draw_resamples(2, 100))

@@ -42,12 +42,6 @@ def test_reliability_has_means_of_the_bins_that_hold_positions():
     assert found.observed == pytest.approx([0.3, 1.0])
 
 
-def test_auc_of_hard_labels_counts_pairs():
-    labels, predicted = np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.9, 0.8, 0.7, 0.7])
-    # pairs (accepted, rejected): .9>.8, .9>.7, .7<.8, .7=.7
-    assert area_under_curve(labels, predicted) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
-
-
 def test_auc_of_soft_labels_is_that_of_positions_split_in_two():
     generator = np.random.default_rng(0)
     labels, predicted = generator.random(20), generator.random(20).round(1)
