@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from datasets import Dataset
-
 from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.commands import TuneConfig
@@ -21,14 +19,13 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.calibration import (
     CallSeconds,
-    OracleCounts,
     follow_oracle,
     stop_threshold,
 )
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import DataFacts, Search
-from drafttrain.evaluation.runner import decode_by, plain_method
+from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.tables import main_table, print_findings, search_tables, verdict_lines
 from drafttrain.evaluation.tune import (
     FINAL_SHARE,
@@ -94,6 +91,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     choices = choose(rungs, candidates)
     found = measure_finalists(bench, finalists(rungs, choices), plan.reported, rungs, left)
     longest = most_drafted(settings, drafting)
+    watched, _ = read_prompts(pair, first(plan.reported, OF_ORACLE))
     search = Search(
         drafter=str(settings.drafter),
         candidates={one.name: one.settings() for one in candidates},
@@ -105,7 +103,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
         t_target=seconds.t_target,
         threshold=threshold,
         heads=plan.judged,
-        oracle=oracle_of(pair, settings.sampling, plan.reported, longest),
+        oracle=follow_oracle(pair, settings.sampling, watched, longest),
     )
     report = found.report.model_copy(update={"search": search})
     return replace(found, report=report), candidates
@@ -125,14 +123,3 @@ def time_calls(pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt]) 
     method = Method(pair.drafter, FixedLength(TIMED_LENGTH), verifier)
     decode_by(pair.model, method, sampling, prompts)
     return CallSeconds.of(decode_by(pair.model, method, sampling, prompts))
-
-
-def oracle_of(
-    pair: Pair, sampling: SamplingConfig, rows: Dataset, longest: int
-) -> OracleCounts | None:
-    """The oracle along a few plain greedy outputs; None where tokens are sampled."""
-    if sampling.temperature > 0.0:
-        return None
-    prompts, _ = read_prompts(pair, first(rows, OF_ORACLE))
-    outputs = decode_by(pair.model, plain_method(sampling), sampling, prompts)
-    return follow_oracle(pair.model, pair.drafter, prompts, outputs, longest)

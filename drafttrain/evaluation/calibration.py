@@ -13,13 +13,14 @@ from pkgutil import resolve_name
 import numpy as np
 import torch
 
+from drafttrain.build.pairs import Pair
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import KINDS, DrafterKind
 from drafttrain.data.hidden.states import open_cache
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.acceptance_head import AcceptanceHead
 
 BINS = 15
@@ -187,23 +188,24 @@ def oracle_counts(agrees: Sequence[Array]) -> OracleCounts:
 
 
 def follow_oracle(
-    model: CachedModel,
-    drafter: Drafter,
+    pair: Pair,
+    sampling: SamplingConfig,
     prompts: Sequence[Prompt],
-    outputs: Sequence[Output],
     longest: int,
 ) -> OracleCounts | None:
-    """The oracle along the target's greedy outputs, by one teacher-forced pass of the drafter each.
+    """The oracle along the target's plain greedy outputs, by one teacher-forced pass of the drafter
+    each.
 
-    longest: most draft tokens of a round. None where the drafter has no such pass.
+    longest: most draft tokens of a round. None where tokens are sampled, or the drafter has no such
+    pass.
     """
-    kind = KINDS.get(drafter.name)
-    if kind is None or kind.probs_along is None:
+    kind, model, drafter = KINDS.get(pair.drafter.name), pair.model, pair.drafter
+    if kind is None or kind.probs_along is None or sampling.temperature > 0.0:
         return None
     along, agrees = resolve_name(kind.probs_along), []
+    outputs = decode_by(model, plain_method(sampling), sampling, prompts)
     for prompt, output in zip(prompts, outputs, strict=True):
-        source = model.read(prompt.source)
-        most = [longest] * len(output.tokens)
-        probs = along(drafter, source, torch.tensor(output.tokens), most, Sampling())
+        source, tokens = model.read(prompt.source), torch.tensor(output.tokens)
+        probs = along(drafter, source, tokens, [longest] * len(tokens), Sampling())
         agrees.append((probs > 0.5).numpy())
     return oracle_counts(agrees)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from textwrap import wrap
 from typing import Any
 
@@ -157,64 +158,46 @@ CALIBRATION |= {"label_mean": "acceptance", "predicted_mean": "predicted"}
 
 
 def main_table(report: Report) -> Table:
-    """All runs by batch size, with the metrics that say something there."""
-    facts = _facts(report)
-
-    def name(run: Run) -> str:
-        return f"{run.name} (lossy)" if run.lossy else run.name
-
-    after = [Column("by position, %", _positions)] if report.mode == "teacher-forced" else []
-    if len(report.batch_sizes) > 1:
-        after.append(Column("other tokens", _differing))
-    if any(run.memory_bytes for run in report.runs):
-        after.append(Column("memory, MB", lambda run: (run.memory_bytes or 0) / 1e6, 1))
-    best = [] if report.mode == "teacher-forced" else list(winners(report).values())
+    """All runs by batch size. Columns: the method, what differs between methods, the metrics that
+    say something there; each where some run has a value."""
+    runs, forced = report.runs, report.mode == "teacher-forced"
+    batches = len(report.batch_sizes) > 1
+    trees = any(r.kind == "method" and r.method not in ("chain", "cascade") for r in runs)
+    several = any(r.costs is not None and len(r.costs.calls) > 1 for r in runs)  # CS Drafting
+    hidden = set() if several else {"swi"}
+    if not (several or trees or forced):
+        hidden.add("mbsu")
+    if not any(run.lossy for run in runs):
+        hidden |= {"bleu_difference", "consistency_bleu", "wer_difference"}
+    if not batches:
+        hidden.add("ms_per_token")
+    columns = [Column("method", lambda run: f"{run.name} (lossy)" if run.lossy else run.name)]
+    for name in SWEEPABLE:
+        columns.append(Column(name, partial(_setting, name)))
+    if trees:
+        columns.append(Column("levels", lambda run: run.sizes.get("depth")))
+        columns.append(Column("nodes", lambda run: run.sizes.get("nodes")))
+    if forced:
+        columns.append(Column("M parameters", lambda run: (run.parameters or 0) / 1e6, 1))
+    if batches:
+        columns.append(Column("batch", lambda run: run.batch_size))
+    columns += [METRICS[name] for name in METRICS if name not in hidden]
+    if forced:
+        columns.append(Column("by position, %", _positions))
+    columns.append(Column("other tokens", _differing))
+    columns.append(Column("memory, MB", lambda run: run.memory_bytes and run.memory_bytes / 1e6, 1))
+    best = [] if forced else list(winners(report).values())
     return Table(
         f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs",
-        [Column("method", name), *facts, *(METRICS[one] for one in shown_metrics(report)), *after],
-        report.runs,
+        [one for one in columns if any(one.of(run) is not None for run in runs)],
+        runs,
         note(report),
         lambda run: any(run is one for one in best),
     )
 
 
-def shown_metrics(report: Report) -> list[str]:
-    """Metrics that are columns: those that some run has and that say something there."""
-    found = {metric for run in report.runs for metric in run.metrics}
-    if not any(run.lossy for run in report.runs):
-        found -= {"bleu_difference", "consistency_bleu", "wer_difference"}
-    several = any(run.costs is not None and len(run.costs.calls) > 1 for run in report.runs)
-    if not several:  # drafters that call each other (CS Drafting)
-        found -= {"swi"}
-    if not (several or _has_trees(report) or report.mode == "teacher-forced"):
-        found -= {"mbsu"}
-    if len(report.batch_sizes) == 1:
-        found -= {"ms_per_token"}
-    return [name for name in METRICS if name in found]
-
-
-def _facts(report: Report) -> list[Column]:
-    """The columns before the metrics: settings that some method has, tree sizes, batch size."""
-    found = [
-        Column(
-            name, lambda run, name=name: f"{run.settings[name]:g}" if name in run.settings else None
-        )
-        for name in SWEEPABLE
-        if any(name in run.settings for run in report.runs)
-    ]
-    if _has_trees(report):
-        found.append(Column("levels", lambda run: run.sizes.get("depth")))
-        found.append(Column("nodes", lambda run: run.sizes.get("nodes")))
-    if report.mode == "teacher-forced":
-        found.append(Column("M parameters", lambda run: (run.parameters or 0) / 1e6, 1))
-    if len(report.batch_sizes) > 1:
-        found.append(Column("batch", lambda run: run.batch_size))
-    return found
-
-
-def _has_trees(report: Report) -> bool:
-    chains = ("chain", "cascade")
-    return any(run.kind == "method" and run.method not in chains for run in report.runs)
+def _setting(name: str, run: Run) -> str | None:
+    return f"{run.settings[name]:g}" if name in run.settings else None
 
 
 def _positions(run: Run) -> str | None:

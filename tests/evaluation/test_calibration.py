@@ -1,12 +1,14 @@
 """Calibration of heads against soft labels, Theorem 3.1 and the oracle, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from drafttrain.build.pairs import make_drafter
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import CAUSAL, SPEC_DRAFTER
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Output, Round
 from drafttrain.evaluation.calibration import (
     CallSeconds,
@@ -19,7 +21,7 @@ from drafttrain.evaluation.calibration import (
     stop_threshold,
 )
 from drafttrain.evaluation.prompts import Prompt
-from tests.evaluation.scripted import plain_tokens
+from tests.evaluation.scripted import loaded, plain_tokens
 from tests.tiny_drafters import noisy
 from tests.tiny_models import tiny_model, tiny_source
 
@@ -93,7 +95,7 @@ def test_the_oracle_of_a_language_model_is_that_of_its_own_choices():
     right = (rows.argmax(-1) == torch.tensor(tokens)).tolist()
     wrong = sum(not one for one in right[:-1])
     prompt = Prompt(0, "", None, tiny_source(ids, model))
-    target, outputs = CachedModel(model), [Output(tokens)]
-    found = follow_oracle(target, make_drafter(drafter), [prompt], outputs, longest=20)
+    pair = replace(loaded(model), drafters={"small": make_drafter(drafter)})
+    found = follow_oracle(pair, SamplingConfig(max_new_tokens=12), [prompt], longest=20)
     assert (found.tokens, found.target_calls) == (len(tokens), wrong + 1)
     assert found.drafted == len(tokens) - found.target_calls
