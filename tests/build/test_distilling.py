@@ -12,7 +12,6 @@ from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
-from drafttrain.config.runs import fill_distill
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Drafting, Manifest, load_distilled
@@ -219,16 +218,3 @@ def test_heads_of_another_target_are_refused_before_anything_is_written(models, 
     with pytest.raises(ConfigError, match="trained on"):
         distil(config.model_copy(update={"target": other}))
     assert not config.out.exists()
-
-
-def test_a_run_stands_for_its_drafter_and_its_draft_length(tmp_path):
-    run = tmp_path / "run"
-    (run / "final").mkdir(parents=True)
-    (run / "final" / "config.json").write_text('{"model_type": "spec-drafter"}')
-    lines = ["run: run", "target: {path: t}", "data: {path: d.txt}", "drafter: {k: 7}"]
-    (run / "run.yaml").write_text("\n".join(lines))
-    filled = fill_distill({"drafter": str(run), "method": "greedy"})
-    assert filled == {"drafter": str(run / "final"), "stop": {"k": 7}, "method": "greedy"}
-    assert fill_distill({"drafter": str(run), "stop": {"k": 3}})["stop"] == {"k": 3}
-    assert fill_distill({"drafter": "max-gram"}) == {"drafter": "max-gram"}
-    assert fill_distill({}) == {}

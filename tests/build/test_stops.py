@@ -15,7 +15,6 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import validate_settings
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.config.runs import fill_eval, fill_from_run
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadJudge
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
@@ -179,29 +178,3 @@ def test_a_block_drafter_drafts_no_more_slots_than_it_was_trained_with(tmp_path)
     model = SpecDrafter(config)
     assert build_stop(decode(tmp_path, {"kind": "entropy"}), model).longest == 6
     assert build_stop(decode(tmp_path, {"kind": "entropy", "max_draft": 8}), model).longest == 8
-
-
-def finished_run(folder: Path) -> Path:
-    """A run's folder, of a Spec-Drafter with blocks of 7."""
-    run = folder / "run"
-    (run / "final").mkdir(parents=True)
-    (run / "final" / "config.json").write_text('{"model_type": "spec-drafter"}')
-    lines = ["run: run", "target: {path: t}", "data: {path: d.txt}", "drafter: {k: 7}"]
-    (run / "run.yaml").write_text("\n".join(lines))
-    return run
-
-
-def test_a_run_among_other_methods_is_its_drafter(tmp_path):
-    run = finished_run(tmp_path)
-    others = {"mine": {"drafter": str(run)}, "copied": {"drafter": "max-gram"}}
-    values = {"decode": {"drafter": "max-gram"}, "target": {"path": "t"}, "data": {"path": "d"}}
-    found = fill_eval(values | {"others": others})["others"]
-    assert found == {"mine": {"drafter": str(run / "final")}, "copied": {"drafter": "max-gram"}}
-
-
-def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
-    run = finished_run(tmp_path)
-    values = {"decode": {"drafter": str(run)}}
-    assert fill_from_run(values)["decode"]["stop"] == {"k": 7}
-    values["decode"]["stop"] = {"kind": "entropy"}
-    assert fill_from_run(values)["decode"]["stop"] == {"kind": "entropy"}

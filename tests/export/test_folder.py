@@ -228,17 +228,11 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head):
         with pytest.raises(ConfigError, match=says):
             load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter), **settings))
 
-    two = tmp_path / "heads"
-    for depth in (0, 1):
-        save_head(two / f"D{depth}-w6", noisy_copy("llama"), depth=depth)
-    refused("holds 2 heads .* no policy.json there chooses one", head=two)
-    refused("nothing'.* no such folder", head=tmp_path / "nothing")
     refused("h = 0.5 is a head's threshold", h=0.5)
     policy = tmp_path / "policy.json"
     policy.write_text('{"stop": "head", "head": "D3-w6", "h": 0.7}')
     refused("chosen for head 'D3-w6', but --head is 'D1-w6'", head=head, policy=policy)
     refused("no head is given; give that head with --head", policy=policy)
-    refused("holds 2 heads .D0-w6, D1-w6", head=two, policy=policy)
     for text, says in [
         ("{}", "stop: Field required"),
         ('{"stop": "head", "h": 1.5}', "h = 1.5: Input should be less than 1"),

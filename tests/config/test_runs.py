@@ -1,4 +1,4 @@
-"""policy.json at several batch sizes, and what commands take from it."""
+"""What commands take from policy.json, at several batch sizes, and from finished runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.policy import Policy, dump_policy
-from drafttrain.config.runs import fill_distill, fill_from_run, fill_generate
+from drafttrain.config.runs import fill_distill, fill_eval, fill_from_run, fill_generate
 
 CHOSEN = {
     "stop": "fixed",
@@ -167,3 +167,38 @@ def test_a_policy_is_written_as_it_was_read():
     assert dumped["method"] == FASTER["method"]
     assert dumped["batches"]["8"]["method"] == FASTER["batches"]["8"]["method"]
     assert Policy.model_validate(dumped) == policy
+
+
+def finished_run(folder: Path) -> Path:
+    """A run's folder, of a Spec-Drafter with blocks of 7."""
+    run = folder / "run"
+    (run / "final").mkdir(parents=True)
+    (run / "final" / "config.json").write_text('{"model_type": "spec-drafter"}')
+    lines = ["run: run", "target: {path: t}", "data: {path: d.txt}", "drafter: {k: 7}"]
+    (run / "run.yaml").write_text("\n".join(lines))
+    return run
+
+
+def test_a_run_among_other_methods_is_its_drafter(tmp_path):
+    run = finished_run(tmp_path)
+    others = {"mine": {"drafter": str(run)}, "copied": {"drafter": "max-gram"}}
+    values = {"decode": {"drafter": "max-gram"}, "target": {"path": "t"}, "data": {"path": "d"}}
+    found = fill_eval(values | {"others": others})["others"]
+    assert found == {"mine": {"drafter": str(run / "final")}, "copied": {"drafter": "max-gram"}}
+
+
+def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
+    run = finished_run(tmp_path)
+    values = {"decode": {"drafter": str(run)}}
+    assert fill_from_run(values)["decode"]["stop"] == {"k": 7}
+    values["decode"]["stop"] = {"kind": "entropy"}
+    assert fill_from_run(values)["decode"]["stop"] == {"kind": "entropy"}
+
+
+def test_a_run_stands_for_its_drafter_where_rows_are_distilled(tmp_path):
+    run = finished_run(tmp_path)
+    filled = fill_distill({"drafter": str(run), "method": "greedy"})
+    assert filled == {"drafter": str(run / "final"), "stop": {"k": 7}, "method": "greedy"}
+    assert fill_distill({"drafter": str(run), "stop": {"k": 3}})["stop"] == {"k": 3}
+    assert fill_distill({"drafter": "max-gram"}) == {"drafter": "max-gram"}
+    assert fill_distill({}) == {}
