@@ -68,9 +68,7 @@ def main(settings: CausalDrafterRecipe, dry_run: DryRun = False) -> None:
     drafter = start_drafter(settings, target.model)
     size, ends = drafter.config.vocab_size, drafter.generation_config.eos_token_id
     if (count := settings.drafter.output_tokens) is not None:
-        drafter.config.draftable_tokens = frequent_tokens(
-            rows, count, drafter.config.vocab_size, ends
-        )
+        drafter.config.draftable_tokens = frequent_tokens(rows, count, size, ends)
     keep_start(accelerator, settings, drafter, target.tokenizer)
     freeze(drafter, settings.objective.frozen)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)

@@ -69,9 +69,7 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     check_positions(drafter.config, rows)
     size, ends = drafter.config.vocab_size, drafter.generation_config.eos_token_id
     if (count := settings.drafter.output_tokens) is not None:
-        drafter.config.draftable_tokens = frequent_tokens(
-            rows, count, drafter.config.vocab_size, ends
-        )
+        drafter.config.draftable_tokens = frequent_tokens(rows, count, size, ends)
     trained = getattr(drafter.config, "pard_token", None)
     mask = choose_mask(trained, target.tokenizer, size, rows)
     keep_start(accelerator, settings, drafter, target.tokenizer)
