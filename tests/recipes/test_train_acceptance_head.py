@@ -93,36 +93,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert not run.exists()
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("cache.mixing=0.3", "mixing = 0.2, but the settings now say 0.3"),
-        ("cache.sampling.top_k=5", "top_k = 20, but the settings now say 5"),
-        ("drafter=OTHER", "drafter.weights_sha256"),
-    ],
-)
-def test_a_cache_made_otherwise_is_refused_by_the_first_difference(
-    override: str,
-    message: str,
-    made: SimpleNamespace,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    if "OTHER" in override:
-        other = tmp_path / "other"
-        tiny_model("marian", seed=6).save_pretrained(other)
-        override = f"drafter={other}"
-    places = [f"cache.out={made.run / 'cache'}", f"cache.distilled={made.run / 'distilled'}"]
-    temperature = ["cache.sampling.temperature=1.0"] if "sampling" in override else []
-    code = exit_code(
-        main, "--config", str(made.file), f"run={tmp_path / 'run'}", *places, override, *temperature
-    )
-    printed = capsys.readouterr().err
-    said = [line for line in printed.splitlines() if "train_acceptance_head.py:" in line]
-    assert code == 2 and len(said) == 1 and message in said[0], printed
-    assert "Traceback" not in printed
-
-
 def test_validation_by_hand() -> None:
     """P^ = 3/4 everywhere; labels 1 and 1/2; w_rej = 3."""
     head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0, rejection_weight=3.0))
