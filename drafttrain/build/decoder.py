@@ -23,7 +23,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
 from drafttrain.data.inputs.rows import tokenize_texts
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.engine import compile_calls
+from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.types import Output, Source
@@ -73,7 +73,9 @@ class SpeculativeDecoder:
         Raises ValueError for an empty or over-long input, for texts without a tokenizer, and
         NotFinite where the target's logits are no numbers.
         """
-        found = self.decoder.decode_all(self._sources(inputs), max_new_tokens, batch_size)
+        sources = self._sources(inputs)
+        reserve(max((len(source.prefix) for source in sources), default=0) + max_new_tokens)
+        found = self.decoder.decode_all(sources, max_new_tokens, batch_size)
         return [self._generation(output) for output in found]
 
     def stream(self, text: str | Sequence[int], max_new_tokens: int = 128) -> Iterator[list[int]]:

@@ -23,7 +23,7 @@ from drafttrain.data.batches.examples import Complete, Example, Examples
 from drafttrain.data.inputs.clips import DIGESTS, hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.writing import renamed_when_whole
-from drafttrain.decoding.engine.encoding import encode
+from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import LoadedTarget
@@ -38,7 +38,7 @@ def text_encoding(target: LoadedTarget) -> Complete:
     def complete(examples: list[Example]) -> list[Example]:
         sources = [make_source(example.source_ids, target.model) for example in examples]
         with torch.no_grad():
-            encoded = encode(target.model, sources)
+            encoded = Encoder(target.model)(sources)
         return [e._replace(encoded=own) for e, own in zip(examples, encoded, strict=True)]
 
     return complete
@@ -95,7 +95,7 @@ class ClipEncoding:
         digest = self._digests[place]
         if not self.kept.path(digest).is_file():
             with torch.no_grad():
-                [encoded] = encode(self._target.model, [hear(self._target, self._clips[place])])
+                [encoded] = Encoder(self._target.model)([hear(self._target, self._clips[place])])
             self.kept.keep(digest, encoded)
         return self.kept.read(digest)
 

@@ -22,6 +22,7 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.engine.cache import release_caches
+from drafttrain.decoding.engine.engine import reserve
 from drafttrain.decoding.types import Round
 from drafttrain.evaluation import metrics, quality
 from drafttrain.evaluation.bootstrap import (
@@ -115,6 +116,7 @@ def evaluate(
     """
     prompts, skipped = read_prompts(pair, rows)
     sampling, samples = settings.decode.sampling, []
+    reserve(max(len(one.source.prefix) for one in prompts) + sampling.max_new_tokens)
     resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
     if settings.mode == "teacher-forced":
         settings = settings.model_copy(update={"baselines": ()})

@@ -77,8 +77,8 @@ def test_compiled_rounds_equal_fresh_forwards_at_every_position_without_recompil
             assert worst(score.logits[node], expected) < SINGLE
         target.keep(state, torch.tensor([0]))
         path = torch.cat([path, draft[:1], draft.new_tensor([12 + turn])])
-        seen.append(body.compilations)
-    assert seen[1] >= 1 and seen[-1] == seen[2] and not body._failed
+        seen.append(body.graphs.compilations)
+    assert seen[1] >= 1 and seen[-1] == seen[2] and not body.graphs.failed
 
 
 @pytest.mark.parametrize("family", ["marian", "t5"])
@@ -92,7 +92,7 @@ def test_a_spec_drafter_decodes_the_same_tokens_compiled(family):
         engine.compiled = CompiledBody(engine.body)
     assert [decoded(target, each, sources, 1) for each in (NoDrafter(), drafter)] == expected
     for engine in (target.engine, drafter.engine):
-        assert engine.compiled.compilations > 0 and not engine.compiled._failed
+        assert engine.compiled.graphs.compilations > 0 and not engine.compiled.graphs.failed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,7 +105,7 @@ def test_batches_decode_the_tokens_of_each_sequence_alone(family):
     body = compiled(target)
     for size in (1, 4, 1):
         assert decoded(target, MaxGramDrafter(), sources, size) == alone
-    assert body.compilations > 0 and not body._failed
+    assert body.graphs.compilations > 0 and not body.graphs.failed
 
 
 def test_outputs_stay_when_another_call_follows():

@@ -47,7 +47,7 @@ from drafttrain.data.shards.store import (
 )
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
-from drafttrain.decoding.engine.encoding import encode
+from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
@@ -194,7 +194,7 @@ class Distilling:
             clips = [inputs[places[row.row]] for row in batch]
             sources = [hear(target, clip) for clip in clips]
             with torch.inference_mode():
-                states = encode(target.model, sources)
+                states = Encoder(target.model)(sources)
             if kept is not None:
                 for clip, own in zip(clips, states, strict=True):
                     kept.keep(clip[DIGESTS], own)

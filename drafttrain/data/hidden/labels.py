@@ -34,7 +34,7 @@ from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.hidden.states import Labelled
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.slots import SlotDrafter, Slots
-from drafttrain.decoding.engine.encoding import encode
+from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sources import make_source, own_source, start_token
 from drafttrain.decoding.engine.teacher_forcing import Forced, forced_states, teacher_force
@@ -76,7 +76,7 @@ class Labelling:
         sources = [make_source(one.source_ids, target, one.prefix_ids) for one in outputs]
         if not target.config.is_encoder_decoder:
             return sources
-        pairs = zip(sources, encode(target, sources), strict=True)
+        pairs = zip(sources, Encoder(target)(sources), strict=True)
         return [replace(source, encoded=encoded) for source, encoded in pairs]
 
     def _clip(self, encoded: Tensor, output: ShardRow) -> Source:

@@ -26,7 +26,7 @@ from drafttrain.decoding.drafters.block_along import slots_along
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.slots import Slots, SlotSession
 from drafttrain.decoding.engine.calls import Feed, StepOutput
-from drafttrain.decoding.engine.encoding import given_encoding, pad_texts
+from drafttrain.decoding.engine.encoding import Encoder, given_encoding
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
@@ -69,7 +69,8 @@ class BlockDrafter:
             encoder=not own_encoder,
         )
         self.body = SpecDrafterBody(model)
-        self.engine = Engine(self.body, self._encode if own_encoder else given_encoding, limit)
+        encoder = Encoder(model, self._encode) if own_encoder else given_encoding
+        self.engine = Engine(self.body, encoder, limit)
         self.link = link_of(model) if self.linked else None
         ends = model.config.eos_token_id
         self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
@@ -81,13 +82,9 @@ class BlockDrafter:
         """Scores of every token, before previous-token features. Shapes: [..., D] -> [..., V]."""
         return self.model.project(hidden)
 
-    def _encode(self, sources: Sequence[Source]) -> list[Tensor]:
-        """Its own encoder's output of every source, [S, D] each."""
-        ids, mask = pad_texts(sources, self.model.config.pad_token_id, self.engine.device)
-        lengths = [len(source.input_ids) for source in sources]
-        seen = None if min(lengths) == max(lengths) else mask.bool()[:, None, None]
-        encoded = self.model.encode_source(ids, seen)
-        return [rows[:length] for rows, length in zip(encoded, lengths, strict=True)]
+    def _encode(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Its own encoder's output. Shapes: [B, S], [B, S] -> [B, S, D]."""
+        return self.model.encode_source(ids, None if mask is None else mask.bool()[:, None, None])
 
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:

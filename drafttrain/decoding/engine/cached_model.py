@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from drafttrain.decoding.engine.architectures import (
     source_limit,
 )
 from drafttrain.decoding.engine.calls import Feed, StepOutput
-from drafttrain.decoding.engine.encoding import encode
+from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.forward import TransformersBody
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
@@ -85,7 +84,7 @@ class CachedModel:
 
     def _make_engine(self, vocabulary: int | None) -> Engine:
         """The most capable engine under which the model's logits are its own. Raises ValueError."""
-        encoder = partial(encode, self.model) if self.is_encoder_decoder else None
+        encoder = Encoder(self.model) if self.is_encoder_decoder else None
         for placed in (True, False):
             body = TransformersBody(self.model, self.draftable, vocabulary, placed)
             limit = self.position_limit

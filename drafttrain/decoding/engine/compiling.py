@@ -14,12 +14,15 @@ import itertools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from drafttrain.decoding.engine.cache import ColumnCache
 from drafttrain.decoding.engine.calls import Feed
@@ -55,16 +58,67 @@ class Bucket(NamedTuple):
     """States of each source; 0: there is none."""
 
 
-class CompiledBody:
-    """Compiled calls of one decoder; what cannot be compiled runs as it is, and a line says why."""
+class Graphs:
+    """Steps of tensors alone, compiled one for each shape, as long as weights stay. What cannot be
+    compiled runs as it is, and a line says why."""
 
-    def __init__(self, body: Body) -> None:
-        self.body, self._weights = body, body.weights()
+    def __init__(self, weights: Sequence[Tensor], device: torch.device) -> None:
+        self._weights, self.device = weights, device
         self._steps: dict[Any, Step] = {}
         self._compiled_with: tuple[Any, ...] = ()
-        self._failed = False
+        self.failed = False
         self.compilations = 0
         """Graphs made so far."""
+
+    def run(
+        self,
+        key: Any,
+        make: Callable[[], Step],
+        given: Mapping[str, Any],
+        what: str,
+        static: Sequence[Tensor] = (),
+    ) -> Any:
+        """What the step of a shape returns; static: tensors that it writes to."""
+        now = tuple(map(version_of, self._weights))
+        if now != self._compiled_with:
+            self._steps.clear()
+            self._compiled_with = now
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = self._compile(make(), given, what, static)
+        found = step(**given)
+        if self.device.type == "cuda":  # a graph writes to the same memory again
+            return tree_map_only(Tensor, Tensor.clone, found)
+        return found
+
+    def _compile(
+        self, step: Step, given: Mapping[str, Any], what: str, static: Sequence[Tensor]
+    ) -> Step:
+        """The step compiled by a call of it; the uncompiled one where that fails."""
+        began = perf_counter()
+        # torch keeps what it compiled by the code
+        code = step.__code__.replace(co_name=f"step_{next(COUNT)}")
+        step = FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
+        try:
+            compiled = _compiled(step, self.device)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                for tensor in static:
+                    torch._dynamo.mark_static_address(tensor)
+                compiled(**given)
+        except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
+            self.failed = True
+            say(f"calls run uncompiled from here on: {first_line(error)}")
+            return step
+        self.compilations += 1
+        say(f"{what} compiled in {perf_counter() - began:.0f} s")
+        return compiled
+
+
+class CompiledBody:
+    """Compiled calls of one decoder."""
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.graphs = body, Graphs(body.weights(), body.device)
 
     def bucket_of(self, cache: ColumnCache, feeds: Sequence[Feed]) -> Bucket | None:
         """The shape that these feeds are called in; None: they run uncompiled."""
@@ -72,7 +126,7 @@ class CompiledBody:
         numbers = [feed.state.columns.number for feed in feeds]
         tokens = next((size for size in TOKENS if size >= new), None)
         rows = next((size for size in BATCHES if size > max(numbers)), None)
-        if self._failed or tokens is None or rows is None or not cache.is_ready:
+        if self.graphs.failed or tokens is None or rows is None or not cache.is_ready:
             return None
         cache.make_room(max(feed.state.cached for feed in feeds) + new + 1)
         if rows > cache.placement.room[0]:
@@ -81,7 +135,7 @@ class CompiledBody:
         if self.body.cross_attends:
             source = cache.source_room
             if self.body.masks_sources:
-                source = max(SOURCES, 1 << (source - 1).bit_length())
+                source = source_bucket(source)
                 cache.make_source_room(source)
             elif {cache.source_lengths[number] for number in numbers} != {source}:
                 return None
@@ -89,42 +143,42 @@ class CompiledBody:
 
     def __call__(self, call: BatchedCall, bucket: Bucket) -> CallOutput:
         """One call in the shape of a bucket, inside `Body.prepared`."""
-        now = tuple(map(version_of, self._weights))
-        if now != self._compiled_with:
-            self._steps.clear()
-            self._compiled_with = now
         given = {name: getattr(call, name) for name in TENSORS}
         there = tuple(given[name] is not None for name in TENSORS)
-        key = (bucket, tuple(call.layers), there)
-        step = self._steps.get(key)
-        if step is None:
-            step = self._steps[key] = self._compile(call, bucket, given)
-        logits, hidden, layers = step(**given)
-        if self.body.device.type == "cuda":  # a graph writes to the same memory again
-            logits, hidden = logits.clone(), hidden.clone()
-            layers = {number: own.clone() for number, own in layers.items()}
-        return CallOutput(logits, hidden, layers)
-
-    def _compile(self, call: BatchedCall, bucket: Bucket, given: Mapping[str, Any]) -> Step:
-        """The step of a shape, compiled by a call of it; the uncompiled one where that fails."""
-        began, step = perf_counter(), _make_step(self.body, call)
-        try:
-            compiled = _compiled(step, self.body.device)
-            with warnings.catch_warnings(action="ignore", category=UserWarning):
-                for layer in call.cache.layers:  # CUDA graphs write to the same memory again
-                    torch._dynamo.mark_static_address(layer.keys)
-                    torch._dynamo.mark_static_address(layer.values)
-                compiled(**given)
-        except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
-            self._failed = True
-            say(f"calls run uncompiled from here on: {first_line(error)}")
-            return step
-        self.compilations += 1
-        say(
+        what = (
             f"{type(self.body).__name__}: calls of {bucket.rows} x {bucket.tokens} tokens over "
-            f"{bucket.columns} columns compiled in {perf_counter() - began:.0f} s"
+            f"{bucket.columns} columns"
         )
-        return compiled
+        static = [one for layer in call.cache.layers for one in (layer.keys, layer.values)]
+        key, make = (bucket, tuple(call.layers), there), partial(_make_step, self.body, call)
+        return CallOutput(*self.graphs.run(key, make, given, what, static))
+
+
+class CompiledEncoder:
+    """A compiled encoder of texts: their number and lengths are rounded up, and masked."""
+
+    def __init__(self, encoder: Step, weights: Sequence[Tensor], device: torch.device) -> None:
+        """encoder: (ids [B, S], mask [B, S], 1 = token) -> states [B, S, D]."""
+        self._encoder, self.graphs = encoder, Graphs(weights, device)
+
+    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The states of some texts. Shapes: [B, S], [B, S] -> [B, S, D]."""
+        rows, length = ids.shape
+        most = next((size for size in BATCHES if size >= rows), None)
+        if most is None or self.graphs.failed:
+            return self._encoder(ids, mask)
+        wide = (0, source_bucket(length) - length, 0, most - rows)
+        ids, mask = F.pad(ids, wide), F.pad(mask, wide)
+        mask[rows:, 0] = 1  # a text without tokens has no states that are numbers
+        what = f"Encoder: {most} texts of up to {ids.shape[1]} tokens"
+        given = {"ids": ids, "mask": mask}
+        found = self.graphs.run(ids.shape, partial(_make_encoding, self._encoder), given, what)
+        return found[:rows, :length]
+
+
+def source_bucket(length: int) -> int:
+    """States of a source, rounded up."""
+    return max(SOURCES, 1 << (length - 1).bit_length())
 
 
 TENSORS = (
@@ -143,9 +197,7 @@ COUNT = itertools.count()
 
 
 def _make_step(body: Body, like: BatchedCall) -> Step:
-    """A call of tensors alone, in the shape of another; its code is its own, as torch keeps what it
-    compiled by the code."""
-
+    """A call in the shape of another."""
     cache, layers = like.cache, like.layers  # `like` itself holds tensors of one call
 
     def step(**given: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
@@ -153,8 +205,14 @@ def _make_step(body: Body, like: BatchedCall) -> Step:
         output = body.compute(call)
         return output.logits, output.hidden, output.layers
 
-    code = step.__code__.replace(co_name=f"step_{next(COUNT)}")
-    return FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
+    return step
+
+
+def _make_encoding(encoder: Step) -> Step:
+    def step(ids: Tensor, mask: Tensor) -> Tensor:
+        return encoder(ids, mask)
+
+    return step
 
 
 def _compiled(step: Step, device: torch.device) -> Step:

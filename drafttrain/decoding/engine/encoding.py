@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import device_of
+from drafttrain.decoding.engine.compiling import CompiledEncoder
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
-
-
-class EncoderOutput(BaseModelOutput):
-    """The encoder's states, for families that look for more than these, too."""
-
-    attention_mask = router_logits = None
-
 
 CLIPS_AT_ONCE = 2
 """Clips in a call on a CPU: one keeps all its units busy, and what many put out between layers
@@ -36,31 +29,58 @@ def given_encoding(sources: Sequence[Source]) -> list[Tensor]:
     return [source.encoded for source in sources]
 
 
-def encode(model: PreTrainedModel, sources: Sequence[Source]) -> list[Tensor]:
-    """What a model's encoder puts out, [S, D] each; what sources bring along is taken as it is.
+EncodeTexts = Callable[[Tensor, Tensor | None], Tensor]
+"""ids [B, S], mask [B, S] (1 = token; None: all are) -> states [B, S, D]."""
 
-    Texts are padded to one length. Features are alike in shape, and take the model's precision.
-    """
-    if all(source.encoded is not None for source in sources):
-        return given_encoding(sources)
-    encoder, device = model.get_encoder(), device_of(model)
-    if all(source.is_text for source in sources):
-        ids, mask = pad_texts(sources, model.config.pad_token_id, device)
-        lengths = [len(source.input_ids) for source in sources]
-        given = {} if min(lengths) == max(lengths) else {"attention_mask": mask}
-        states = encoder(input_ids=ids, **given)[0]
-        return [rows[:length] for rows, length in zip(states, lengths, strict=True)]
-    at_once = CLIPS_AT_ONCE if device.type == "cpu" else len(sources)
-    encoded: list[Tensor] = []
-    for start in range(0, len(sources), at_once):
-        inputs = [source.inputs for source in sources[start : start + at_once]]
-        together = {
-            name: torch.stack([own[name] for own in inputs]).to(device) for name in inputs[0]
-        }
-        floating = [name for name, value in together.items() if value.is_floating_point()]
-        together |= {name: together[name].to(model.dtype) for name in floating}
-        encoded += encoder(**together)[0]
-    return encoded
+
+class Encoder:
+    """What reads the sources of a decoder."""
+
+    def __init__(self, model: PreTrainedModel, own: EncodeTexts | None = None) -> None:
+        """own: an encoder of texts, where it is not the one that Transformers knows of; it encodes
+        all sources, whatever they bring along."""
+        self.model, self._own = model, own
+        self._texts = self._call if own is None else own
+        self.compiled: CompiledEncoder | None = None
+
+    def _call(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        return self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
+
+    def compile(self) -> None:
+        """Have texts encoded by compiled calls from now on."""
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        self.compiled = CompiledEncoder(self._texts, weights, device_of(self.model))
+
+    def __call__(self, sources: Sequence[Source]) -> list[Tensor]:
+        """States of every source, [S, D] each; what sources bring along is taken as it is.
+
+        Texts are padded to one length. Features are alike in shape, and take the model's precision.
+        """
+        if self._own is None and all(source.encoded is not None for source in sources):
+            return given_encoding(sources)
+        if all(source.is_text for source in sources):
+            ids, mask = pad_texts(sources, self.model.config.pad_token_id, device_of(self.model))
+            lengths = [len(source.input_ids) for source in sources]
+            if self.compiled is not None:
+                states = self.compiled(ids, mask)
+            else:
+                states = self._texts(ids, None if min(lengths) == max(lengths) else mask)
+            return [rows[:length] for rows, length in zip(states, lengths, strict=True)]
+        return self._clips(sources)
+
+    def _clips(self, sources: Sequence[Source]) -> list[Tensor]:
+        encoder, device = self.model.get_encoder(), device_of(self.model)
+        at_once = CLIPS_AT_ONCE if device.type == "cpu" else len(sources)
+        encoded: list[Tensor] = []
+        for start in range(0, len(sources), at_once):
+            inputs = [source.inputs for source in sources[start : start + at_once]]
+            together = {
+                name: torch.stack([own[name] for own in inputs]).to(device) for name in inputs[0]
+            }
+            floating = [name for name, value in together.items() if value.is_floating_point()]
+            together |= {name: together[name].to(self.model.dtype) for name in floating}
+            encoded += encoder(**together)[0]
+        return encoded
 
 
 def pad_texts(

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from drafttrain.config.commands import Compile
-from drafttrain.decoding.engine.cache import ColumnCache, KeysValues
+from drafttrain.decoding.engine.cache import COLUMNS, ColumnCache, KeysValues
 from drafttrain.decoding.engine.calls import Feed, StepOutput
-from drafttrain.decoding.engine.compiling import Bucket, CompiledBody
+from drafttrain.decoding.engine.compiling import TOKENS, Bucket, CompiledBody
+from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import BatchedCall, Body
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
@@ -40,15 +41,15 @@ class Engine:
         chain, as the model places tokens itself."""
         self.body, self.device = body, body.device
         self.cache = ColumnCache(body.device)
-        self._encode, self._limit, self._one_chain = encode, limit, one_chain
+        self.encode, self._limit, self._one_chain = encode, limit, one_chain
         self.compiled: CompiledBody | None = None
         ENGINES.add(self)
 
     def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
         """A row of the cache for each new sequence; encodes sources, where there is an encoder."""
         encoded: Sequence[Tensor | None] = [None] * len(sources)
-        if self._encode is not None:
-            encoded = self._encode(sources)
+        if self.encode is not None:
+            encoded = self.encode(sources)
         return [
             SequenceState(self.cache.open(), source, own)
             for source, own in zip(sources, encoded, strict=True)
@@ -253,6 +254,17 @@ def compile_calls(how: Compile) -> None:
     for engine in list(ENGINES):
         if how == "on" or (how == "auto" and engine.device.type != "cpu"):
             engine.compiled = CompiledBody(engine.body)
+            if isinstance(engine.encode, Encoder):
+                engine.encode.compile()
+
+
+def reserve(columns: int) -> None:
+    """Have room for so many tokens of a sequence, and a draft, in all compiled engines: where it
+    grew in the middle of a run, calls would be compiled again."""
+    columns = -(-(columns + TOKENS[-1]) // COLUMNS) * COLUMNS
+    for engine in list(ENGINES):
+        if engine.compiled is not None:
+            engine.cache.make_room(columns)
 
 
 def _wanted(feeds: Sequence[Feed]) -> list[int]:

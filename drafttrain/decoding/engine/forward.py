@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import (
     attention_windows,
@@ -28,11 +29,16 @@ from drafttrain.decoding.engine.architectures import (
     unwrapped,
 )
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.encoding import EncoderOutput
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
 ARBITRARY_MASKS = ("sdpa", "eager")
 """Attention implementations that take any mask."""
+
+
+class EncoderOutput(BaseModelOutput):
+    """The encoder's states, for families that look for more than these, too."""
+
+    attention_mask = router_logits = None
 
 
 @dataclass

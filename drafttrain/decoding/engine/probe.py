@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import encoder_width, unwrapped
 from drafttrain.decoding.engine.calls import StepOutput
-from drafttrain.decoding.engine.encoding import EncoderOutput, encode
+from drafttrain.decoding.engine.encoding import Encoder
+from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Proposal, Source
@@ -109,7 +110,7 @@ def reference_logits(model: PreTrainedModel, source: Source, tokens: Tensor) -> 
         # as `generate` gives them: RoBERTa's own begin elsewhere
         inputs["position_ids"] = torch.arange(len(tokens), device=tokens.device)[None]
     if model.config.is_encoder_decoder:
-        [encoded] = encode(model, [source])
+        [encoded] = Encoder(model)([source])
         states = EncoderOutput(last_hidden_state=encoded[None])
         inputs = {"decoder_input_ids": tokens[None], "encoder_outputs": states}
     return model(**inputs, use_cache=False).logits[0]

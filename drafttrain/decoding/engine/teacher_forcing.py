@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import device_of, unwrapped
-from drafttrain.decoding.engine.encoding import encode
+from drafttrain.decoding.engine.encoding import Encoder
+from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.causal_drafter import draftable_tokens
@@ -138,15 +139,15 @@ def _encoder_inputs(model: PreTrainedModel, sources: Sequence[Source]) -> dict[s
     """The encoder's output [B, S, D], and its mask unless all sources are of one length."""
     given = [source.encoded for source in sources]
     if any(states is None for states in given):
-        given = encode(model, sources)
+        given = Encoder(model)(sources)
     given = [states.to(device_of(model), model.dtype) for states in given]
     states = pad_sequence(given, batch_first=True)
     lengths = [len(own) for own in given]
     if min(lengths) == max(lengths):
-        return {"encoder_outputs": BaseModelOutput(states)}
+        return {"encoder_outputs": EncoderOutput(last_hidden_state=states)}
     ends = torch.tensor(lengths, device=states.device)[:, None]
     mask = (torch.arange(max(lengths), device=states.device) < ends).long()
-    return {"encoder_outputs": BaseModelOutput(states), "attention_mask": mask}
+    return {"encoder_outputs": EncoderOutput(last_hidden_state=states), "attention_mask": mask}
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:

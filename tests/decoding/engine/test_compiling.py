@@ -17,7 +17,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine import compiling
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import CompiledBody
-from drafttrain.decoding.engine.engine import ENGINES, compile_calls
+from drafttrain.decoding.engine.engine import ENGINES, compile_calls, reserve
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
@@ -83,7 +83,7 @@ def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
             target.keep(states[i], torch.tensor(kept, dtype=torch.long))
             tokens[i] += [int(proposal.tokens[node]) for node in kept]
             tokens[i].append(5 + turn)
-    assert body.compilations <= 2  # of 4 and of 8 tokens
+    assert body.graphs.compilations <= 2  # of 4 and of 8 tokens
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,9 @@ def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
     expected = [decoded(target, each, sources) for each in (NoDrafter(), drafter)]
     compile_calls("on")
     assert [decoded(target, each, sources) for each in (NoDrafter(), drafter)] == expected
-    assert drafter.engine.compiled.compilations > 0
-    assert target.engine.compiled.compilations > 0
+    for engine in (drafter.engine, target.engine):
+        for graphs in (engine.compiled.graphs, engine.encode.compiled.graphs):
+            assert graphs.compilations > 0 and not graphs.failed
 
 
 def test_weights_that_change_are_compiled_again():
@@ -114,15 +115,15 @@ def test_weights_that_change_are_compiled_again():
 
     logits_after(8)
     logits_after(9)
-    assert body.compilations == 2  # calls of the prompt and of one token
+    assert body.graphs.compilations == 2  # calls of the prompt and of one token
     with torch.no_grad():
         model.lm_head.weight.mul_(2.0)  # a step of training
     logits_after(10)
-    assert body.compilations == 3
+    assert body.graphs.compilations == 3
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() + 1.0)  # another tensor
     target.engine.compiled = body = CompiledBody(target.engine.body)
     logits_after(11)
-    assert body.compilations == 1
+    assert body.graphs.compilations == 1
 
 
 def test_room_that_doubles_is_compiled_once_more():
@@ -136,7 +137,18 @@ def test_room_that_doubles_is_compiled_once_more():
         score = target.catch_up(state, path[:end])
         if end in (102, 127, 128, 139):
             close(score.logits[-1], fresh(model, source, path[:end].tolist()).logits[0, -1])
-    assert body.compilations == 2
+    assert body.graphs.compilations == 2
+
+
+def test_columns_that_are_reserved_are_compiled_once():
+    model = tiny_model("llama", max_position_embeddings=600)
+    target = CachedModel(model)
+    body = compiled(target)
+    reserve(130)
+    state = target.encode(make_source([5, 9, 17], model))
+    for end in range(3, 132):
+        target.catch_up(state, torch.arange(end) % 30 + 4)
+    assert body.graphs.compilations == 2  # of 4 tokens and of one
 
 
 @pytest.mark.parametrize("family", ["Gemma3Text", "M2M100", "GptOss"])
@@ -155,7 +167,7 @@ def test_windows_and_positions_inside_the_decoder_are_compiled_too(family):
         close(found.logits, expected.logits, 1e-4)
         for one, state in zip((target, plain), states, strict=True):
             one.keep(state, torch.arange(0))
-    assert body.compilations >= 1 and not body._failed
+    assert body.graphs.compilations >= 1 and not body.graphs.failed
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(capsys):
@@ -167,7 +179,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(capsys):
     score = target.catch_up(state, torch.tensor([5, 9, 17, 8]))
     close(score.logits[-1], fresh(model, source, [5, 9, 17, 8]).logits[0, -1])
     assert "calls run uncompiled from here on" in capsys.readouterr().err
-    assert body.compilations == 0
+    assert body.graphs.compilations == 0
 
 
 def test_states_of_the_target_are_compiled_in():
@@ -199,4 +211,4 @@ def test_a_drafter_of_few_tokens_is_compiled_and_follows_its_weights():
         assert found.argmax() in (1, 6, 9, 22)
         with torch.no_grad():
             model.lm_head.weight.mul_(-2.0)
-    assert body.compilations > 0 and not body._failed
+    assert body.graphs.compilations > 0 and not body.graphs.failed
