@@ -335,13 +335,6 @@ def decoder_of(model: PreTrainedModel) -> Decoder:
     )
 
 
-def test_sampling_with_a_drafter_follows_the_seed():
-    def sample(seed: int) -> list[list[int]]:
-        return sampled(partial(sequence_randomness, seed), 20)
-
-    assert sample(0) == sample(0) != sample(1)
-
-
 @pytest.mark.parametrize("inner", [False, True], ids=["alone", "in a cascade"])
 def test_a_source_longer_than_a_drafter_takes_is_decoded_plainly_and_marked(inner):
     model = tiny_model("llama")

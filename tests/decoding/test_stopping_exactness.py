@@ -12,7 +12,6 @@ from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.shared import Steps
@@ -32,7 +31,6 @@ from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import make_config
 from tests.decoding.enumeration import enumerate_law, total_variation
-from tests.decoding.test_batch_exactness import law_of_model
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
 from tests.tiny_models import tiny_model
 
@@ -152,23 +150,6 @@ def block_drafter(rank: int) -> BlockDrafter:
     if rank:
         model.previous_token_out.weight.data.normal_(std=0.3)
     return BlockDrafter(model)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ["entropy", "head", "drawn"])
-def test_two_real_models_with_their_caches_are_exact(kind, rule):
-    """Llama on Llama, four tokens: both caches are rolled back on every path."""
-    model = tiny_model("llama", vocab_size=4)
-    other = tiny_model("llama", seed=8, vocab_size=4)
-    other.lm_head.weight.data *= 0.2  # less sure of itself
-    source, sampling = make_source([2, 3, 3], model), Sampling(temperature=1.5, top_k=2)
-    head = HeadPolicy(random_head(16, seed=0, depth=1), 0.5, 3)
-    drawn = HeadPolicy(random_head(16, seed=0, depth=1, state="drawn"), 0.5, 3)
-    stop = {"entropy": Entropy(0.6, 3), "head": head, "drawn": drawn}[kind]
-    drafter = CausalDrafter(CachedModel(other))
-    played = play(CachedModel(model), drafter, stop, sampling, 4, source, RULES[rule])
-    assert distance(played.law, law_of_model(model, source, sampling, 4)) < 1e-12
-    assert played.early == {True, False}
 
 
 @pytest.mark.parametrize("kind", [*CHAIN_STOPS, "confidence"])

@@ -29,25 +29,6 @@ from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 
-class Rows(Protocol):
-    """What a drafter says after the committed tokens and below the nodes of a tree."""
-
-    passes: int
-    """Sequential calls of this round so far."""
-
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Levels that can be drafted after these tokens, at most as many as wanted."""
-        ...
-
-    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
-        """Let the tree grow after all committed tokens [T]; its nodes that are to be fed next."""
-        ...
-
-    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
-        """Let the tree grow below these nodes, all of one level; those to be fed next."""
-        ...
-
-
 class GrowingDrafter(Drafter, Protocol):
     """A drafter whose kind has rows that trees can grow over."""
 
@@ -107,7 +88,7 @@ class TreeSession:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: ModelRows | SlotRows,
         shape: Shape,
         sampling: Sampling,
         randomness: Randomness,
@@ -153,6 +134,7 @@ class ModelRows:
         self.model = model
         self.own = OwnSequence(model, source)
         self.passes = 0
+        """Sequential calls of this round so far."""
         self._committed = 0
         self._lines: dict[int, list[int]] = {}
         """Of each fed node: the columns of its ancestors in the tree and its own."""
@@ -160,9 +142,11 @@ class ModelRows:
         """(column of the parent, token) -> column, the parent's -1 where it is committed."""
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+        """Levels that can be drafted after these tokens, at most as many as wanted."""
         return self.own.longest(wanted, len(self.own.tokens(tokens)), target_state)
 
     def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
+        """Let the tree grow after all committed tokens [T]; its nodes that are to be fed next."""
         tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
         self._keep_accepted(state, tokens[self._committed : -1].tolist())
         score = yield Call(self.model.catch_up_all, (state, tokens))
@@ -172,6 +156,7 @@ class ModelRows:
         return growth.grow(score.logits, score.hidden[-1:])
 
     def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
+        """Let the tree grow below these nodes, all of one level; those to be fed next."""
         tree, state = growth.tree, (yield from self.own.begin())
         start = state.cached
         visible = np.zeros((len(nodes), start + len(nodes)), dtype=bool)

@@ -77,24 +77,6 @@ def test_sampling_from_heads_follows_the_target_exactly(sampling: Sampling) -> N
     assert total_variation(law, autoregressive_law(ToyTarget(1), sampling, 4)) < 1e-12
 
 
-@pytest.mark.parametrize("family", ["marian", "llama"])
-def test_states_of_real_targets_keep_sampling_exact(family: str) -> None:
-    model, sampling = tiny_model(family, vocab_size=4), Sampling(temperature=1.3, top_k=2)
-    target, source = CachedModel(model), make_source([2, 3], model)
-
-    def law(drafter: Drafter, k: int) -> dict[tuple[int, ...], float]:
-        def run(randomness: Randomness) -> tuple[int, ...]:
-            decoder = Decoder(
-                target, drafter, FixedLength(k), RejectionSampling(), sampling, lambda _: randomness
-            )
-            return tuple(decoder.decode_all([source], 4)[0].tokens)
-
-        return enumerate_law(run)
-
-    found = law(BlockHeadsDrafter(block_heads(vocab_size=4), model), 2)
-    assert total_variation(found, law(NoDrafter(), 1)) < 1e-12
-
-
 @pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2"])
 def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
     family: str,

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession, open_drafter
 from drafttrain.decoding.drafters.none import open_drafter as open_none
@@ -23,6 +22,7 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.comparing import close
+from tests.decoding.decoded import generate, sources_for
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import keys_values
 from tests.tiny_drafters import noisy
@@ -119,30 +119,11 @@ def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[
     ).decode_all(sources, LONGEST)
 
 
-def sources_for(model: PreTrainedModel, count: int = 3) -> list[Source]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        make_source(torch.randint(4, VOCAB, (3 + i,), generator=generator), model)
-        for i in range(count)
-    ]
-
-
-def generate(model: PreTrainedModel, source: Source) -> list[int]:
-    generated = model.generate(
-        source.input_ids[None],
-        attention_mask=torch.ones_like(source.input_ids[None]),
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=LONGEST,
-    )
-    return generated[0, len(source.prefix) :].tolist()
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
 def test_greedy_output_is_the_targets_own_under_every_policy(family):
     model = tiny_model(family)
-    sources = sources_for(model)
-    expected = [generate(model, source) for source in sources]
+    sources = sources_for(model, 3)
+    expected = generate(model, sources, LONGEST)
     drafter = CachedModel(noisy(model, family))
     lengths, accepted, rejected = set(), set(), set()
     for name, stop in stops().items():
@@ -160,24 +141,24 @@ def test_greedy_output_is_the_targets_own_under_every_policy(family):
 
 def test_a_drafter_that_is_always_right_is_accepted_whole_and_catches_up():
     model = tiny_model("llama")
-    sources = sources_for(model)
+    sources = sources_for(model, 3)
     watched = checked(CausalDrafter(CachedModel(model)), [])
     for output, source in zip(
         decode(model, watched, FixedLength(3), sources), sources, strict=True
     ):
-        assert output.tokens == generate(model, source)
+        assert [output.tokens] == generate(model, [source], LONGEST)
         assert all(len(played.path) == len(played.drafted) for played in output.rounds)
 
 
 def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself():
     """BART starts its decoder from EOS, Marian from padding; neither knows of the other."""
     model, other = tiny_model("bart"), tiny_model("marian", seed=5)
-    sources = sources_for(model)
+    sources = sources_for(model, 3)
     drafter = CausalDrafter(CachedModel(other))
     for output, source in zip(
         decode(model, drafter, FixedLength(3), sources), sources, strict=True
     ):
-        assert output.tokens == generate(model, source)
+        assert [output.tokens] == generate(model, [source], LONGEST)
     session = drafter.open(sources[0], Sampling(), SampledRandomness(torch.Generator()))
     committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
     proposal = alone(session.propose(committed, None, FixedLength(2)))
@@ -194,7 +175,7 @@ def test_a_draft_ends_with_its_first_eos():
     watched = checked(CausalDrafter(CachedModel(model)), drafts := [])
     sources = sources_for(model, 8)
     outputs = decode(model, watched, FixedLength(8), sources)
-    assert [output.tokens for output in outputs] == [generate(model, one) for one in sources]
+    assert [output.tokens for output in outputs] == generate(model, sources, LONGEST)
     drafts = [proposal.tokens.tolist() for proposal in drafts]
     assert any(draft[-1:] == [EOS] and len(draft) < 8 for draft in drafts)
     assert not any(EOS in draft[:-1] for draft in drafts)

@@ -15,10 +15,8 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import GreedyMatch
 from tests.decoding.drafters.slow_match import slow_match
-from tests.decoding.enumeration import enumerate_output, replaced
-from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt, toys_together
 from tests.tiny_models import tiny_model
 
 
@@ -112,13 +110,3 @@ def test_greedy_output_is_plain_output_at_no_drafter_calls(family):
     assert copied.tokens == plain.tokens
     assert any(played.drafted for played in copied.rounds)
     assert all(played.passes == 0 for played in copied.rounds)
-
-
-@pytest.mark.parametrize("together", [1, 3])
-def test_sampled_output_has_the_targets_own_law(together):
-    sampling, drafter = Sampling(1.0), MaxGramDrafter([1, 2, 2])
-    how = FixedLength(2), RejectionSampling(), sampling, replaced
-    sources = toys_together(toy_prompt, together)
-    law = enumerate_output(Decoder(ToyTarget(1), drafter, *how), sources, 4)
-    expected = autoregressive_law(ToyTarget(1), sampling, 4)
-    assert max(abs(law.get(x, 0.0) - expected.get(x, 0.0)) for x in law | expected) < 1e-12

@@ -32,8 +32,7 @@ from drafttrain.decoding.stopping import (
     HeadPolicy,
 )
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.trees.drawn import Branching
-from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
@@ -118,15 +117,6 @@ def test_blocks_that_a_policy_ends_follow_the_target_exactly(stop: str, together
     assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
     # blocks of one slot of two, and rounds that draft nothing
     assert answers >= {(0, True), (1, False), (0, False)}
-
-
-def test_sampled_trees_over_masks_follow_the_target_exactly() -> None:
-    target, sampling = ToyTarget(vocabulary=4, seed=1), SAMPLINGS["top-k"]
-    drafter = TreeDrafter(toy_drafter(), Branching([2, 1]))
-    stop, verifier = FixedLength(2), RecursiveRejection
-    decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
-    law = enumerate_output(decoder, [toy_prompt()], 3)
-    assert total_variation(law, autoregressive_law(target, sampling, 3)) < 1e-12
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gptj"])

@@ -33,12 +33,10 @@ from drafttrain.decoding.trees.verifiers import (
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.comparing import close
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import alone_and_together, enumerate_output, replaced
-from tests.decoding.expected import expected_probs
 from tests.decoding.toys import (
     ToyModel,
     ToyTarget,
@@ -353,22 +351,6 @@ def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
     assert kept > 0, "no drafted node was kept in three sequences"
 
 
-@pytest.mark.parametrize("slots", ["anchored", "paper"])
-@pytest.mark.parametrize("family", ["marian", "t5"])
-def test_greedy_trees_over_slots_give_plain_output(family, slots):
-    model = shared(family)
-    target = CachedModel(model)
-    source = make_source([5, 9, 20, 7, 1], model)
-    drafter = BlockDrafter(tiny_drafter(family, decoder_layers=2, slots=slots))
-    plain = decode(target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), source)
-    for shape in (Optimal(10), binary_tree(8), eagle_tree()):
-        found = decode(
-            target, TreeDrafter(drafter, shape), FixedLength(3), GreedyMatch(), Sampling(), source
-        )
-        assert found.tokens == plain.tokens
-        assert all(played.passes <= 1 for played in found.rounds)
-
-
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -439,15 +421,3 @@ def test_spec_verification_goes_down_to_the_child_the_target_prefers():
     assert verdict.next_token == 0  # after node 1 the target says 0: node 2 is no child it accepts
     strict = GreedyMatch().verify(proposal, logits, Sampling(), None)
     assert strict.path.tolist() == [] and strict.next_token == 3
-
-
-def test_warped_rows_of_a_tree_are_those_its_tokens_were_drawn_from():
-    model, sampling = ToyModel(7), Sampling(0.7, top_k=2)
-    session = TreeDrafter(CausalDrafter(model), Branching((2, 2))).open(
-        toy_prompt(), sampling, SampledRandomness(torch.Generator())
-    )
-    proposal = alone(session.propose(torch.tensor([0, 2]), None, FixedLength(2)))
-    for node, parent in enumerate(proposal.parents.tolist()):
-        path = [0, 2] + ([int(proposal.tokens[parent])] if parent >= 0 else [])
-        expected = expected_probs(model.table[path], sampling)
-        close(proposal.draft_probs[proposal.rows[node]], expected, 1e-12)
