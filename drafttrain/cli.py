@@ -193,19 +193,13 @@ def generate(
 def read_texts(given: Sequence[str] | None, settings: GenerateConfig) -> Sequence[str] | None:
     """Texts of --text or standard input; None where the inputs are settings.data.
 
-    Raises ConfigError for both at once, for none, and for bytes that are no text.
+    Raises ConfigError for both at once and for none, UnicodeDecodeError for bytes that are no text.
     """
     if given and settings.data is not None:
         raise ConfigError("--text and --data are both given; give one of them")
     if given or settings.data is not None:
         return given or None
-    try:
-        lines = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"standard input is not {error.encoding}: {error.reason} at byte {error.start}; "
-            "convert it with iconv"
-        ) from None
+    lines = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
     if not lines:
         raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe in one text a line")
     return lines

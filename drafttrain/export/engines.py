@@ -21,11 +21,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import Program, kind_of
 from drafttrain.export.parts import programs
 from drafttrain.models.drafters import check_fit, check_tokenizers
-from drafttrain.models.loading import (
-    auto_class,
-    check_target,
-    read_weights,
-)
+from drafttrain.models.loading import check_target
 
 
 @dataclass(frozen=True)
@@ -214,15 +210,6 @@ def check_engines(
             check_tokenizers(asked, drafter)
         except ConfigError as error:
             raise ConfigError(f"--for {engine.name}: {error}") from None
-    _, found = read_weights(
-        auto_class(config), drafter, name, trust_remote_code=False, output_loading_info=True
-    )
-    if strays := sorted(found["unexpected_keys"]):  # loaders stop at them, or read them silently
-        raise ConfigError(
-            f"the weights of {name} hold {strays[0]!r} ({len(strays)} tensors), no part of a "
-            f"{config.model_type!r} model; keep an acceptance head in a folder of its own, and "
-            "give it with --head"
-        )
 
 
 def _check_settings(

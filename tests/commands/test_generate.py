@@ -152,7 +152,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):
         (b"", "no inputs"),
         (b"\n", "input 0 is empty"),
         (b"w5\n \nw6\n", "input 1 is empty"),
-        (b"w5 \xff\n", "standard input is not utf-8: invalid start byte at byte 3"),
+        (b"w5 \xff\n", "'utf-8' codec can't decode byte 0xff in position 3: invalid start byte"),
     ],
 )
 def test_wrong_standard_input_is_refused_in_one_line(capsys, monkeypatch, tiny_target, stdin, says):

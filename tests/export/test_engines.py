@@ -78,14 +78,6 @@ def shuffled(root: Path) -> dict[str, object]:
     return {"target": target}
 
 
-def with_a_head(root: Path) -> dict[str, object]:
-    folder = save_drafter(root / "headed")
-    weights = load_file(folder / "model.safetensors")
-    weights["acceptance_head.out.weight"] = weights["lm_head.weight"][:1].clone()
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return {"drafter": folder}
-
-
 def drafter_of(family: str, **shape: object) -> Change:
     return lambda root: {"drafter": save_target(tiny_model(family, **shape), root / "drafter")}
 
@@ -95,7 +87,6 @@ def drafter_of(family: str, **shape: object) -> Change:
     [
         ("vllm", wide, "--for vllm: .*vocabulary of 40 tokens but target .* has 48"),
         ("tensorrt-llm", shuffled, "different tokenizers: token 4 is 'w4'"),
-        ("sglang", with_a_head, "hold 'acceptance_head.out.weight' .* folder of its own"),
         ("tensorrt-llm", drafter_of("gpt2"), "has no code for 'GPT2LMHeadModel'"),
         (
             "vllm",
@@ -141,6 +132,16 @@ def test_the_servers_take_a_family_with_its_names_and_settings(
     weights = load_file(out / "model.safetensors")
     assert all(name.startswith(("model.", "lm_head.")) for name in weights)
     assert ("lm_head.weight" in weights) is not tied
+
+
+def test_tensors_that_are_no_part_of_the_drafter_are_left_behind(tmp_path, pair):
+    """Loaders stop at them, or read them silently."""
+    folder = save_drafter(tmp_path / "headed")
+    weights = load_file(folder / "model.safetensors")
+    stray = {"acceptance_head.out.weight": weights["lm_head.weight"][:1].clone()}
+    save_file(weights | stray, folder / "model.safetensors", {"format": "pt"})
+    export(asked(pair, tmp_path / "out", "sglang", drafter=folder), reload=compare)
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == weights.keys()
 
 
 def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
