@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from transformers import (
 from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import RowProcessors
-from drafttrain.decoding.engine.one_by_one import OneByOne
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -32,6 +32,28 @@ from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 START, EOS = 0, 1
 TARGET_WIDTH = 3
 """Numbers of a `ToyTarget`'s hidden state."""
+
+
+class OneByOne:
+    """Gives a model with the calls of `CachedModel` for one sequence those for several."""
+
+    requires = TargetRequirements()
+    """What it reads of the target, where it drafts for one."""
+
+    def encode_all(self, sources: Sequence[Any]) -> list[Any]:
+        return [self.encode(source) for source in sources]
+
+    def catch_up_all(self, asked: Sequence[tuple]) -> list[StepOutput]:
+        return [self.catch_up(*one) for one in asked]
+
+    def feed_chains(self, asked: Sequence[tuple]) -> list[StepOutput]:
+        return [self.feed(*one) for one in asked]
+
+    def extend_all(self, asked: Sequence[tuple]) -> list[StepOutput]:
+        return [self.extend(*one) for one in asked]
+
+    def score_all(self, asked: Sequence[tuple]) -> list[StepOutput]:
+        return [self.score([state], [tokens], [draft])[0] for state, tokens, draft in asked]
 
 
 class LogitsTable:

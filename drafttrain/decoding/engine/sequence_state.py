@@ -6,25 +6,12 @@ import itertools
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.engine.cache import CacheRow
 from drafttrain.decoding.types import Source
-
-
-class Columns(Protocol):
-    """Where a sequence's keys and values lie, a column a token."""
-
-    def move(self, first: int, columns: Sequence[int]) -> None:
-        """Copy these columns to those from `first` on."""
-        ...
-
-    def keys_values(self, layer: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Two [heads, columns, head_dim] of a decoder layer: its first columns."""
-        ...
-
 
 INTEGER = "q"
 """Type code of a token among the arrays of `array`: 64 bits, as in tensors of tokens."""
@@ -36,7 +23,7 @@ class SequenceState:
     A round costs the same whatever is cached: only bytes are compared over its whole length.
     """
 
-    def __init__(self, columns: Columns, source: Source, encoded: Tensor | None = None) -> None:
+    def __init__(self, columns: CacheRow, source: Source, encoded: Tensor | None = None) -> None:
         self.columns = columns
         self.source = source
         self.encoded = encoded
