@@ -26,9 +26,9 @@ from drafttrain.config.reading import load_settings
 from drafttrain.config.runs import fill_tune
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.evaluation.report import Choice, read_report
+from drafttrain.evaluation.report import Choice, Tried, read_report
 from drafttrain.evaluation.runner import PLAIN
-from drafttrain.evaluation.tune import Bench, Standings, build_methods, decode_all
+from drafttrain.evaluation.tune import Bench, build_methods, compare, decode_all
 from drafttrain.evaluation.tune_plan import Candidate
 
 SEED = 1000
@@ -48,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     candidates = read_candidates(settings, report.search.candidates)
     bench = open_bench(settings, candidates)
     for choice in report.search.choices:
-        standings = decode_everything(bench, choice.batch_size, given.rounds)
-        print_regret(choice, standings)
+        tried = decode_everything(bench, choice.batch_size, given.rounds)
+        print(f"\nbatch size {choice.batch_size}, {len(bench.prompts)} prompts, tokens per second")
+        print_regret(choice, tried)
 
 
 def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candidate]:
@@ -64,20 +65,18 @@ def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
     return Bench(pair, candidates, build_methods(candidates, pair), prompts, settings)
 
 
-def decode_everything(bench: Bench, batch_size: int, rounds: int) -> Standings:
+def decode_everything(bench: Bench, batch_size: int, rounds: int) -> dict[str, Tried]:
     """All candidates and plain decoding on all prompts, once to warm up on the first few."""
     names, places = [PLAIN, *bench.methods], range(len(bench.prompts))
-    standings = Standings(names, len(places))
     decode_all(bench, batch_size, names, places[:batch_size], 0)
-    for turn in range(SEED, SEED + rounds):
-        standings.add(places, decode_all(bench, batch_size, names, places, turn))
-    return standings
+    turns = [
+        decode_all(bench, batch_size, names, places, turn) for turn in range(SEED, SEED + rounds)
+    ]
+    return compare({name: sum(turn[name] for turn in turns) for name in names})
 
 
-def print_regret(choice: Choice, standings: Standings) -> None:
-    tried = standings.compare(standings.names)
+def print_regret(choice: Choice, tried: dict[str, Tried]) -> None:
     [(best, fastest), *_] = tried.items()
-    print(f"\nbatch size {choice.batch_size}, {standings.prompts} prompts, tokens per second")
     for name, one in tried.items():
         speed, against = one.tokens_per_second, one.against_best
         marks = [mark for mark, own in vars(choice).items() if own == name]

@@ -46,6 +46,7 @@ from drafttrain.evaluation.report import (
     write_text,
 )
 from drafttrain.evaluation.runner import (
+    ASSISTED,
     GENERATE,
     PLAIN,
     Decoded,
@@ -154,11 +155,11 @@ def decode_batches(
     device: torch.device,
     progress: bool = False,
 ) -> list[Decoded]:
-    """The jobs at every batch size that they take, interleaved wave by wave; where there are
-    several sizes, each job decodes one more wave for its memory."""
+    """The jobs at every batch size, interleaved wave by wave (assisted generation takes one
+    sequence at a time); of several sizes each job decodes one more wave for its memory."""
     found = []
     for size in settings.batch_sizes:
-        able = [job for job in jobs if job.largest_batch is None or size <= job.largest_batch]
+        able = [job for job in jobs if size == 1 or job.way != ASSISTED]
         decoded = run_interleaved(able, prompts, settings, device, progress, size)
         if len(settings.batch_sizes) > 1:
             wave = [prompts[place] for place in make_waves(len(prompts), size)[0]]

@@ -256,15 +256,16 @@ class Search(Part):
     oracle: OracleCounts | None = None
     """Lemma 2.1, along the plain outputs of the final figures; greedy decoding only."""
 
-    def standings(self, batch_size: int) -> dict[str, tuple[int, Tried]]:
-        """Prompts and speed of each candidate in the last rung that decoded it: who stayed longest,
-        fastest first."""
-        found: dict[str, tuple[int, Tried]] = {}
-        for rung in reversed(self.rungs):
-            if rung.batch_size == batch_size:
-                for name, one in rung.candidates.items():
-                    found.setdefault(name, (rung.prompts, one))
-        return found
+
+def standings(rungs: Sequence[Rung], batch_size: int) -> dict[str, tuple[Rung, Tried]]:
+    """The last rung that decoded each candidate, and its speed there: who stayed longest first,
+    of these the fastest."""
+    found: dict[str, tuple[Rung, Tried]] = {}
+    for rung in reversed(rungs):
+        if rung.batch_size == batch_size:
+            for name, one in rung.candidates.items():
+                found.setdefault(name, (rung, one))
+    return found
 
 
 class Report(Part):

@@ -55,8 +55,6 @@ class Job:
     method: Method | None = None
     """None: a baseline, which is Transformers' own."""
     sizes: Sizes = field(default_factory=dict)
-    largest_batch: int | None = None
-    """Largest batch size that it takes; None: any."""
 
     @property
     def kind(self) -> Literal["plain", "method", "baseline"]:
@@ -210,11 +208,15 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
     begin_suppress_tokens: the job's name says so. Raises ValueError where no method has one.
     """
 
-    def job(name: str, way: str, sizes: Sizes, largest: int | None = None, **how: Any) -> Job:
-        decode = partial(generate_by, pair, settings.decode.sampling, how)
-        return Job(name, way, decode, sizes=sizes, largest_batch=largest)
+    def job(name: str, way: str, sizes: Sizes, **how: Any) -> Job:
+        return Job(name, way, partial(generate_by, pair, sampling, how), sizes=sizes)
 
-    jobs, beams, model = [], settings.num_beams, pair.target.model
+    sampling, beams, model, jobs = (
+        settings.decode.sampling,
+        settings.num_beams,
+        pair.target.model,
+        [],
+    )
     if GENERATE in settings.baselines:
         jobs.append(job(GENERATE, GENERATE, {}))
     if BEAM in settings.baselines:
@@ -229,8 +231,9 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
         if method.assistant is not None and (id(method.assistant), k) not in assisted:
             name = f"{ASSISTED} {drafter} k={k}, constant, confidence 0{dropped}"
             steady = steady_assistant(method.assistant, k)
-            found = job(name, ASSISTED, {"k": k}, 1, assistant_model=steady)
-            assisted[id(method.assistant), k] = found
+            assisted[id(method.assistant), k] = job(
+                name, ASSISTED, {"k": k}, assistant_model=steady
+            )
     if not assisted:
         raise ValueError(
             f"baselines has {ASSISTED!r}, but no method drafts with a language model; give one as "

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import Parity, Report, Run
+from drafttrain.evaluation.report import Parity, Report, Run, standings
 from drafttrain.evaluation.runner import PLAIN
 
 WIDE = 110
@@ -298,8 +298,8 @@ def search_tables(report: Report) -> list[Table]:
         Column("discarded per token", lambda row: row[2].discard_rate, 3),
     ]
     for choice in search.choices:
-        standings = search.standings(choice.batch_size)
-        rows = [(name, *found) for name, found in standings.items()]
+        found = standings(search.rungs, choice.batch_size)
+        rows = [(name, rung.prompts, tried) for name, (rung, tried) in found.items()]
         title = f"Candidates at batch size {choice.batch_size}"
         tables.append(
             Table(title, columns, rows, is_best=lambda row, best=choice.best: row[0] == best)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -31,7 +31,7 @@ from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estima
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.prompts import Prompt
-from drafttrain.evaluation.report import Choice, Report, Rung, Tried, write_text
+from drafttrain.evaluation.report import Choice, Report, Rung, Tried, standings, write_text
 from drafttrain.evaluation.runner import PLAIN, Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.tune_plan import Candidate
 
@@ -53,42 +53,22 @@ Left = Callable[[], float]
 """Seconds that are left."""
 
 
-@dataclass
-class Standings:
-    """What every candidate did on each prompt, summed over its turns."""
-
-    names: Sequence[str]
-    prompts: int
-    sums: dict[str, Facts] = field(init=False)
-    seen: set[int] = field(default_factory=set)
-    """Prompts that were decoded by those that are left."""
-
-    def __post_init__(self) -> None:
-        self.sums = {name: np.zeros((len(FACTS), self.prompts)) for name in self.names}
-
-    def add(self, places: Sequence[int], found: Mapping[str, Facts]) -> None:
-        self.seen.update(places)
-        for name, facts in found.items():
-            self.sums[name][:, places] += facts
-
-    def compare(self, names: Sequence[str]) -> dict[str, Tried]:
-        """Candidates that decoded the same prompts, the fastest first; all stay."""
-        seen = sorted(self.seen)
-        resamples = draw_resamples(len(seen), RESAMPLES)
-        speeds = {name: Ratio(*self.sums[name][:2, seen]) for name in names}
-        totals = {name: self.sums[name].sum(axis=1) for name in names}
-        order = sorted(names, key=lambda name: -totals[name][0] / totals[name][1])
-        found = {}
-        for name in order:
-            tokens, _, rounds, drafted, accepted = totals[name]
-            found[name] = Tried(
-                tokens_per_second=estimate(speeds[name], resamples),
-                against_best=estimate(quotient(speeds[name], speeds[order[0]]), resamples),
-                discard_rate=(drafted - accepted) / tokens,
-                verification_rate=rounds / tokens,
-                stays=True,
-            )
-        return found
+def compare(facts: Mapping[str, Facts]) -> dict[str, Tried]:
+    """Candidates that decoded the same prompts, the fastest first; all stay."""
+    resamples = draw_resamples(next(iter(facts.values())).shape[1], RESAMPLES)
+    totals = {name: own.sum(axis=1) for name, own in facts.items()}
+    order = sorted(facts, key=lambda name: -totals[name][0] / totals[name][1])
+    speeds, found = {name: Ratio(*facts[name][:2]) for name in order}, {}
+    for name in order:
+        tokens, _, rounds, drafted, accepted = totals[name]
+        found[name] = Tried(
+            tokens_per_second=estimate(speeds[name], resamples),
+            against_best=estimate(quotient(speeds[name], speeds[order[0]]), resamples),
+            discard_rate=(drafted - accepted) / tokens,
+            verification_rate=rounds / tokens,
+            stays=True,
+        )
+    return found
 
 
 def halve(tried: Mapping[str, Tried], fixed: Collection[str]) -> dict[str, Tried]:
@@ -120,8 +100,8 @@ def search(
     Where the time is short, the rungs to come share it equally, and have fewer prompts; one that it
     is too short for is left out.
     """
-    order = np.random.default_rng(0).permutation(prompts)
-    standings, alive, rungs = Standings(names, prompts), list(names), []
+    order, alive, rungs = np.random.default_rng(0).permutation(prompts), list(names), []
+    sums = {name: np.zeros((len(FACTS), prompts)) for name in names}
     fewest, size = (FEWEST, FIRST) if batch_size == 1 else (batch_size, max(FIRST, 4 * batch_size))
     seconds, decoded = first_seconds, 0
     while True:
@@ -132,14 +112,15 @@ def search(
             break
         count = min(count, max(least, int(share / seconds)))
         places = order[start : start + count].tolist()
-        standings.add(places, decode(alive, places, turn))
+        for name, facts in decode(alive, places, turn).items():
+            sums[name][:, places] += facts
         decoded, size = decoded + count, 2 * size
-        tried = halve(standings.compare(alive), fixed)
-        tokens = standings.sums[next(iter(tried))][0].sum() / decoded
+        tried = halve(compare({name: sums[name][:, order[:decoded]] for name in alive}), fixed)
+        tokens = sums[next(iter(tried))][0].sum() / decoded
         rungs.append(Rung(batch_size=batch_size, prompts=decoded, tokens=tokens, candidates=tried))
         print_rung(rungs[-1])
         alive = [name for name, one in tried.items() if one.stays]
-        seconds = sum(standings.sums[name][1].sum() for name in alive) / decoded
+        seconds = sum(sums[name][1].sum() for name in alive) / decoded
         in_doubt = any(one.against_best.high >= 1.0 for one in list(tried.values())[1:])
         if len(alive) == 1 or (len(alive) == len(tried) and not (in_doubt and decoded < prompts)):
             break
@@ -151,10 +132,7 @@ def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choic
     that stayed longest."""
     choices = []
     for size in sorted({rung.batch_size for rung in rungs}):
-        order: dict[str, None] = {}  # the best first: those of the last rung, then who left it, ...
-        for rung in reversed(rungs):
-            if rung.batch_size == size:
-                order |= dict.fromkeys(rung.candidates)
+        order = list(standings(rungs, size))
 
         def best(wanted: Callable[[Candidate], bool], order: Iterable[str] = order) -> str | None:
             names = {one.name for one in candidates if wanted(one)}
@@ -163,7 +141,7 @@ def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choic
         choices.append(
             Choice(
                 batch_size=size,
-                best=next(iter(order)),
+                best=order[0],
                 best_chain=best(lambda one: one.is_chain),
                 best_fixed=best(lambda one: one.is_fixed),
                 best_head=best(lambda one: one.head is not None),
@@ -279,11 +257,13 @@ def measure_finalists(
 ) -> Evaluation:
     """The final figures: these and plain decoding on as many rows as there is time for."""
     sizes = sorted({rung.batch_size for rung in rungs})
-    seconds: dict[tuple[int, str], float] = {}
-    for rung in rungs:
-        for name, one in rung.candidates.items():
-            seconds[rung.batch_size, name] = rung.tokens / one.tokens_per_second.value
-    each = sum(seconds[size, name] for size in sizes for name in (PLAIN, *names))
+    each = 0.0
+    for size in sizes:
+        found = standings(rungs, size)
+        each += sum(
+            found[name][0].tokens / found[name][1].tokens_per_second.value
+            for name in (PLAIN, *names)
+        )
     fewest, fits = max(FIRST, 4 * max(sizes)), int(left() / each)
     rows = rows.select(range(min(len(rows), max(fewest, fits))))
     settings = eval_settings(bench.settings).model_copy(update={"batch_sizes": tuple(sizes)})

@@ -84,10 +84,6 @@ def test_noise_that_prompts_share_does_not_count():
     assert wide.high > 1.5 * wide.low
 
 
-def test_plain_decoding_can_win():
-    assert next(iter(Race({"plain": 100, "k=2": 90, "k=4": 70}).run()[-1].candidates)) == "plain"
-
-
 def tried(value: float, high: float) -> Tried:
     speed = Estimate(100 * value, 90 * value, 110 * value)
     return Tried(
