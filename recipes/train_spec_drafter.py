@@ -34,7 +34,7 @@ from drafttrain.data.encoded import (
     heard_examples,
     text_encoding,
 )
-from drafttrain.decoding.drafters.block_along import block_rows, predict_blocks
+from drafttrain.decoding.drafters.block_along import block_rows
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts, fit_slot_temperatures
@@ -193,7 +193,7 @@ def examples_for(
 
 def blocks_along(objective: MaskPredict, example: Example) -> Drafts:
     """What validation compares with the output."""
-    return Drafts(predict_blocks(objective.model, *what_is_known(objective, example)))
+    return Drafts(block_rows(objective.model, *what_is_known(objective, example)).argmax(-1).cpu())
 
 
 def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:

@@ -57,7 +57,7 @@ class DrafterKind:
     """What acceptance heads can read of its drafts, the usual kind of states first; of slots also
     along known outputs (`SlotDrafter`)."""
     tree_rows: str | None = None
-    """Function (drafter, source, sampling, randomness) -> the rows of a sequence that a draft tree
+    """Class (drafter, source, sampling, randomness) of the rows of a sequence that a draft tree
     grows over; None: it drafts chains only."""
     reads_target: bool = False
     """Whether it drafts from hidden states of the target that it was trained on, through the
@@ -100,7 +100,7 @@ _Slots = partial(
     _Model,
     drafts="blocks",
     states=("slot",),
-    tree_rows=f"{_AT}.tree:rows_of_slots",
+    tree_rows=f"{_AT}.tree:SlotRows",
     probs_along=f"{_AT}.slots:probs_along",
 )
 
@@ -124,7 +124,7 @@ CAUSAL = _Model(
     opens=f"{_AT}.causal:open_drafter",
     drafts="tokens",
     states=("drawn", "token"),
-    tree_rows=f"{_AT}.tree:rows_of_model",
+    tree_rows=f"{_AT}.tree:ModelRows",
     probs_along=f"{_AT}.causal:probs_along",
     exports=("custom_generate", "assisted", "servers"),
 )

@@ -116,6 +116,10 @@ class BehindStatesDrafter:
         """Tokens that end a sequence."""
         self.embedding = target.get_input_embeddings().weight.detach()
         self.output = target.get_output_embeddings()
+        self.vocabulary: int = self.output.out_features
+        """Tokens that it has scores for."""
+        self.no_token = len(self.embedding)
+        """Stands for the token before a block, which its first slot is fed."""
         drafted = draftable_tokens(config, self.vocabulary)
         if drafted is not None:
             drafted = drafted.to(model.device)
@@ -136,16 +140,6 @@ class BehindStatesDrafter:
         features = F.pad(told.features(self.embedding), (0, 0, 0, 1), value=SHUT)
         return Link(told.hidden, rows, features)
 
-    @property
-    def no_token(self) -> int:
-        """Stands for the token before a block, which its first slot is fed."""
-        return len(self.embedding)
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that it has scores for."""
-        return self.output.out_features
-
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
@@ -156,10 +150,6 @@ class BehindStatesDrafter:
         if self.model.config.drafts == "tokens":
             return CausalSession(self, own, sampling, randomness)
         return BehindStatesSession(self, own, sampling, randomness, self.link)
-
-    def begin_all(self, sources: Sequence[Source]) -> list[SequenceState]:
-        """States with nothing cached."""
-        return self.engine.begin(sources)
 
     @without_gradients
     def blocks_all(
@@ -311,7 +301,7 @@ class BehindStatesSequence:
 
     def begin(self) -> Steps[BehindStatesSequence]:
         if self.state is None:
-            self.state = yield Call(self.drafter.begin_all, self._source)
+            self.state = yield Call(self.drafter.engine.begin, self._source)
         return self
 
     def take(self, tokens: Tensor) -> None:

@@ -225,7 +225,7 @@ class BlockSession(SlotSession):
         if not self.model.config.feeds_first:
             masks = [self.model.config.mask_id] * (slots - 1 if self.anchored else slots)
             return (yield from self._read(tokens, masks))
-        return (yield from self._rows_behind(tokens, slots, self._likeliest_first))
+        return (yield from self._rows_behind(tokens, slots, lambda row: int(row.argmax())))
 
     def chain_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor, Tensor | None]]:
         """A first token that is fed is the one drafted: under sampling the one drawn."""
@@ -247,7 +247,7 @@ class BlockSession(SlotSession):
         if self.drafter.told_states:  # others' drafts were fed with none
             self.state.forget(min(self.state.cached, self._settled))
             self._settled = min(self._verified, len(tokens))
-        asked = self.state, self.prefix_of(tokens), slot_ids, self.said
+        asked = self.state, tokens[self.skipped :], slot_ids, self.said
         return (yield Call(self.drafter.slots_all, asked))
 
     def _rows_behind(
@@ -265,19 +265,11 @@ class BlockSession(SlotSession):
         behind, logits_behind = yield Call(self.drafter.behind_first, fed)
         return torch.cat((hidden, behind)), torch.cat((logits, logits_behind))
 
-    @staticmethod
-    def _likeliest_first(row: Tensor) -> int:
-        return int(row.argmax())
-
     def told_first(self, tokens: Tensor) -> int:
         """The last committed token, or none, where that token's own row predicts as the target's
         (`slot_weights`)."""
         config = self.model.config
         return int(tokens[-1]) if config.slot_weights == "shared" else config.no_token
-
-    def prefix_of(self, tokens: Tensor) -> Tensor:
-        """The committed tokens as the drafter's decoder is fed them. Shapes: [T] -> [P]."""
-        return tokens[self.skipped :]
 
 
 @torch.inference_mode()

@@ -18,23 +18,6 @@ from drafttrain.models.spec_drafter.slots import lay_out
 
 
 @torch.inference_mode()
-def predict_blocks(
-    model: SpecDrafter,
-    source: Tensor,
-    target_ids: Tensor,
-    given: Sequence[int] = (),
-    before: Tensor | None = None,
-) -> Tensor:
-    """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass.
-
-    With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
-    were right, so this is what decoding would have drafted there. given, before: see
-    `block_states`. Shapes: [S] or [S, E], [L] -> [L, k].
-    """
-    return block_rows(model, source, target_ids, given, before).argmax(-1).cpu()
-
-
-@torch.inference_mode()
 def block_rows(
     model: SpecDrafter,
     source: Tensor,
@@ -42,7 +25,12 @@ def block_rows(
     given: Sequence[int] = (),
     before: Tensor | None = None,
 ) -> Tensor:
-    """The rows that `predict_blocks` chooses from. Shapes: [S] or [S, E], [L] -> [L, k, V]."""
+    """The rows of blocks at every prefix length 0..L-1 of a known output, in one pass.
+
+    With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
+    were right, so their arg-max is what decoding would have drafted there. given, before: see
+    `block_states`. Shapes: [S] or [S, E], [L] -> [L, k, V].
+    """
     prefixes = range(len(target_ids))
     states, previous = block_states(
         model, source, target_ids, prefixes, model.config.k, given, before=before

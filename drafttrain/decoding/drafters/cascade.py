@@ -259,15 +259,14 @@ class Draft:
             ]
             probs = torch.stack(rows)
         tokens = torch.tensor(self.tokens, dtype=torch.long)
-        logits = self._rows_before_warping
+
+        def logits() -> list[Tensor | None]:
+            return [row for part in self.logits for row in part()][: len(self.tokens)]
+
         found = Proposal.chain(tokens, probs, self.passes, logits=logits, calls=self.calls)
         if drawn is None:
             return found
         return replace(found, copied=torch.tensor([row is None for row in self.rows]))
-
-    def _rows_before_warping(self) -> list[Tensor | None]:
-        """Of every token that was not cut off, None for copied ones. Shapes: [V] each."""
-        return [row for part in self.logits for row in part()][: len(self.tokens)]
 
 
 def _point(token: int, like: Tensor) -> Tensor:

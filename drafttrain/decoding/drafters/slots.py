@@ -86,13 +86,6 @@ class SlotDrafter(Drafter, Protocol):
         ...
 
 
-def by_length(longest: np.ndarray) -> Iterator[tuple[int, list[int]]]:
-    """Numbers of slots that occur, the most first, each with the prefixes whose blocks have so
-    many. Shapes: longest [L], of the block at each prefix; none where it is not above 0."""
-    for slots in sorted({*longest[longest > 0].tolist()}, reverse=True):
-        yield slots, np.flatnonzero(longest == slots).tolist()
-
-
 @torch.inference_mode()
 def probs_along(
     drafter: SlotDrafter,
@@ -115,7 +108,8 @@ def probs_along(
     if drafter.longest_block is not None:
         most = np.minimum(most, drafter.longest_block)
     found = torch.full((length, max(longest)), NOT_DRAFTED, dtype=torch.double)
-    for count, prefixes in by_length(most):
+    for count in sorted({*most[most > 0].tolist()}, reverse=True):
+        prefixes = np.flatnonzero(most == count).tolist()
         for slots in drafter.slots_along(source, target_ids, prefixes, count):
             places = torch.tensor(slots.prefixes)[:, None] + torch.arange(count)
             tokens = target_ids.cpu()[places.clamp_max(length - 1)].split(BLOCKS_AT_ONCE)

@@ -20,7 +20,6 @@ from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.candidates import CANDIDATES_OF_TREES, LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.slots import SlotDrafter, SlotSession
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps, steps
@@ -112,27 +111,17 @@ class TreeSession:
         return growth.proposal(self.rows.passes)
 
 
-def rows_of_model(
-    drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
-) -> ModelRows:
-    return ModelRows(drafter.model, source)
-
-
-def rows_of_slots(
-    drafter: SlotDrafter, source: Source, sampling: Sampling, randomness: Randomness
-) -> SlotRows:
-    return SlotRows(drafter.open(source, sampling, randomness))
-
-
 class ModelRows:
     """Rows of a language model. A level is one call; nodes see their ancestors only.
 
     Nodes that were fed and then accepted stay cached for the next round.
     """
 
-    def __init__(self, model: CachedModel, source: Source) -> None:
-        self.model = model
-        self.own = OwnSequence(model, source)
+    def __init__(
+        self, drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> None:
+        self.model = drafter.model
+        self.own = OwnSequence(drafter.model, source)
         self.passes = 0
         """Sequential calls of this round so far."""
         self._committed = 0
@@ -197,8 +186,10 @@ class SlotRows:
     before it. A growth that chooses gets the likeliest tokens of its slots.
     """
 
-    def __init__(self, session: SlotSession) -> None:
-        self.session = session
+    def __init__(
+        self, drafter: SlotDrafter, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> None:
+        self.session: SlotSession = drafter.open(source, sampling, randomness)
         self.passes = 0
         self._states = self._logits = torch.empty(0)
         self._level = 0

@@ -8,7 +8,7 @@ import torch
 from drafttrain.config.stops import STOPS
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.block_along import block_states, predict_blocks
+from drafttrain.decoding.drafters.block_along import block_rows, block_states
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
@@ -112,7 +112,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     assert drafted.tokens == plain.tokens
     if settings["slots"] == "anchored":  # starts from the target's decoder: something is accepted
         assert len(drafted.rounds) < len(plain.rounds)
-    blocks = predict_blocks(drafter, source.input_ids, torch.tensor(plain.tokens))
+    blocks = block_rows(drafter, source.input_ids, torch.tensor(plain.tokens)).argmax(-1)
     replayed = replay_rounds(blocks, plain.tokens)
     whole = [r for r in drafted.rounds if len(r.drafted) == 4 or EOS in r.drafted]
     assert len(whole) > 3
@@ -321,8 +321,8 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
     before = states_before(target.model, [read], [plain.tokens])[0]
     given = read.prefix[1:].tolist()
     seen = read.input_ids if drafter.model.config.encoder == "own" else read.encoded
-    blocks = predict_blocks(drafter.model, seen, torch.tensor(plain.tokens), given, before)
+    blocks = block_rows(drafter.model, seen, torch.tensor(plain.tokens), given, before).argmax(-1)
     replayed = replay_rounds(blocks, plain.tokens, 24)
     assert [round.emitted for round in drafted.rounds] == [round.emitted for round in replayed]
-    unfed = predict_blocks(drafter.model, seen, torch.tensor(plain.tokens), given)
+    unfed = block_rows(drafter.model, seen, torch.tensor(plain.tokens), given).argmax(-1)
     assert not torch.equal(unfed, blocks), "what is fed counts"

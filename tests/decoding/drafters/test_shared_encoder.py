@@ -12,7 +12,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.block_along import predict_blocks
+from drafttrain.decoding.drafters.block_along import block_rows
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
@@ -118,9 +118,9 @@ def test_greedy_rounds_are_those_of_one_parallel_pass(family, settings, monkeypa
         assert drafted.tokens == plain.tokens
         state = target.encode(source)
         given = state.source.prefix[1:].tolist()
-        blocks = predict_blocks(
+        blocks = block_rows(
             drafter, encoded(target.model, source), torch.tensor(plain.tokens), given
-        )
+        ).argmax(-1)
         replayed = replay_rounds(blocks, plain.tokens)
         whole = [one for one in drafted.rounds if len(one.drafted) == 4 or EOS in one.drafted]
         assert len(whole) > 1
