@@ -37,8 +37,8 @@ def text_figures(
     overlap: bool = True,
     consistent: bool = True,
 ) -> dict[str, Statistic]:
-    """BLEU, ROUGE-2 and ROUGE-L over the rows that have a reference, if any; and compared with the
-    texts of plain decoding. All in percent.
+    """BLEU, and the F-measures of ROUGE-2 and ROUGE-L with stemming, over the rows that have a
+    reference, if any; and compared with the texts of plain decoding. All in percent.
 
     overlap: whether BLEU, which counts common n-grams, means anything for these texts: a good
     answer in a chat may share few words with another one. consistent: whether the output should be
@@ -49,8 +49,12 @@ def text_figures(
     if present.any():
         if overlap:
             figures["bleu"] = bleu(texts, references, tokenizer)
-        scores = rouge_scores(texts, references)
-        figures |= {name: Ratio(100.0 * own, present) for name, own in scores.items()}
+        scorer = RougeScorer(["rouge2", "rougeL"], use_stemmer=True)
+        pairs = zip(references, texts, strict=True)
+        scores = [scorer.score(*pair) if pair[0] is not None else {} for pair in pairs]
+        for name in scorer.rouge_types:
+            values = [own[name].fmeasure if own else 0.0 for own in scores]
+            figures[name] = Ratio(100.0 * np.array(values), present)
     if plain is not None and "bleu" in figures:
         theirs = bleu(plain, references, tokenizer)
         figures["bleu_difference"] = difference(figures["bleu"], theirs)
@@ -70,17 +74,6 @@ def bleu(texts: Texts, references: References, tokenizer: str = "13a") -> Statis
     rows = np.zeros((len(texts), len(found[0])))
     rows[present] = found
     return score(lambda sums: float(metric._compute_score_from_stats(list(sums)).score), rows)
-
-
-def rouge_scores(texts: Texts, references: References) -> dict[str, Array]:
-    """F-measures of ROUGE-2 and ROUGE-L with stemming, in 0..1; 0 without a reference."""
-    scorer = RougeScorer(["rouge2", "rougeL"], use_stemmer=True)
-    scores = {name: np.zeros(len(texts)) for name in scorer.rouge_types}
-    for i, (text, reference) in enumerate(zip(texts, references, strict=True)):
-        if reference is not None:
-            for name, own in scorer.score(reference, text).items():
-                scores[name][i] = own.fmeasure
-    return scores
 
 
 def word_error_figures(
