@@ -78,10 +78,6 @@ class Policy(Config):
         """Whether it was chosen for decoding of this kind."""
         return greedy == (self.sampling.get("temperature", 0.0) == 0.0)
 
-    def method_for(self, greedy: bool) -> DecodeConfig | None:
-        """The tree or cascade to decode with; None for another kind of decoding than it is for."""
-        return self.method if self.chosen_for(greedy) else None
-
     def stop_config(self) -> StopConfig:
         """The stop policy as settings, without the head's folder, which only its user knows."""
         names = set(STOPS[self.stop].settings) - {"head"}

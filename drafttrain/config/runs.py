@@ -307,8 +307,8 @@ def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> N
     greedy, stop, verifier = _is_greedy(decode), _group(decode, "stop"), _group(decode, "verifier")
     tree = (decode.get("tree") or {}).get("kind", "none") != "none"
     free = not tree and not decode.get("cascade") and not stop
-    method = policy.method_for(greedy) if free and not chains and not verifier else None
-    if method is not None:
+    method = policy.method if policy.chosen_for(greedy) else None
+    if method is not None and free and not chains and not verifier:
         chosen = method.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         decode |= {name: value for name, value in chosen.items() if not decode.get(name)}
         return
