@@ -104,6 +104,20 @@ def test_models_that_look_ahead_are_found_out():
         CachedModel(model)
 
 
+def test_models_that_answer_otherwise_after_a_single_token_are_found_out():
+    """As GIT's forward does in Transformers 5.15; plain decoding feeds one token a call."""
+    model = tiny_model("llama")
+
+    def flip(module, arguments, given, output):
+        if given["input_ids"].shape[1] == 1:
+            output.logits = output.logits.flip(-1)
+        return output
+
+    model.register_forward_hook(flip, with_kwargs=True)
+    with pytest.raises(ValueError, match="'llama' model .* with its cache it gives other logits"):
+        CachedModel(model)
+
+
 def test_a_model_in_training_mode_is_refused():
     for family in ("marian", "llama"):
         with pytest.raises(ValueError, match="model.eval"):
