@@ -12,7 +12,7 @@ from typing import Any
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
-from drafttrain.config.trees import EAGLE_NODES, TREES
+from drafttrain.config.methods import EAGLE_NODES, TREES
 from drafttrain.decoding.trees.fixed import binary_tree
 
 METHODS = (

@@ -13,7 +13,7 @@ from drafttrain.build.heads import open_head
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, TreeConfig
-from drafttrain.config.trees import TREES
+from drafttrain.config.methods import TREES
 from drafttrain.decoding.drafters.cascade import Level, cascade, show_increments
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.roles import Drafter

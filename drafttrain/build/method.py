@@ -20,9 +20,8 @@ from drafttrain.config.decode import (
     VerifierConfig,
 )
 from drafttrain.config.kinds import NONE, kind_of, named_kind
+from drafttrain.config.methods import STOPS, TREES
 from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY
-from drafttrain.config.stops import STOPS
-from drafttrain.config.trees import TREES
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier

@@ -29,9 +29,7 @@ from drafttrain.config.kinds import (
     kind_of,
     named_kind,
 )
-from drafttrain.config.stops import STOPS
-from drafttrain.config.trees import TREES
-from drafttrain.config.verifiers import GREEDY, RULES, VerifierRule
+from drafttrain.config.methods import GREEDY, RULES, STOPS, TREES, VerifierRule
 from drafttrain.decoding.drafters.cascade import check_increments
 from drafttrain.decoding.drafters.tree import check_width
 from drafttrain.decoding.types import Sampling

@@ -16,9 +16,7 @@ from pydantic import (
 
 from drafttrain.config.base import Config, ConfigError, Fraction, Listed
 from drafttrain.config.kinds import copies_text
-from drafttrain.config.stops import STOPS, StopKind
-from drafttrain.config.trees import TREES, TreeKind
-from drafttrain.config.verifiers import RULES, VerifierRule
+from drafttrain.config.methods import RULES, STOPS, TREES, StopKind, TreeKind, VerifierRule
 
 StopName = Literal[*STOPS]
 VerifierName = Literal["auto", *RULES]

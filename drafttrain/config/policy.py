@@ -16,9 +16,8 @@ from pydantic import ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from drafttrain.config.base import Config, ConfigError, Fraction
 from drafttrain.config.decode import DecodeConfig, StopConfig, VerifierConfig, check_given
+from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.reading import first_problem
-from drafttrain.config.stops import STOPS
-from drafttrain.config.verifiers import RULES
 
 POLICY = "policy.json"
 HEAD = "acceptance_head"

@@ -18,11 +18,10 @@ from typing import Any
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import MAX_GRAM, NONE, TRAINED_CAUSAL, named_kind, own_kind
+from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.policy import POLICY, Policy, read_policy
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
-from drafttrain.config.stops import STOPS
-from drafttrain.config.verifiers import RULES
 
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"

@@ -7,9 +7,8 @@ from itertools import product
 from typing import Any, Literal
 
 from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.reading import validate_settings
-from drafttrain.config.stops import STOPS
-from drafttrain.config.verifiers import RULES
 
 STOP_OF = {stop.varied: stop for stop in STOPS.values()}
 """Setting of a stop policy that can be swept -> the policy that goes by it."""

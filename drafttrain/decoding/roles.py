@@ -15,8 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from drafttrain.config.kinds import DrawKind, Evidence, StateKind
-from drafttrain.config.stops import StopKind
-from drafttrain.config.verifiers import VerifierRule
+from drafttrain.config.methods import StopKind, VerifierRule
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, Verdict
@@ -72,7 +71,7 @@ class StopPolicy:
     @property
     def name(self) -> str:
         """As reports have it: `k=10`, `head(0.7)`."""
-        return self.rule.shown.format(self.value, self.longest)
+        return self.rule.shown.format(self.value, self.longest, name=self.rule.name)
 
     def should_draft(self, state: DraftState) -> bool:
         return state.depth < self.longest and self.goes_on(state, self.value)

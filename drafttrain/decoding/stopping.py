@@ -3,7 +3,7 @@
 Rejection sampling stays exact if and only if whether a token is submitted depends on the prefix,
 on earlier tokens of the draft and on independent randomness, never on that token's own value.
 `DraftState` holds nothing else, so every policy here is exact; in greedy decoding a draft is a
-point mass, and any truncation of it is. Each is a function that `config/stops.py` has a row for.
+point mass, and any truncation of it is. Each is a function that `config/methods.py` has a row for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import StateKind
-from drafttrain.config.stops import STOPS
+from drafttrain.config.methods import STOPS
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.types import DraftState
 from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge

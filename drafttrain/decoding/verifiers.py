@@ -1,6 +1,6 @@
 """Verification rules: which drafted tokens are accepted, and the one more token that follows.
 
-Each is a function that `config/verifiers.py` has a row for. All work on logits that have been
+Each is a function that `config/methods.py` has a row for. All work on logits that have been
 through the target's own processors. Row 0 judges the first drafted token, row i + 1 the token after
 token i (algorithms: Section 1 of each paper below).
 """
@@ -18,9 +18,7 @@ from torch import Tensor
 
 from drafttrain.config.decode import VerifierConfig
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence, in_words
-from drafttrain.config.stops import StopKind
-from drafttrain.config.trees import TREES
-from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
+from drafttrain.config.methods import RULES, TREES, StopKind, VerifierRule, rules_for
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, judge_each

@@ -16,8 +16,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.kinds import NONE, named_kind
+from drafttrain.config.methods import TREES
 from drafttrain.config.sweep import expand_sweep
-from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.tree import GrowingDrafter, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel

@@ -24,9 +24,9 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
+from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import POLICY, Policy, dump_policy
 from drafttrain.config.runs import head_folders
-from drafttrain.config.stops import STOPS
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds

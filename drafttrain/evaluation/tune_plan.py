@@ -16,9 +16,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import NONE, DrafterKind, kind_of, named_kind
+from drafttrain.config.methods import STOPS, TREES
 from drafttrain.config.runs import head_folders, head_run_of
-from drafttrain.config.stops import STOPS
-from drafttrain.config.trees import TREES
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads

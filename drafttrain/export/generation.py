@@ -27,8 +27,8 @@ from drafttrain.build.method import Method, build_verifier, make_stop
 from drafttrain.build.pairs import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import kind_of
+from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_policy
-from drafttrain.config.stops import STOPS
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.types import Sampling, Source

@@ -16,8 +16,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from drafttrain import __version__
 from drafttrain.config.command_line import hide_folders
 from drafttrain.config.kinds import kind_of
+from drafttrain.config.methods import RULES
 from drafttrain.config.policy import Policy
-from drafttrain.config.verifiers import RULES
 from drafttrain.export.engines import Serving, engines_for
 from drafttrain.export.parts import Parts, programs
 from drafttrain.export.verify import Verification

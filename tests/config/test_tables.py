@@ -14,9 +14,15 @@ from drafttrain.config.backends import BACKENDS
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, NONE, kind_of, named_kind
-from drafttrain.config.stops import STOPS, StopKind
-from drafttrain.config.trees import TREES, TreeKind
-from drafttrain.config.verifiers import RULES, VerifierRule, rules_for
+from drafttrain.config.methods import (
+    RULES,
+    STOPS,
+    TREES,
+    StopKind,
+    TreeKind,
+    VerifierRule,
+    rules_for,
+)
 from drafttrain.decoding.drafters.behind_states import BehindStatesDrafter
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
@@ -121,7 +127,7 @@ def test_a_rule_takes_its_settings_after_what_all_rules_take(rule: VerifierRule)
 @pytest.mark.parametrize("tree", TREES.values(), ids=lambda tree: tree.name)
 def test_a_tree_is_drawn_and_verified_as_its_row_says(tree: TreeKind):
     settings = TreeConfig(kind=tree.name, by_rank=(0.6, 0.2), nodes=6)
-    assert tree.settings <= TreeConfig.model_fields.keys()
+    assert set(tree.settings) <= TreeConfig.model_fields.keys()
     assert tree.rule in rules_for(tree.draw_kind, tree.shape is not None)
     if tree.rule_of_several is not None:
         assert tree.rule_of_several in rules_for("independent", True)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.config.stops import STOPS
-from drafttrain.config.verifiers import RULES
+from drafttrain.config.methods import RULES, STOPS
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from drafttrain.config.stops import STOPS
-from drafttrain.config.verifiers import RULES
+from drafttrain.config.methods import RULES, STOPS
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.types import Proposal, Sampling, Verdict

@@ -11,7 +11,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, StopConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, MAX_GRAM, SPEC_DRAFTER, DrafterKind
-from drafttrain.config.stops import STOPS
+from drafttrain.config.methods import STOPS
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Tried
 from drafttrain.evaluation.tune import FIRST, choose, finalists, halve, search

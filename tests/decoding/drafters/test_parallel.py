@@ -9,7 +9,7 @@ import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
 from drafttrain.build.pairs import make_drafter
-from drafttrain.config.stops import STOPS as STOP_KINDS
+from drafttrain.config.methods import STOPS as STOP_KINDS
 from drafttrain.decoding.drafters import parallel as parallel_drafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
