@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Train a recipe on several machines of a Slurm cluster; goes on by itself after pre-emption.
+# Train a recipe, or distil, on machines of a Slurm cluster; goes on by itself after pre-emption.
 #   sbatch launch/slurm_train.sh recipes/train_spec_drafter.py --config my.yaml train.precision=bf16
+#   sbatch launch/slurm_train.sh -m drafttrain distill --config distill.yaml
 #   sbatch --nodes 4 --export ALL,LAUNCH_FILE=launch/fsdp2.yaml launch/slurm_train.sh recipes/...
 #   ACCELERATE_USE_CPU=true PROCESSES=2 LAUNCH_FILE=launch/cpu_2.yaml \
 #     sbatch --gpus-per-node 0 launch/slurm_train.sh recipes/...                  # without GPUs
@@ -35,6 +36,22 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110  # seconds until the launcher kills: l
 export launch_options="--config_file $file --num_machines $SLURM_NNODES \
   --num_processes $((SLURM_NNODES * processes)) --main_process_ip $first \
   --main_process_port $((20000 + SLURM_JOB_ID % 20000))"
-source launch/slurm_requeue.sh
-requeue_after_term srun --kill-on-bad-exit=1 bash -c \
-  'exec accelerate launch $launch_options --machine_rank "$SLURM_NODEID" "$@"' launch "$@"
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # srun of Slurm 22.05 and later asks anew
+
+stopped=no code=0
+srun --kill-on-bad-exit=1 bash -c \
+  'exec accelerate launch $launch_options --machine_rank "$SLURM_NODEID" "$@"' launch "$@" &
+step=$!
+# Not to srun itself, which would kill its step at once: scancel signals the processes in it. In
+# the background, as it goes on trying where Slurm is ending the job and signals them by itself.
+trap 'stopped=yes; scancel --quiet --signal=TERM "$SLURM_JOB_ID" &' TERM
+wait "$step" || code=$?
+while kill -0 "$step" 2> /dev/null; do  # the trap ended the wait before the command had ended
+  code=0
+  wait "$step" || code=$?
+done
+if [[ "$stopped" == yes && "$code" -ne 0 ]]; then
+  echo "stopped with exit code $code; job $SLURM_JOB_ID is queued again"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -5,7 +5,7 @@
         target.path=MODEL data.path=prompts.jsonl run=checkpoints/mine \\
         "initialise.layers=[0,1,28,29]"
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
-        initialise.path=SMALL_MODEL objective.forward_kl=0 objective.lk_adaptive=1
+        initialise.path=SMALL_MODEL objective.forward_kl=0 objective.total_variation=1
 
 It starts from some of the target's layers or another model with the same tokens, and learns the
 tokens of the target's answers or the target's distribution at each of them (teacher.kind=cached

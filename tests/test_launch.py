@@ -98,19 +98,8 @@ def cluster(tmp_path: Path) -> Path:
     return tmp_path
 
 
-ARRAY = {
-    "SLURM_ARRAY_JOB_ID": "77",
-    "SLURM_ARRAY_TASK_ID": "3",
-    "SLURM_ARRAY_TASK_MIN": "0",
-    "SLURM_ARRAY_TASK_COUNT": "4",
-}
-"""Of one task of an array, which has the number of the whole array for its own."""
-
-
-def submit(
-    cluster: Path, script: str, *arguments: str, work: int, **settings: str
-) -> subprocess.Popen:
-    """As sbatch runs a script: SLURM_ variables, in the folder it was submitted from."""
+def submit(cluster: Path, *arguments: str, work: int, **settings: str) -> subprocess.Popen:
+    """As sbatch runs the script: SLURM_ variables, in the folder it was submitted from."""
     slurm = {
         "SLURM_CPUS_PER_TASK": "8",
         "SLURM_SUBMIT_DIR": str(cluster),
@@ -120,11 +109,9 @@ def submit(
         "SLURM_JOB_NODELIST": "n[1-2]",
         "WORK": str(work),
     }
-    if script == "slurm_distill.sh":
-        slurm |= ARRAY
     path = f"{cluster / '.venv' / 'bin'}:{os.environ['PATH']}"
     return subprocess.Popen(
-        ["bash", str(cluster / "launch" / script), *arguments],
+        ["bash", str(cluster / "launch" / "slurm_train.sh"), *arguments],
         env=os.environ | slurm | settings | {"PATH": path},
         stdout=subprocess.PIPE,
         text=True,
@@ -137,7 +124,7 @@ def done(cluster: Path) -> list[str]:
 
 
 def test_slurm_starts_every_machine_with_its_rank(cluster: Path) -> None:
-    job = submit(cluster, "slurm_train.sh", "recipes/r.py", "data.prefix=to German: ", work=1)
+    job = submit(cluster, "recipes/r.py", "data.prefix=to German: ", work=1)
     assert job.wait(60) == 0
     started, finished = done(cluster)
     assert "--config_file launch/ddp.yaml --num_machines 2 --num_processes 16" in started
@@ -146,13 +133,8 @@ def test_slurm_starts_every_machine_with_its_rank(cluster: Path) -> None:
     assert finished == "finished"
 
 
-@pytest.mark.parametrize(
-    ("script", "job"), [("slurm_train.sh", "77"), ("slurm_distill.sh", "77_3")]
-)
-def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(
-    script: str, job: str, cluster: Path
-) -> None:
-    running = submit(cluster, script, "recipes/r.py", work=600)
+def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(cluster: Path) -> None:
+    running = submit(cluster, "-m", "drafttrain", "distill", work=600)
     deadline = time.monotonic() + 60
     while not done(cluster):
         assert time.monotonic() < deadline and running.poll() is None
@@ -160,27 +142,20 @@ def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(
     running.send_signal(signal.SIGTERM)
     printed, _ = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert done(cluster)[1:] == [f"scancel --quiet --signal=TERM {job}", f"scontrol requeue {job}"]
+    assert done(cluster)[1:] == ["scancel --quiet --signal=TERM 77", "scontrol requeue 77"]
     assert "queued again" in printed
 
 
 def test_processes_are_counted_by_hand_without_gpus(cluster: Path) -> None:
     asked = {"SLURM_GPUS_ON_NODE": "", "PROCESSES": "2"}
-    job = submit(cluster, "slurm_train.sh", "recipes/r.py", work=1, **asked)
+    job = submit(cluster, "recipes/r.py", work=1, **asked)
     assert job.wait(60) == 0
     assert "--num_processes 4" in done(cluster)[0]
-    job = submit(cluster, "slurm_train.sh", "r.py", work=1, **asked | {"PROCESSES": ""})
+    job = submit(cluster, "r.py", work=1, **asked | {"PROCESSES": ""})
     assert job.wait(60) != 0
 
 
 def test_a_file_whose_launcher_would_die_of_the_signal_is_refused(cluster: Path) -> None:
     for file in ("launch/cpu.yaml", "launch/gpu.yaml"):
-        assert submit(cluster, "slurm_train.sh", "r.py", work=1, LAUNCH_FILE=file).wait(60) == 2
+        assert submit(cluster, "r.py", work=1, LAUNCH_FILE=file).wait(60) == 2
     assert not done(cluster)
-
-
-def test_each_job_of_a_slurm_array_distils_its_share(cluster: Path) -> None:
-    job = submit(cluster, "slurm_distill.sh", "--config", "d.yaml", work=1)
-    assert job.wait(60) == 0
-    assert done(cluster)[0].endswith("-m drafttrain distill --config d.yaml share=3/4")
-    assert not any(line.startswith("scontrol") for line in done(cluster))

@@ -93,8 +93,6 @@ class DistillConfig(Config):
     """Inputs longer than this are skipped and reported by row number."""
     encoded: Path | None = None
     """Folder for the encoder states of clips, in half precision. Default: they are not kept."""
-    share: str | None = None
-    """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
     @property
     def decoded_by(self) -> Backend:
@@ -211,8 +209,6 @@ class CacheConfig(Config):
     """Blocks drawn from each output. Default: one at every prefix."""
     encoded: Path | None = None
     """Folder of the encoder states of clips, which runs may share. Default: beside `distilled`."""
-    share: str | None = None
-    """0/4: write every fourth shard, from number 0 on. For launches that share a folder only."""
 
     @property
     def encodings(self) -> Path:

@@ -293,9 +293,6 @@ class FollowTargetConfig(Config):
     """Weight of KL(p || q) (DistillSpec, Zhou et al. 2024)."""
     total_variation: NonNegativeFloat = 0.0
     """Weight of 1 - sum min(p, q): how often rejection sampling rejects a draft token."""
-    lk_adaptive: NonNegativeFloat = 0.0
-    """Weight of a KL(p || q) + (1 - a) (1 - sum min(p, q)) with a = exp(-3 sum min(p, q)):
-    the KL divergence where p and q hardly overlap, total variation where they do (LK losses)."""
     frozen: tuple[Literal["embeddings", "output"], ...] = ("embeddings", "output")
     """Parts that stay as they start; where the two are tied, either name holds both. Random weights
     cannot stay: give frozen=[] for them."""

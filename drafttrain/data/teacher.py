@@ -25,7 +25,6 @@ from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
 from drafttrain.data.shards.store import (
-    Share,
     TensorRows,
     fill_folder,
     open_tensors,
@@ -105,7 +104,7 @@ def cache_teacher(
         target = load_target(faster)
     folder = teacher_folder(settings)
     caching = TeacherCaching(settings, target, rows, draftable)
-    fill_folder(caching, folder, Share(), join_processes())
+    fill_folder(caching, folder, join_processes())
     manifest = TeacherManifest.read_finished(folder)
     return open_tensors(folder, manifest, manifest.widths)
 

@@ -13,10 +13,9 @@ is applied as it stands. What is lost is how target and drafter differ among the
   1, and P what the target gives them together; its gradient moves their drafter's probabilities by
   one factor;
 - total_variation is too low by min(P, Q) - sum min(p, q) over the others, at most min(P, Q), with Q
-  what the drafter gives them together;
-- lk_adaptive takes its sum min(p, q) too high by the same number, and its KL as forward_kl.
+  what the drafter gives them together.
 
-None is ever too high, but for lk_adaptive, which also weighs its two parts by that sum.
+Neither is ever too high.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ import torch
 from torch import Tensor
 
 from drafttrain.training.losses import overlap
-
-RATE = 3.0
-"""How fast `adaptive_mix` turns from one divergence to the other."""
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -46,14 +42,6 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
     return 1.0 - overlap(target_log_probs.exp(), draft_log_probs.exp())
 
 
-def adaptive_mix(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """a KL(target || draft) + (1 - a) TV with a = exp(-RATE sum min(target, draft)), row by row (LK
-    losses, arXiv 2602.23881); a has no gradient."""
-    rejected = total_variation(target_log_probs, draft_log_probs)
-    share = (-RATE * (1.0 - rejected.detach())).exp()
-    return share * forward_kl(target_log_probs, draft_log_probs) + (1.0 - share) * rejected
-
-
 def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor:
     """Log-probabilities of these tokens of each row and, where merge is set, in one more column of
     all others together. Shapes: log_probs [N, C], places [N, k] -> [N, k] or [N, k + 1]."""
@@ -67,6 +55,5 @@ def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": forward_kl,
     "total_variation": total_variation,
-    "lk_adaptive": adaptive_mix,
 }
 """By the settings that weigh them (`FollowTargetConfig`)."""

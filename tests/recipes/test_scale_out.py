@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     states = {
         "target": {"path": str(causal_target)},
         "drafter": {"k": 3, "output_tokens": 20},
-        "objective": {"lk_adaptive": 1.0, "packed_tokens": 100},
+        "objective": {"total_variation": 1.0, "packed_tokens": 100},
         "train": TRAIN | {"batch_tokens": 200, "clip": 2.0},
     }
     recipes = {DRAFTER: drafter, HEADS: heads, STATES: states}

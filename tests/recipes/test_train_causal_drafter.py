@@ -39,7 +39,7 @@ def make_project(folder: Path) -> list[str]:
         "data": {"path": str(folder / "train.txt"), "chat": True},
         "held_out": {"path": str(folder / "val.txt"), "chat": True},
         "initialise": {"layers": [0, 3]},
-        "objective": {"lk_adaptive": 0.5, "packed_tokens": 40},
+        "objective": {"total_variation": 0.5, "packed_tokens": 40},
         "train": {"batch_tokens": 60},
     }
     arguments, tokenizer = language_project(folder, **changes), tiny_tokenizer()

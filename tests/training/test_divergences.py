@@ -8,31 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.training.divergences import DIVERGENCES, RATE, merged_rows
+from drafttrain.training.divergences import DIVERGENCES, merged_rows
 
 P, Q = (0.5, 0.3, 0.2), (0.25, 0.5, 0.25)
 """Target and drafter: min of both sums up to 0.25 + 0.3 + 0.2 = 0.75, and only the first token's
 share of it is the drafter's."""
 KL = 0.5 * math.log(2) + 0.3 * math.log(0.6) + 0.2 * math.log(0.8)
-SHARE = math.exp(-0.75 * RATE)
-"""Of the KL divergence in the adaptive mix, at an acceptance of 0.75; it has no gradient."""
-VALUES = {
-    "forward_kl": KL,
-    "total_variation": 0.25,
-    "lk_adaptive": SHARE * KL + (1 - SHARE) * 0.25,
-}
+VALUES = {"forward_kl": KL, "total_variation": 0.25}
 OF_OVERLAP = (0.25 * 0.75, -0.25 * 0.5, -0.25 * 0.25)
 """Gradient of sum min(p, q) by the logits: q_0 (1 - q_0), -q_0 q_1, -q_0 q_2."""
-
-
 GRADIENTS = {
     "forward_kl": [q - p for p, q in zip(P, Q, strict=True)],
     "total_variation": [-g for g in OF_OVERLAP],
 }
-GRADIENTS["lk_adaptive"] = [
-    SHARE * a + (1 - SHARE) * b
-    for a, b in zip(GRADIENTS["forward_kl"], GRADIENTS["total_variation"], strict=True)
-]
 
 
 def rows(*probs: tuple[float, ...]) -> Tensor:

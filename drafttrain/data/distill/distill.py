@@ -39,12 +39,7 @@ from drafttrain.data.shards.outputs import (
     read_shards,
     write_shard,
 )
-from drafttrain.data.shards.store import (
-    MANIFEST,
-    check_folder,
-    fill_folder,
-    read_share,
-)
+from drafttrain.data.shards.store import MANIFEST, check_folder, fill_folder
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.encoding import Encoder
@@ -70,8 +65,7 @@ SAMPLE = 1000
 
 
 def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
-    """Writes the missing shards of `config.out` (or a share) and returns the manifest, finished
-    where all shards are there.
+    """Writes the missing shards of `config.out` and returns the finished manifest.
 
     Runs in every process of an `accelerate launch`.
     Raises ConfigError, before anything is written, for settings that contradict each other, the
@@ -84,7 +78,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
         target = read(config.target)
     decoder = resolve_name(config.decoded_by.opens)(config, target)
     filling = Distilling(config, target, inputs, decoder)
-    return fill_folder(filling, config.out, read_share(config.share), state)
+    return fill_folder(filling, config.out, state)
 
 
 @dataclass(frozen=True)
@@ -307,7 +301,6 @@ def check_distill_settings(config: DistillConfig) -> None:
     """Refuse settings that contradict each other, or that the backend cannot follow, before any
     weights are read. Raises ConfigError."""
     backend = config.decoded_by
-    read_share(config.share)
     check_folder(config.out)
     if config.method not in backend.methods:
         able = [one.name for one in BACKENDS.values() if config.method in one.methods]

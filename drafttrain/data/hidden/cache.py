@@ -36,11 +36,7 @@ from drafttrain.data.shards.outputs import (
     hash_inputs,
     load_distilled,
 )
-from drafttrain.data.shards.store import (
-    check_folder,
-    fill_folder,
-    read_share,
-)
+from drafttrain.data.shards.store import check_folder, fill_folder
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -62,8 +58,7 @@ def build_cache(
     target: LoadedTarget | None = None,
     drafter: PreTrainedModel | None = None,
 ) -> CacheManifest:
-    """Writes the missing shards of `config.out` (or a share) and returns the manifest, finished
-    where all shards are there.
+    """Writes the missing shards of `config.out` and returns the finished manifest.
 
     Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
     written, for what `plan_cache` refuses, outputs of another target, and settings other than
@@ -80,7 +75,7 @@ def build_cache(
         clips = kept_clips(config, distilled, outputs, target).of
     labelling = _labelling(config, distilled, target, drafter, clips)
     caching = Caching(config, target, outputs, labelling)
-    return fill_folder(caching, config.out, read_share(config.share), state)
+    return fill_folder(caching, config.out, state)
 
 
 @dataclass(frozen=True)
@@ -285,7 +280,6 @@ def check_cache(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
             f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
             f"{config.drafter!r} drafts token by token; leave it out"
         )
-    read_share(config.share)
     check_folder(config.out)
     if config.out.absolute() == config.distilled.absolute():
         raise ConfigError(

@@ -2,9 +2,8 @@
 
 A file is written under a temporary name and renamed, so a file with its final name is whole. The
 manifest is written first, with `counts` empty, and completed when every shard is there. A folder is
-continued only with the settings it was begun with. The processes of a launch divide the missing
-shards among themselves; several launches may each write a share of the shards and have nothing but
-the folder in common: whichever finds all shards when it ends completes the manifest.
+continued only with the settings it was begun with. The processes of a launch, on one machine or
+several, divide the missing shards among themselves.
 
 A shard of tensors holds `lengths` [rows] and columns [N, ...], N the sum of the lengths. Several
 groups of these may share a shard; a group's name then stands before those of its tensors:
@@ -13,8 +12,7 @@ groups of these may share a shard; a group's name then stands before those of it
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +30,7 @@ from tqdm import tqdm
 from drafttrain.config.base import Config, ConfigError, Interrupted
 from drafttrain.config.progress import tracking
 from drafttrain.config.reading import first_problem
-from drafttrain.data.shards.writing import (
-    LOCK,
-    only_writer,
-    remove_leftovers,
-    renamed_when_whole,
-    say,
-)
+from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole
 
 MANIFEST = "manifest.json"
 REMEDY = "delete it and run the same command again: the other shards stay"
@@ -128,36 +120,6 @@ class ShardManifest(Config):
 M = TypeVar("M", bound=ShardManifest)
 
 
-@dataclass(frozen=True)
-class Share:
-    """The shards whose number is `index` modulo `count`."""
-
-    index: int = 0
-    count: int = 1
-
-    @property
-    def lock(self) -> str:
-        """Name of the file that keeps a second launch from the same share."""
-        return LOCK if self.count == 1 else f".writing-{self.index}-of-{self.count}.lock"
-
-    def of(self, shards: Iterable[int]) -> list[int]:
-        """Those of some shards that are in this share."""
-        return [shard for shard in shards if shard % self.count == self.index]
-
-
-def read_share(text: str | None) -> Share:
-    """The share named by `0/4`: the first of four. Raises ConfigError."""
-    if text is None:
-        return Share()
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise ConfigError(
-            f"share = {text!r} is none of 0/4, 1/4, 2/4, 3/4 or the like; give this launch's "
-            "number, from 0, and how many launches there are"
-        )
-    return Share(int(match[1]), int(match[2]))
-
-
 class Filling(Protocol[M]):
     """What makes the shards of a folder."""
 
@@ -176,8 +138,8 @@ class Filling(Protocol[M]):
         """Print the counts of a finished folder."""
 
 
-def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialState) -> M:
-    """Writes the share's missing shards; returns the manifest, finished if no shard is missing.
+def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
+    """Writes the missing shards and completes the manifest; returns it.
 
     Shards are divided among the processes by number, so their content does not depend on the number
     of processes. A finished folder may be opened by several launches at once. Raises ConfigError,
@@ -188,11 +150,11 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
     with ExitStack() as stack:
         if state.is_main_process:
             if not done:
-                stack.enter_context(only_writer(folder, kind.SETTING, share.lock))
-            begin_folder(folder, filling.describe(), share)
+                stack.enter_context(only_writer(folder, kind.SETTING))
+            begin_folder(folder, filling.describe())
         state.wait_for_everyone()
         manifest = kind.read(folder)
-        missing = share.of(manifest.missing(folder))
+        missing = manifest.missing(folder)
         state.wait_for_everyone()  # all have listed before anyone writes
         mine = missing[state.process_index :: state.num_processes]
         rows = sum(len(manifest.rows_of(shard)) for shard in mine)
@@ -208,37 +170,24 @@ def fill_folder(filling: Filling[M], folder: Path, share: Share, state: PartialS
                 "command again to continue"
             ) from None
         if state.is_main_process:
-            missing = manifest.missing(folder)
-            if missing:
-                say(
-                    f"{folder}: this share is done; {len(missing)} of {manifest.shards} shards are "
-                    "still missing; the launch of the share that ends last completes the manifest"
-                )
-            else:
-                if not done:
-                    manifest = filling.complete(manifest)
-                    manifest.write(folder)
-                filling.report(manifest)
+            if not done:
+                manifest = filling.complete(manifest)
+                manifest.write(folder)
+            filling.report(manifest)
         state.wait_for_everyone()
     return kind.read(folder)
 
 
-def begin_folder(folder: Path, wanted: ShardManifest, share: Share) -> None:
-    """Compares with what an earlier run began here, or begins. Raises ConfigError.
+def begin_folder(folder: Path, wanted: ShardManifest) -> None:
+    """Compares with what an earlier run began here, or begins; deletes what it half wrote.
 
-    Half-written files left by a killed launch of this share are deleted, not those of others.
+    Raises ConfigError.
     """
-    # listed first: another share may write the manifest and then a shard at this moment
-    strangers = sorted(path.name for path in folder.glob("shard-*"))
-    if share.count == 1:
-        remove_leftovers(folder)
+    remove_leftovers(folder)
     if (folder / MANIFEST).is_file():
-        manifest = wanted.read(folder)
-        check_same_settings(folder, manifest, wanted)
-        for shard in share.of(manifest.missing(folder)):
-            remove_leftovers(folder, manifest.path(folder, shard).name)
+        check_same_settings(folder, wanted.read(folder), wanted)
         return
-    if strangers:
+    if strangers := sorted(path.name for path in folder.glob("shard-*")):
         raise ConfigError(
             f"{str(folder)!r} holds {strangers[0]} but no {MANIFEST}; give another folder with "
             f"{wanted.SETTING}="

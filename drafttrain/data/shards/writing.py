@@ -117,14 +117,10 @@ def _no_room(error: Exception) -> str | None:
     return None
 
 
-def remove_leftovers(folder: Path, name: str = "") -> None:
-    """Half-written files of a run that was killed: all, or those of the file of this name.
-
-    All: also those that safetensors makes beside the file it writes, under names of its own. Only
-    while no other run writes them.
-    """
-    patterns = [f".{name}*{TEMPORARY}"] if name else [f".*{TEMPORARY}", SAFETENSORS_TEMPORARY]
-    for pattern in patterns:
+def remove_leftovers(folder: Path) -> None:
+    """Deletes half-written files of a run that was killed, also those that safetensors makes next
+    to the file it writes, under names of its own. Only while no other run writes them."""
+    for pattern in (f".*{TEMPORARY}", SAFETENSORS_TEMPORARY):
         for path in folder.glob(pattern):
             path.unlink()
 

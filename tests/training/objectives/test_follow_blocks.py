@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_every_block_run_alone(draftable) -> None:
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
-    objective = objective_of(draftable, forward_kl=1.0, lk_adaptive=1.0)
+    objective = objective_of(draftable, forward_kl=1.0, total_variation=1.0)
     known, teacher = [], objective.teacher.model
     for example in examples():
         forced = teacher_force(teacher, [example.source_ids], [example.target_ids])[0]

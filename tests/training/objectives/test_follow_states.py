@@ -76,7 +76,7 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_packed_rows_have_the_loss_of_rows_alone(mode: str) -> None:
-    objective = objective_of(mode, total_variation=1.0, lk_adaptive=0.5)
+    objective = objective_of(mode, forward_kl=0.5, total_variation=1.0)
     one, two = examples()[:2], examples()[2:]
     packed, alone = objective(COLLATE([one, two]), 0.0), objective(COLLATE.alone(examples()), 0.0)
     close(packed.loss, alone.loss, 1e-6)

@@ -18,9 +18,7 @@ ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS]), ([12, 13], [EOS])]
 COLLATE = DocumentCollator(pad_token_id=0)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
 """Without 11 and 20."""
-EVERY = FollowTargetConfig(
-    cross_entropy=0.3, forward_kl=1.0, total_variation=0.2, lk_adaptive=0.6,
-)  # fmt: skip
+EVERY = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)
 
 
 def examples() -> list[Example]:
@@ -123,7 +121,7 @@ def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_sam
 
 
 def test_validation_is_the_cross_entropy_of_the_output_whatever_is_trained() -> None:
-    objective = objective_of(FollowTargetConfig(forward_kl=0.0, lk_adaptive=1.0)).eval()
+    objective = objective_of(FollowTargetConfig(forward_kl=0.0, total_variation=1.0)).eval()
     sums = objective(COLLATE.alone(examples()), 1.0)
     of_outputs = objective_of(FollowTargetConfig(cross_entropy=1.0, forward_kl=0.0))
     close(sums.loss, of_outputs(COLLATE.alone(examples()), 1.0).loss)
