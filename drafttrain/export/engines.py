@@ -187,9 +187,7 @@ def check_engines(
 
     Raises ConfigError for the first that is not met.
     """
-    if not names:
-        return
-    engines = engines_for(names, config)
+    engines = engines_for(names, config) if names else []
     for engine in engines:
         if engine not in engines_for((), config):
             raise ConfigError(
@@ -197,41 +195,35 @@ def check_engines(
                 f"language models, but drafter {drafter!r} is {kind_of(config).words} "
                 f"({config.model_type!r}); leave it out"
             )
-    if target is None:
+    if engines and target is None:
         raise ConfigError(
             f"--for {','.join(names)} compares the drafter with its target, which nobody recorded; "
             "add --target MODEL"
         )
-    asked = TargetConfig(path=target)
-    target_config, name = check_target(asked), f"drafter {drafter!r}"
     for engine in engines:
         try:
-            _check_settings(engine, name, config, f"target {target!r}", target_config)
-            check_tokenizers(asked, drafter)
+            _check_engine(engine, drafter, config, TargetConfig(path=target))
         except ConfigError as error:
             raise ConfigError(f"--for {engine.name}: {error}") from None
 
 
-def _check_settings(
-    engine: Engine,
-    name: str,
-    drafter: PretrainedConfig,
-    target_name: str,
-    target: PretrainedConfig,
+def _check_engine(
+    engine: Engine, drafter: str, config: PretrainedConfig, target: TargetConfig
 ) -> None:
-    """By both config.json: size of vocabularies, architecture, width of heads."""
-    check_fit(drafter, target, name, target_name, same_size=engine.needs_same_size)
-    [own] = drafter.architectures or ["none"]
+    """By both config.json: size of vocabularies, architecture, width of heads; and tokenizers."""
+    name, target_name = f"drafter {drafter!r}", f"target {target.path!r}"
+    check_fit(config, check_target(target), name, target_name, same_size=engine.needs_same_size)
+    [own] = config.architectures or ["none"]
     if engine.architectures and own not in engine.architectures:
         raise ConfigError(
             f"{engine.title} has no code for {own!r} ({name}); give one of "
             f"{', '.join(engine.architectures)}, or leave {engine.name} out"
         )
     if own in engine.fixed_heads:
-        width = drafter.hidden_size // drafter.num_attention_heads
-        found = getattr(drafter, "head_dim", None) or width
-        if found != width:
+        width = config.hidden_size // config.num_attention_heads
+        if (found := getattr(config, "head_dim", None) or width) != width:
             raise ConfigError(
                 f"{name} has head_dim = {found}, but {engine.title} takes the heads of a {own!r} "
                 f"to be hidden_size / num_attention_heads = {width} wide; leave {engine.name} out"
             )
+    check_tokenizers(target, drafter)

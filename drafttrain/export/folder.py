@@ -47,8 +47,7 @@ TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
 
 def check_name(name: str, field: str) -> None:
     """Refuse names that other programs take for something else. Raises ConfigError."""
-    trap = next((trap for trap in TRAPS if trap in name.lower()), None)
-    if trap is not None:
+    if trap := next((trap for trap in TRAPS if trap in name.lower()), None):
         raise ConfigError(
             f"{field} = {name!r}: vLLM takes any path with {trap!r} in it for another kind of "
             "drafter; choose another name"

@@ -93,9 +93,7 @@ def generate(
         raise ValueError(
             f"a streamer shows one sequence, but {len(request.sources)} are asked for; leave it out"
         )
-    if assistant_model is None:
-        assistant_model = load_assistant(model, exported_to)
-    pair = prepare(model, assistant_model, policy)
+    pair = prepare(model, assistant_model, policy, exported_to)
     sampling = request.sampling
     verifier = build_verifier(pair.rules.verifier_for(sampling.greedy), sampling)
     method = Method(pair.drafter, pair.stop, verifier)
@@ -275,54 +273,41 @@ class PreparedPair:
 
 
 def prepare(
-    model: PreTrainedModel, assistant: PreTrainedModel, policy: Mapping[str, Any] | None
+    model: PreTrainedModel,
+    assistant: PreTrainedModel | None,
+    policy: Mapping[str, Any] | None,
+    exported_to: str | None = None,
 ) -> PreparedPair:
     """Check and wrap a pair; the next call finds it unless models, device or policy changed.
 
-    It is kept as an attribute of the target, and so freed with it. Raises ValueError for models
-    that do not go together, and for a policy or head that cannot be used.
+    It is kept as an attribute of the target, and so freed with it. exported_to: where the export
+    was written or pushed to, from which a drafter that is not given is loaded once, on the target's
+    device and in its type. Raises ValueError for models that do not go together, for a policy or
+    head that cannot be used, and for an export that is not there (any more).
     """
-    kept = _kept_pair(model)
-    if (
-        kept is not None
-        and kept.assistant is assistant
-        and kept.policy == policy
-        and not (model.training or assistant.training)
-    ):
-        return kept
+    kept = vars(model).get(KEPT_AS)  # a copy of the model has that of the original
+    here = isinstance(kept, PreparedPair) and kept.target.model is model
+    here = here and kept.target.device == model.device
+    if assistant is None and here and kept.assistant.name_or_path == exported_to:
+        if (kept.assistant.device, kept.assistant.dtype) == (model.device, model.dtype):
+            assistant = kept.assistant
+    if assistant is None:
+        try:
+            settings = read_drafter_settings(str(exported_to))
+        except ConfigError as error:
+            raise ValueError(
+                f"assistant_model is missing, and no drafter lies where it was exported to "
+                f"({error}); load it from where it lies now, and give assistant_model=drafter"
+            ) from None
+        assistant = load_drafter(exported_to, settings).to(model.device, model.dtype)
+    if here and kept.assistant is assistant and kept.policy == policy:
+        if not (model.training or assistant.training):
+            return kept
     drafter = drafter_for(model, assistant, "assistant_model")
     rules, stop = choose_policy(assistant, policy)
     pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules, policy)
     setattr(model, KEPT_AS, pair)
     return pair
-
-
-def _kept_pair(model: PreTrainedModel) -> PreparedPair | None:
-    """The pair of the last call, if the model is still where it was."""
-    kept = vars(model).get(KEPT_AS)
-    if not isinstance(kept, PreparedPair) or kept.target.model is not model:
-        return None
-    return kept if kept.target.device == model.device else None
-
-
-def load_assistant(model: PreTrainedModel, place: str) -> PreTrainedModel:
-    """The drafter of an export, where the call gave none: on the target's device, in its type.
-
-    `place` is where the export was written or pushed to. The next call with the same target finds
-    it loaded. Raises ValueError where it is not there (any more).
-    """
-    kept = _kept_pair(model)
-    if kept is not None and kept.assistant.name_or_path == place:
-        if (kept.assistant.device, kept.assistant.dtype) == (model.device, model.dtype):
-            return kept.assistant
-    try:
-        settings = read_drafter_settings(place)
-    except ConfigError as error:
-        raise ValueError(
-            f"assistant_model is missing, and no drafter lies where it was exported to ({error}); "
-            "load it from where it lies now, and give assistant_model=drafter"
-        ) from None
-    return load_drafter(place, settings).to(device=model.device, dtype=model.dtype)
 
 
 def choose_policy(
@@ -340,12 +325,11 @@ def choose_policy(
     else:
         asked = assistant.generation_config.num_assistant_tokens
         rules = Policy(stop="fixed", k=asked or DEFAULT_LENGTH)
-    place = None if folder is None else folder / HEAD
-    if not STOPS[rules.stop].reads_head or place is None or not place.is_dir():
-        return rules, make_stop(rules.stop_config())
-    [head] = load_heads(place).values()
-    check_head_shape(head, assistant.config, str(place))
-    return rules, make_stop(rules.stop_config(), head.to(assistant.device))
+    head = None
+    if STOPS[rules.stop].reads_head and folder is not None and (folder / HEAD).is_dir():
+        [head] = load_heads(folder / HEAD).values()
+        check_head_shape(head.to(assistant.device), assistant.config, str(folder / HEAD))
+    return rules, make_stop(rules.stop_config(), head)
 
 
 def _own_folder(assistant: PreTrainedModel) -> Path | None:
@@ -359,5 +343,4 @@ def _own_folder(assistant: PreTrainedModel) -> Path | None:
             f"assistant_model was loaded from {name!r}, which is no longer there; load it "
             "from where it lies now"
         )
-    files = [POLICY, f"{HEAD}/*"]
-    return Path(snapshot_download(name, revision=commit, allow_patterns=files))
+    return Path(snapshot_download(name, revision=commit, allow_patterns=[POLICY, f"{HEAD}/*"]))

@@ -118,7 +118,6 @@ def serving_of(card: Card, parts: Parts) -> Serving:
     """The values in the commands of a card."""
     policy, drafter = parts.policy, parts.drafter
     config = drafter.generation_config if drafter.can_generate() else None
-    p_min = policy.confidence if policy.stop == "confidence" else 0.0
     seq2seq = drafter.config.is_encoder_decoder
     return Serving(
         target=card.target or "TARGET",
@@ -128,7 +127,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
         confidence=0.0 if config is None else config.assistant_confidence_threshold,
         vocabulary=vocabulary_size(drafter.config),
         mask_token=getattr(drafter.config, "pard_token", None),
-        p_min=p_min or 0.0,
+        p_min=policy.confidence or 0.0 if policy.stop == "confidence" else 0.0,
     )
 
 

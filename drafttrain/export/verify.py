@@ -94,7 +94,10 @@ Reload = Callable[[Path, Path], Verification]
 def verify(folder: Path, parts: Parts, check: Check, reload: Reload) -> Verification:
     """Compare an export with its original. Raises ValueError naming the first difference."""
     inputs = [list(ids) for ids in check.inputs if len(ids) <= LONGEST][:INPUTS]
-    inputs = inputs or random_inputs(vocabulary_size(parts.drafter.config))
+    if not inputs:  # random ones, the same every time, of 4 to 13 tokens
+        drawn = torch.Generator().manual_seed(0)
+        found = torch.randint(vocabulary_size(parts.drafter.config), (INPUTS, 13), generator=drawn)
+        inputs = [ids[: 4 + row % 10] for row, ids in enumerate(found.tolist())]
     facts, logits = describe(parts, inputs)
     reference = Reference(facts=facts, inputs=inputs, target=check.target)
     with tempfile.TemporaryDirectory() as name:
@@ -186,12 +189,6 @@ def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
     return float((ours - theirs).abs().max()) <= allowed
 
 
-def random_inputs(vocabulary: int) -> list[list[int]]:
-    """Inputs of 4 to 13 random tokens, the same ones every time."""
-    drawn = torch.randint(vocabulary, (INPUTS, 13), generator=torch.Generator().manual_seed(0))
-    return [ids[: 4 + row % 10] for row, ids in enumerate(drawn.tolist())]
-
-
 def some_drafts(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]]:
     """The drafts for each input if every token is accepted, round after round; none of a drafter
     that cannot draft without its target."""
@@ -262,13 +259,7 @@ def gap_where_they_part(plain: ModelOutput, drafted: Tensor) -> float:
     return best - second
 
 
-def main() -> None:
-    """The command above."""
+if __name__ == "__main__":
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder, reference = map(Path, sys.argv[1:3])
-    print(compare(folder, reference).model_dump_json())
-
-
-if __name__ == "__main__":
-    main()
+    print(compare(*map(Path, sys.argv[1:3])).model_dump_json())
