@@ -16,6 +16,7 @@ from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import kind_of
+from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.calibration import (
     CallSeconds,
@@ -80,12 +81,16 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     """Search among the candidates and measure the best ones; began: when the minutes started."""
     settings = plan.settings
     prompts, skipped = read_prompts(pair, plan.rows)
+    compile_calls(settings.compile)
+    longest = max(len(prompt.source.prefix) for prompt in prompts)
+    reserve(longest + settings.sampling.max_new_tokens)
     seconds = time_calls(pair, settings.sampling, prompts[:TIMED])
     grows = plan.drafting.grows_trees and takes_trees(pair)
     drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(seconds, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
     bench = Bench(pair, candidates, build_methods(candidates, pair), prompts, settings)
+    compile_calls(settings.compile)
     left = time_left(60.0 * settings.minutes - (perf_counter() - began))
     rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)
     choices = choose(rungs, candidates)

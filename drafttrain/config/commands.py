@@ -111,7 +111,13 @@ class BigramsConfig(Config):
     """The table, a .safetensors file."""
 
 
-class DecodingConfig(Config):
+class Compiling(Config):
+    compile: Compile = "auto"
+    """Compile the calls of target and drafter by torch, each shape when it first occurs, which
+    takes up to a minute each. auto: on a GPU alone."""
+
+
+class DecodingConfig(Compiling):
     """What `eval` and `generate` decode, and how."""
 
     target: TargetConfig | None = None
@@ -120,9 +126,6 @@ class DecodingConfig(Config):
     policy: Path | None = None
     """A policy.json of `drafttrain tune`, where no stop, tree or cascade is given. Default: the one
     beside the drafter."""
-    compile: Compile = "auto"
-    """Compile the calls of target and drafter by torch, each shape when it first occurs, which
-    takes up to a minute each. auto: on a GPU alone."""
 
 
 class EvalConfig(DecodingConfig):
@@ -215,7 +218,7 @@ class CacheConfig(Config):
         return self.encoded or self.distilled.absolute().parent / "encoded"
 
 
-class TuneConfig(Config):
+class TuneConfig(Compiling):
     """`drafttrain tune`: decodes your prompts with every candidate, interleaved, and chooses the
     fastest one for each batch size."""
 

@@ -252,7 +252,8 @@ def compile_calls(how: Compile) -> None:
     auto: those on a GPU alone, as compiling takes minutes on a CPU.
     """
     for engine in list(ENGINES):
-        if how == "on" or (how == "auto" and engine.device.type != "cpu"):
+        wanted = how == "on" or (how == "auto" and engine.device.type != "cpu")
+        if wanted and engine.compiled is None:
             engine.compiled = CompiledBody(engine.body)
             if isinstance(engine.encode, Encoder):
                 engine.encode.compile()
