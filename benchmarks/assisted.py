@@ -28,7 +28,7 @@ from drafttrain.build.method import Method
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.config.progress import tracked
+from drafttrain.config.progress import tracking
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output
@@ -67,7 +67,7 @@ def main() -> None:
     )
     how = {"assistant_model": assistant}
     same_tokens = same_rounds = tokens = ours = theirs = 0
-    for prompt in tracked(prompts, "inputs", "input"):
+    for prompt in tracking(prompts, "inputs", "input"):
         [output] = decode_by(model, method, sampling, [prompt])
         with rounds_noted() as noted:
             [found] = generate_by(pair, sampling, how, [prompt])

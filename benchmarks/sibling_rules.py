@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sibling_acceptance import SiblingAcceptance, sibling_acceptance
 
-from drafttrain.config.progress import tracked
+from drafttrain.config.progress import tracking
 from drafttrain.data.shards.writing import renamed_when_whole
 
 RULES: dict[str, Callable[[SiblingAcceptance], float]] = {
@@ -52,7 +52,7 @@ def main() -> None:
     points[f"{THREE[0]}, {THREE[1]}"] = acceptance(*THREE, arguments.siblings)
     square = [
         [bernoulli(p, q, arguments.siblings) for p in middles]
-        for q in tracked(middles, "rows of q", "row")
+        for q in tracking(middles, "rows of q", "row")
     ]
     maps = {
         name: np.array([[rule(found) for found in row] for row in square])

@@ -23,7 +23,7 @@ import torch
 
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.progress import tracked
+from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
@@ -82,7 +82,7 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
         teacher = load_target(settings.target.model_copy(update={"dtype": settings.reads_in}))
     texts = list(first_texts(rows, taught, FITTED_TOKENS))
     shown = accelerator.is_main_process
-    fitted = fit_start(drafter, teacher.model, tracked(texts, "fit", "text", shown))
+    fitted = fit_start(drafter, teacher.model, tracking(texts, "fit", "text", shown=shown))
     keep_start(accelerator, settings, drafter, target.tokenizer)
     accelerator.print(
         f"{drafter.num_parameters():,} parameters; maps fitted along {fitted:,} tokens"

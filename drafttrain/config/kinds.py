@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 DrawKind = Literal["deterministic", "iid", "independent", "without_replacement"]
 """How siblings are drawn: not at all; independently from one row; independently, each from a row of
@@ -175,18 +175,9 @@ KINDS: dict[str, DrafterKind] = {
 }
 """All kinds by name."""
 
-TRAINED_CAUSAL = f"{_SETTINGS}.recipes:CausalDrafterRecipe"
-"""Settings of the recipe that trains language models whose config.json names a target."""
 
-
-class ModelSettings(Protocol):
-    """A model's config.json, as far as its kind goes."""
-
-    model_type: str
-
-
-def kind_of(settings: ModelSettings) -> DrafterKind:
-    """The kind of a drafter that is a model, from its config.json."""
+def kind_of(settings: Any) -> DrafterKind:
+    """The kind of a drafter that is a model, from its config.json (a PretrainedConfig)."""
     own = own_kind({"model_type": settings.model_type} | vars(settings))
     return CAUSAL if own is None else own
 

@@ -6,23 +6,22 @@ train quickstart: 150/250 [00:54<00:36, 2.75step/s, loss 1.876]
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TextIO, TypeVar
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
-Item = TypeVar("Item")
-
 
 def tracking(
-    total: int,
+    work: int | Sequence[Any],
     description: str,
     unit: str,
     done: int = 0,
     shown: bool = True,
     out: TextIO | None = None,
 ) -> tqdm:
-    """Progress of `total` units (steps, rows), of which `done` were there before.
+    """Progress of a number of units (steps, rows), of which `done` were there before, or through
+    items.
 
     shown: false in all processes but the one that prints. out: default is standard error. Text set
     with `set_postfix_str(text, refresh=False)` stands after the count.
@@ -31,17 +30,8 @@ def tracking(
     style = {"file": out, "dynamic_ncols": True}
     if not out.isatty():
         style = {"file": Lines(out), "mininterval": 30.0, "miniters": 1, "ncols": 0}
-    return tqdm(total=total, initial=done, desc=description, unit=unit, disable=not shown, **style)
-
-
-def tracked(
-    items: Sequence[Item], description: str, unit: str, shown: bool = True
-) -> Iterator[Item]:
-    """The items one by one, each reported when it has been dealt with."""
-    with tracking(len(items), description, unit, shown=shown) as work:
-        for item in items:
-            yield item
-            work.update()
+    style |= {"total": work} if isinstance(work, int) else {"iterable": work}
+    return tqdm(initial=done, desc=description, unit=unit, disable=not shown, **style)
 
 
 class Lines:

@@ -17,17 +17,15 @@ from pkgutil import resolve_name
 from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import MAX_GRAM, NONE, TRAINED_CAUSAL, named_kind, own_kind
+from drafttrain.config.kinds import MAX_GRAM, NONE, named_kind, own_kind
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.policy import POLICY, Policy, read_policy
 from drafttrain.config.reading import load_settings
-from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
+from drafttrain.config.recipes import CausalDrafterRecipe, DistillingRecipe, HeadRecipe
 
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"
 """model_type of an acceptance head."""
-HEADS = "drafttrain.config.recipes:HeadRecipe"
-"""Settings of the recipe that trains heads."""
 LAYOUT = (
     "input_column template reference_column source_language target_language prefix suffix chat"
 ).split()
@@ -68,26 +66,21 @@ def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[Run]:
         return (trained / "config.json").stat().st_mtime
 
     recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
-    right = [run for run, recipe in recipes.items() if recipe and (recipe == HEADS) is of_heads]
+    right = [run for run, kind in recipes.items() if kind and (kind is HeadRecipe) is of_heads]
     return map(read_run, sorted(right, key=finished_at, reverse=True))
-
-
-def read_run(folder: Path) -> Run:
-    """The finished run in a folder, from its run.yaml."""
-    return Run(folder, load_settings(resolve_name(str(_recipe_of(folder))), folder / "run.yaml"))
 
 
 def run_of(drafter: str) -> Run | None:
     """The run that a drafter folder (RUN/final, or RUN itself) belongs to, if it is one."""
     folder = Path(drafter)
     run = folder.parent if folder.name == "final" else folder
-    return None if _recipe_of(run) in (None, HEADS) else read_run(run)
+    return None if _recipe_of(run) in (None, HeadRecipe) else read_run(run)
 
 
 def head_run_of(heads: Path) -> Run | None:
     """The run that heads (RUN, RUN/final, or a head's folder in it) belong to, if any."""
     places = (heads, heads.parent, heads.parent.parent)
-    return next((read_run(run) for run in places if _recipe_of(run) == HEADS), None)
+    return next((read_run(run) for run in places if _recipe_of(run) is HeadRecipe), None)
 
 
 def head_folders(place: Path) -> list[Path]:
@@ -107,17 +100,21 @@ def read_config(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _recipe_of(run: Path) -> str | None:
-    """Names the settings of the recipe that made a finished run; None for other folders."""
+def read_run(folder: Path) -> Run:
+    """The finished run in a folder, from its run.yaml."""
+    return Run(folder, load_settings(_recipe_of(folder), folder / "run.yaml"))
+
+
+def _recipe_of(run: Path) -> type[DistillingRecipe | HeadRecipe] | None:
+    """Settings of the recipe that made a finished run; None for other folders."""
     if not (run / "run.yaml").is_file():
         return None
     config = read_config(run / "final")
-    kind = own_kind(config)
-    if kind is not None:
-        return kind.recipe
+    if kind := own_kind(config):
+        return kind.recipe and resolve_name(kind.recipe)
     if isinstance(config.get("target"), dict):  # otherwise made for no target in particular
-        return TRAINED_CAUSAL
-    return HEADS if head_folders(run) else None
+        return CausalDrafterRecipe
+    return HeadRecipe if head_folders(run) else None
 
 
 def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
@@ -131,8 +128,8 @@ def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
         if run := run_of(str(other.get("drafter"))):
             other["drafter"] = str(run.drafter)
     run = run_of(str(values["decode"]["drafter"]))
-    _fill_report(values, Path() if run is None else run.folder, "report.json")
-    return values
+    folder = Path() if run is None else run.folder
+    return values | {"report": values.get("report") or str(folder / "report.json")}
 
 
 def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
@@ -153,13 +150,8 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
     values |= {"target": known["target"], "data": known["data"]}
     values["drafter"] = known["decode"]["drafter"]
     run = run_of(values["drafter"]) if heads is None else head_run_of(Path(heads))
-    _fill_report(values, Path(heads or "") if run is None else run.folder, "tune.json")
-    return values
-
-
-def _fill_report(values: dict[str, Any], folder: Path, name: str) -> None:
-    if values.get("report") is None:
-        values["report"] = str(folder / name)
+    folder = Path(heads or "") if run is None else run.folder
+    return values | {"report": values.get("report") or str(folder / "tune.json")}
 
 
 def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
