@@ -28,11 +28,7 @@ from drafttrain.config.recipes import HeadRecipe
 from drafttrain.data.distill.distill import distill, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
-from drafttrain.data.hidden.states import (
-    HiddenCache,
-    open_cache,
-    whole_batch,
-)
+from drafttrain.data.hidden.states import HiddenCache, open_cache, whole_batch
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.models.draft_states import state_size

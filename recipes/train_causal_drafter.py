@@ -31,11 +31,7 @@ from drafttrain.data.batches.packing import (
     sequence_lengths,
     sequences_of,
 )
-from drafttrain.data.distill.recipe_rows import (
-    check_positions,
-    frequent_tokens,
-    row_lengths,
-)
+from drafttrain.data.distill.recipe_rows import check_positions, frequent_tokens, row_lengths
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
 from drafttrain.decoding.engine.architectures import check_configuration

@@ -23,15 +23,9 @@ from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import ParallelDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
-from drafttrain.data.distill.recipe_rows import (
-    check_positions,
-    choose_mask,
-    frequent_tokens,
-)
+from drafttrain.data.distill.recipe_rows import check_positions, choose_mask, frequent_tokens
 from drafttrain.data.teacher import training_examples
-from drafttrain.decoding.engine.architectures import (
-    check_configuration,
-)
+from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.causal_drafter import (
     check_causal_recipe,

@@ -25,15 +25,8 @@ from drafttrain.config.inputs import DataConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
-from drafttrain.data.distill.recipe_rows import (
-    distillations,
-    frequent_tokens,
-    row_lengths,
-)
-from drafttrain.data.encoded import (
-    heard_examples,
-    text_encoding,
-)
+from drafttrain.data.distill.recipe_rows import distillations, frequent_tokens, row_lengths
+from drafttrain.data.encoded import heard_examples, text_encoding
 from drafttrain.decoding.drafters.block_along import block_rows
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before

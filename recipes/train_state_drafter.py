@@ -27,20 +27,13 @@ from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
-from drafttrain.data.distill.recipe_rows import (
-    frequent_tokens,
-    taught_rows,
-)
+from drafttrain.data.distill.recipe_rows import frequent_tokens, taught_rows
 from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
-from drafttrain.models.state_drafter import (
-    StateDrafter,
-    copy_layers,
-    fit_start,
-)
+from drafttrain.models.state_drafter import StateDrafter, copy_layers, fit_start
 from drafttrain.models.state_recipe import check_state_recipe
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_states import FollowStates

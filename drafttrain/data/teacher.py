@@ -24,16 +24,11 @@ from drafttrain.data.batches.examples import Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
-from drafttrain.data.shards.store import (
-    TensorRows,
-    fill_folder,
-    open_tensors,
-    write_tensors,
-)
+from drafttrain.data.shards.store import TensorRows, fill_folder, open_tensors, write_tensors
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget
 
 SHARD_ROWS = 256
 """Distilled rows of a shard."""
@@ -99,9 +94,6 @@ def cache_teacher(
     ConfigError, before anything is written, for a folder of other settings, another target or other
     rows.
     """
-    if settings.teacher.dtype not in (None, settings.target.dtype):
-        faster = settings.target.model_copy(update={"dtype": settings.teacher.dtype})
-        target = load_target(faster)
     folder = teacher_folder(settings)
     caching = TeacherCaching(settings, target, rows, draftable)
     fill_folder(caching, folder, join_processes())

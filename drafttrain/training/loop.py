@@ -46,12 +46,7 @@ from drafttrain.training.losses import LossSums
 from drafttrain.training.metrics_log import Meter, MetricsLog
 from drafttrain.training.objective import Objective
 from drafttrain.training.run_folder import LOOSE
-from drafttrain.training.sharding import (
-    check_sharding,
-    copy_to_shard,
-    is_sharded,
-    whole_objective,
-)
+from drafttrain.training.sharding import check_sharding, copy_to_shard, is_sharded, whole_objective
 from drafttrain.training.stop_signal import StopSignal
 from drafttrain.training.threads import choose_threads
 

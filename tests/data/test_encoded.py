@@ -13,11 +13,7 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.distill import distill
-from drafttrain.data.encoded import (
-    ClipEncoding,
-    KeptEncodings,
-    text_encoding,
-)
+from drafttrain.data.encoded import ClipEncoding, KeptEncodings, text_encoding
 from drafttrain.data.inputs.clips import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled

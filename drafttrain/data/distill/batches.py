@@ -41,7 +41,7 @@ def batches_by_length(
 
     equal: rows of one length only, so that none is padded.
     """
-    ordered = longest_first(rows)
+    ordered = sorted(rows, key=lambda row: (-row.length, row.row))
     while ordered:
         longest = ordered[0].length
         fit = max(1, batch_tokens // longest)
@@ -53,10 +53,5 @@ def batches_by_length(
 
 def batches_of_rows(rows: Sequence[ShardRow], count: int) -> list[list[ShardRow]]:
     """Longest first, `count` rows each."""
-    ordered = longest_first(rows)
+    ordered = sorted(rows, key=lambda row: (-row.length, row.row))
     return [ordered[start : start + count] for start in range(0, len(ordered), count)]
-
-
-def longest_first(rows: Sequence[ShardRow]) -> list[ShardRow]:
-    """Rows sorted by length, then by number."""
-    return sorted(rows, key=lambda row: (-row.length, row.row))

@@ -174,7 +174,7 @@ def _labelling(
     state, sampling = state_of(config, drafter.config), cache_sampling(config, distilled)
     k, slots, limits = config.k, None, [position_limit(target.model.config)]
     if state == "slot":
-        k = slots_of(config, drafter.config)
+        k = config.k or drafter.config.k
         slots = resolve_name(kind_of(drafter.config).opens)(drafter, target.model)
         limits.append(None if slots.position_limit is None else slots.position_limit + 1 - k)
     else:
@@ -238,7 +238,7 @@ def estimate_cache(
     state = state_of(config, drafter)
     if state == "slot":
         blocks = min(tokens, rows * (config.blocks_per_row or tokens))
-        positions = blocks * min(slots_of(config, drafter), SLOTS_SEEN)
+        positions = blocks * min(config.k or drafter.k, SLOTS_SEEN)
     else:
         positions = round(tokens * (1 - kept_share(config, state)))
     width = torch.finfo(getattr(torch, config.dtype)).bits // 8
@@ -252,11 +252,6 @@ def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
     """
     kinds = states_of(drafter)
     return config.state if config.state in kinds else kinds[0]
-
-
-def slots_of(config: CacheConfig, drafter: PretrainedConfig) -> int:
-    """Slots of a block, of a drafter that drafts blocks."""
-    return drafter.k if config.k is None else config.k
 
 
 def kept_share(config: CacheConfig, state: StateKind) -> float:

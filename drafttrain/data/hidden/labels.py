@@ -193,6 +193,10 @@ def mix_tokens(
     return mixes
 
 
+Seen = tuple[Tensor, Tensor, Tensor]
+"""Positions [N], states [N, D] and acceptance [N] of one slot of some blocks."""
+
+
 @torch.inference_mode()
 def label_slots(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[Labelled]]:
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
@@ -227,48 +231,40 @@ def _label_blocks(
     prefixes = sorted({prefix for own in chosen for prefix in own})
     for slots in drafter.slots_along(source, tokens, prefixes, settings.k):
         device, begun = slots.states.device, np.array(slots.prefixes)
-        walk = _Walk(
-            slots, *(own.to(device) for own in (torch.tensor(begun), tokens, target_probs))
-        )
+        known = tokens.to(device), target_probs.to(device)
         for mix, coins in enumerate(numbers):
-            blocks = np.flatnonzero(np.isin(begun, chosen[mix]))
+            alive = torch.from_numpy(np.flatnonzero(np.isin(begun, chosen[mix]))).to(device)
             own = torch.from_numpy(coins[begun, 1:]).to(device)
-            seen[mix] += walk.walk(torch.from_numpy(blocks).to(device), own, labelling.sampling)
+            seen[mix] += seen_slots(slots, alive, own, *known, labelling.sampling)
     return [
         Labelled(output.row, *(torch.cat(column) for column in zip(*of_mix, strict=True)))
         for of_mix in seen
     ]
 
 
-Seen = tuple[Tensor, Tensor, Tensor]
-"""Positions [N], states [N, D] and acceptance [N] of one slot of some blocks."""
+def seen_slots(
+    slots: Slots,
+    alive: Tensor,
+    coins: Tensor,
+    tokens: Tensor,
+    target_probs: Tensor,
+    sampling: Sampling,
+) -> Iterator[Seen]:
+    """All first slots of some blocks along one output, then the second slots of those whose first
+    was accepted, and so on.
 
-
-@dataclass(frozen=True)
-class _Walk:
-    """Blocks along one output, to be walked slot by slot."""
-
-    slots: Slots
-    prefixes: Tensor
-    """[A]"""
-    tokens: Tensor
-    """[L]"""
-    target_probs: Tensor
-    """[L, V]"""
-
-    def walk(self, alive: Tensor, coins: Tensor, sampling: Sampling) -> Iterator[Seen]:
-        """All first slots of some blocks, then the second slots of those whose first was accepted,
-        and so on. Shapes: numbers of the blocks [N], coins [A, K] in [0, 1)."""
-        for slot in range(coins.shape[1]):
-            alive = alive[self.prefixes[alive] + slot < len(self.tokens)]
-            place, judged = self.prefixes[alive] + slot, self.target_probs
-            draft_probs = warp(self.slots.rows(alive, slot), sampling)
-            overlap = torch.minimum(draft_probs, judged[place])
-            acceptance = overlap.sum(dim=-1).clamp(max=1.0)
-            yield place, self.slots.states[alive, slot].float(), acceptance
-            emitted = self.tokens[place][:, None]
-            survival = _survival(overlap.gather(1, emitted), judged[place].gather(1, emitted))
-            alive = alive[coins[alive, slot] < survival]
+    Shapes: alive [N], numbers of the blocks among those of `slots`; coins [A, K] in [0, 1); tokens
+    [L]; target_probs [L, V].
+    """
+    prefixes = torch.tensor(slots.prefixes, device=tokens.device)
+    for slot in range(coins.shape[1]):
+        alive = alive[prefixes[alive] + slot < len(tokens)]
+        place = prefixes[alive] + slot
+        overlap = torch.minimum(warp(slots.rows(alive, slot), sampling), target_probs[place])
+        yield place, slots.states[alive, slot].float(), overlap.sum(dim=-1).clamp(max=1.0)
+        emitted = tokens[place][:, None]
+        survival = _survival(overlap.gather(1, emitted), target_probs[place].gather(1, emitted))
+        alive = alive[coins[alive, slot] < survival]
 
 
 def _survival(overlap: Tensor, target: Tensor) -> Tensor:

@@ -19,12 +19,7 @@ from torch.utils.data import Dataset
 from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.examples import Batch
 from drafttrain.data.shards.outputs import DerivedManifest
-from drafttrain.data.shards.store import (
-    MANIFEST,
-    TensorRows,
-    open_tensors,
-    write_tensors,
-)
+from drafttrain.data.shards.store import MANIFEST, TensorRows, open_tensors, write_tensors
 from drafttrain.models.draft_states import StateKind
 from drafttrain.models.identity import ModelIdentity
 

@@ -19,11 +19,7 @@ from tests.decoding.engine.fresh import (
     sources_of,
 )
 from tests.decoding.engine.test_branches import NODES, PARENTS
-from tests.tiny_models import (
-    VOCAB,
-    tiny_model,
-    tiny_source,
-)
+from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 
 def drafts(generator: torch.Generator) -> list[Proposal]:

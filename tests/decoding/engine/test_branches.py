@@ -24,11 +24,7 @@ from tests.decoding.engine.fresh import (
     last_hidden,
     precision_of,
 )
-from tests.tiny_models import (
-    VOCAB,
-    tiny_model,
-    tiny_source,
-)
+from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 PROMPT = PATHS[0]
 NODES = torch.tensor([8, 9, 8, 30, 11, 12, 13])
