@@ -43,18 +43,6 @@ def tiny_marian() -> PreTrainedModel:
 
 
 @pytest.fixture
-def tiny_bart() -> PreTrainedModel:
-    """A random BART model, float64, 40 tokens, decoder start = EOS = 1."""
-    return tiny_model("bart")
-
-
-@pytest.fixture
-def tiny_t5() -> PreTrainedModel:
-    """A random T5 model, float64, 40 tokens, pad = decoder start = 0, EOS 1."""
-    return tiny_model("t5")
-
-
-@pytest.fixture
 def tiny_target(tiny_marian: PreTrainedModel, tmp_path: Path) -> Path:
     """A folder with the tiny Marian and a tokenizer over the words w4 ... w39."""
     return save_target(tiny_marian, tmp_path / "target")

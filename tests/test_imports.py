@@ -129,12 +129,6 @@ def test_settings_and_command_line_load_nothing_heavy(place: str) -> None:
         assert ours <= {"config", "cli", "commands", "__version__"}, file
 
 
-def test_no_file_reads_or_writes_pickles() -> None:
-    for file in files():
-        names = {name.split(".")[0] for name in names_in(ast.walk(parse(file)), file)}
-        assert not names & {"pickle", "dill", "cloudpickle", "shelve"}, file
-
-
 def test_relative_imports_are_seen_too() -> None:
     file = PACKAGE / "decoding" / "drafters" / "none.py"
     statement = ast.parse("from ..loop import decode").body[0]

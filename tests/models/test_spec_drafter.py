@@ -291,17 +291,6 @@ def test_another_width_than_the_targets_cannot_start_from_its_weights() -> None:
         make_config(target, DrafterConfig(d_model=target.d_model + 1, initialise="none"), None)
 
 
-def under_former_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights as files of the first versions have them."""
-    former = {"hidden": "hidden", "embedding": "previous", "out": "out"}
-    names = {f"previous_token_{now}": f"coupling_{then}" for now, then in former.items()}
-    found = {}
-    for name, value in state.items():
-        part, dot, rest = name.partition(".")
-        found[f"{names.get(part, part)}{dot}{rest}"] = value
-    return found
-
-
 def test_states_are_as_long_as_what_they_stand_beside() -> None:
     """Numbers of the same root mean square, however large a family's are; nothing stays nothing."""
     states, embedded = torch.randn(2, 3, 12).double(), 0.1 * torch.randn(2, 3, 5).double()

@@ -101,11 +101,6 @@ def test_an_export_has_the_run_s_settings_and_scores_of_all_tokens(
     assert torch.isin(logits.argmax(-1), torch.tensor(out.config.draftable_tokens)).all()
 
 
-def test_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
-    arguments = make_project(tmp_path)
-    resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")
-
-
 def test_another_model_trains_too_in_the_type_that_is_asked_for(tmp_path: Path) -> None:
     own = [f"initialise={{path: {tmp_path / 'target'}}}"]
     own += ["train.max_steps=2", "save_dtype=float16", "objective.packed_tokens=null"]
@@ -122,7 +117,7 @@ def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits
     arguments = [*make_project(tmp_path), "teacher={kind: cached, top_k: 4}"]
     arguments.append(f"teacher.folder={tmp_path / 'teacher'}")
     assert exit_code(main, *arguments, "--dry-run") == 0
-    resumed_as_if_never_stopped(main, arguments, tmp_path, "final")
+    resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")
     said = capsys.readouterr().err
     assert "the 4 likeliest of 12 tokens hold 0." in said
     shards = list((tmp_path / "teacher").glob("*.safetensors"))

@@ -26,10 +26,6 @@ def causal_target(tmp_path: Path) -> Path:
     return save_target(model, tmp_path / "target")
 
 
-def words(text: str) -> list[int]:
-    return [int(word.removeprefix("w")) for word in text.split()]
-
-
 def test_a_target_that_penalises_repetition_takes_rows_of_one_length(causal_target):
     target = load_target(settings(causal_target).target)
     target.model.generation_config.update(repetition_penalty=1.3)

@@ -140,11 +140,6 @@ def test_a_prompt_costs_nothing_until_it_is_scored():
     assert (state.cached, state.tokens) == (0, [])
 
 
-def test_a_decoder_only_model_continues_its_prompt():
-    source = tiny_source(SOURCE, tiny_model("llama"))
-    assert source.prefix.tolist() == source.input_ids.tolist() == SOURCE
-
-
 def test_positions_count_the_prompt_of_a_decoder_only_model():
     for family in CAUSAL_FAMILIES:
         model = tiny_model(family)
@@ -208,18 +203,6 @@ def count(runs: dict[str, int], name: str) -> None:
     runs[name] += 1
 
 
-def test_sequences_do_not_share_state():
-    model = tiny_model("t5")
-    target = CachedModel(model)
-    sources = [tiny_source(SOURCE, model), tiny_source(SOURCE[:3], model)]
-    states = [target.encode(source) for source in sources]
-    drafts = [Proposal.chain(torch.tensor([6, 7])), Proposal.chain(torch.tensor([8]))]
-    scores = target.score(states, [s.prefix for s in sources], drafts)
-    for source, draft, score in zip(sources, drafts, scores, strict=True):
-        path = source.prefix.tolist() + draft.tokens.tolist()
-        close(score.logits, fresh(model, source, path).logits[0])
-
-
 def test_positions_run_out_one_token_after_the_decoder_is_full():
     model = tiny_model("marian")
     target = CachedModel(model)
@@ -238,7 +221,9 @@ def test_sources_that_do_not_fit_are_refused():
         target.encode(tiny_source([], model))
 
 
-def test_the_decoder_starts_from_its_start_token_alone():
+def test_decoders_start_from_the_prompt_or_the_start_token_alone():
+    source = tiny_source(SOURCE, tiny_model("llama"))
+    assert source.prefix.tolist() == source.input_ids.tolist() == SOURCE
     model = tiny_model("bart")
     assert tiny_source(SOURCE, model).prefix.tolist() == [1]
     model.generation_config.decoder_start_token_id = None

@@ -4,27 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    CohereConfig,
-    CohereForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MistralConfig,
-    MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.causal import rows_along
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -34,51 +14,21 @@ from drafttrain.decoding.engine.teacher_forcing import (
     projection_scale,
     teacher_force,
 )
-from tests.tiny_models import BART_SHAPE, FAMILIES, VOCAB, tiny_model
+from tests.decoding.engine import fresh
+from tests.decoding.engine.test_modules import any_family
+from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
 
 SOURCES = [[5, 9, 17, 30, 8, 21], [7], [4, 11, 6]]
 TARGETS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1], [22]]
 
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 3,
-    "eos_token_id": 1,
-    "initializer_range": 0.3,
-}
-GPT2_SHAPE = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-OPT_SHAPE = {"ffn_dim": 32, "init_std": 0.3}
-CAUSAL = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, **GPT2_SHAPE)),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE)),
-    "opt": lambda: OPTForCausalLM(OPTConfig(**SHAPE, **OPT_SHAPE, word_embed_proj_dim=16)),
-    "opt-projected": lambda: OPTForCausalLM(OPTConfig(**SHAPE, **OPT_SHAPE, word_embed_proj_dim=8)),
-    "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.25)),
-}
-"""Cohere scales its logits: it stands for families whose projection is not plain."""
 
-
-def causal_model(family: str) -> PreTrainedModel:
-    torch.manual_seed(5)
-    return CAUSAL[family]().double().eval()
-
-
-def seq2seq_model(family: str) -> PreTrainedModel:
-    if family != "m2m100":
-        return tiny_model(family)
-    torch.manual_seed(3)
-    shape = BART_SHAPE | {"decoder_start_token_id": 1}
-    return M2M100ForConditionalGeneration(M2M100Config(**shape)).double().eval()
+def any_model(family: str) -> PreTrainedModel:
+    """Cohere scales its logits: it stands for families whose projection is not plain."""
+    if family == "Cohere":
+        return any_family(family)
+    if family == "opt-projected":
+        return tiny_model("opt", word_embed_proj_dim=8)
+    return fresh.any_model(family)
 
 
 def alone(model: PreTrainedModel, source: list[int], target: list[int]):
@@ -100,9 +50,11 @@ def alone(model: PreTrainedModel, source: list[int], target: list[int]):
     return logits[first - 1 : -1], hidden[first:]
 
 
-@pytest.mark.parametrize("family", [*CAUSAL, *FAMILIES, "m2m100"])
+@pytest.mark.parametrize(
+    "family", [*CAUSAL_FAMILIES, "opt-projected", "Cohere", *FAMILIES, "m2m100"]
+)
 def test_a_padded_batch_equals_each_sequence_run_alone(family):
-    model = causal_model(family) if family in CAUSAL else seq2seq_model(family)
+    model = any_model(family)
     forced = teacher_force(model, SOURCES, TARGETS)
     states = forced_states(model, SOURCES, TARGETS)
     for source, target, seen, state in zip(SOURCES, TARGETS, forced, states, strict=True):
@@ -113,7 +65,7 @@ def test_a_padded_batch_equals_each_sequence_run_alone(family):
 
 
 def test_only_rows_of_the_output_are_projected():
-    model = causal_model("llama")
+    model = tiny_model("llama")
     assert projection_scale(model) == 1.0
     rows = []
     model.lm_head.register_forward_hook(
@@ -125,27 +77,27 @@ def test_only_rows_of_the_output_are_projected():
 
 
 def test_logits_are_float32_where_the_model_is_narrower():
-    model = causal_model("llama").to(torch.bfloat16)
+    model = tiny_model("llama").to(torch.bfloat16)
     [forced, *_] = teacher_force(model, SOURCES, TARGETS)
     assert forced.logits.dtype == torch.float32
     assert forced.hidden.dtype == torch.bfloat16
 
 
 def test_an_output_without_tokens_has_no_rows():
-    [empty, full] = teacher_force(causal_model("gpt2"), [[5, 6], [7]], [[], [8]])
+    [empty, full] = teacher_force(tiny_model("gpt2"), [[5, 6], [7]], [[], [8]])
     assert empty.logits.shape == (0, VOCAB) and empty.hidden.shape == (0, 16)
     assert full.logits.shape == (1, VOCAB)
 
 
 def test_an_empty_source_is_refused_by_number():
     with pytest.raises(ValueError, match="source 1 of the batch holds no tokens"):
-        teacher_force(causal_model("llama"), [[5], []], [[6], [7]])
+        teacher_force(tiny_model("llama"), [[5], []], [[6], [7]])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "cohere"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "Cohere"])
 def test_rows_of_a_drafter_of_few_tokens_are_those_that_the_engine_drafts_with(family):
     """Labels of acceptance heads are of the tokens that are drafted."""
-    model = causal_model(family)
+    model = any_model(family)
     everything = [forced.logits for forced in teacher_force(model, SOURCES, TARGETS)]
     model.config.draftable_tokens = few = [1, 6, 9, 22, 33]
     engine = CachedModel(model, draftable=torch.tensor(few))
