@@ -311,6 +311,8 @@ class TeacherConfig(Config):
     """Tokens kept at each position; all others count as one token. All: the same as online."""
     folder: Path | None = None
     """Folder of what is kept, which runs may share. Default: DISTILLED-teacher."""
+    dtype: Precision | None = None
+    """Weights and activations of the target meanwhile. Default: the target's."""
 
 
 class CausalDrafterRecipe(DistillingRecipe):

@@ -28,7 +28,7 @@ from drafttrain.data.shards.store import TensorRows, fill_folder, open_tensors, 
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
-from drafttrain.models.loading import LoadedTarget
+from drafttrain.models.loading import LoadedTarget, load_target
 
 SHARD_ROWS = 256
 """Distilled rows of a shard."""
@@ -94,6 +94,9 @@ def cache_teacher(
     ConfigError, before anything is written, for a folder of other settings, another target or other
     rows.
     """
+    if settings.teacher.dtype not in (None, settings.target.dtype):
+        faster = settings.target.model_copy(update={"dtype": settings.teacher.dtype})
+        target = load_target(faster)
     folder = teacher_folder(settings)
     caching = TeacherCaching(settings, target, rows, draftable)
     fill_folder(caching, folder, join_processes())

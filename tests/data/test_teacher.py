@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data import teacher
 from drafttrain.data.batches.packing import DocumentCollator
@@ -80,6 +81,20 @@ def test_the_rows_on_disk_are_those_of_the_target_at_every_token_of_an_output(pa
     tokens = sum(map(len, rows["target_ids"]))
     assert manifest.counts == tokens and manifest.shards == 3
     assert manifest.top_k_share == pytest.approx(shares / tokens)
+
+
+def test_rows_may_be_computed_in_another_precision(pair) -> None:
+    found, rows, exact = cached(pair, top_k=5, dtype="bfloat16")
+    half = load_target(TargetConfig(path=exact.path, device="cpu", dtype="bfloat16"))
+    far = []
+    for number, row in enumerate(rows):
+        own, texts = read_top(found, number), ([row["source_ids"]], [row["target_ids"]])
+        [rounded], [whole] = (teacher_force(one.model, *texts) for one in (half, exact))
+        chosen = rounded.logits.float().log_softmax(-1).gather(1, own.tokens)
+        close(own.log_probs[:, :5], chosen, 0.05)
+        whole = whole.logits.log_softmax(-1).gather(1, own.tokens)
+        far.append((own.log_probs[:, :5] - whole).abs().max())
+    assert max(far) > 1e-4
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
