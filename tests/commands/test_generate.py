@@ -75,21 +75,20 @@ def test_pieces_of_a_round_are_text_and_halves_of_characters_are_marked():
     assert readable_pieces(tiny_tokenizer(), [9, 1]) == ["w9", "</s>"]
 
 
-def test_colours_tell_accepted_added_and_rejected_tokens_apart():
-    line = show_round(1, played([5, 6, 7], 1, [5, 9]), tiny_tokenizer())
-    assert line.plain == "  1   1/3  w5 +w9  ×w6 w7"
-    colours = {line.plain[span.start : span.end].strip(): str(span.style) for span in line.spans}
-    assert colours == {"w5": "green", "w9": "bold yellow", "w6 w7": "red strike"}
-
-
-def test_the_path_of_a_tree_is_told_apart_from_its_other_nodes():
-    tree = Round(sequence=0, drafted=[5, 6, 7, 8], path=[1, 3], emitted=[6, 8, 9])
-    assert show_round(3, tree, tiny_tokenizer()).plain == "  3   2/4  w6 w8 +w9  ×w5 w7"
-
-
-def test_what_a_draft_holds_past_eos_is_not_accepted():
-    line = show_round(2, played([5, 1, 7], 3, [5, 1]), tiny_tokenizer())
-    assert line.plain == "  2   2/3  w5 </s>  ×w7"
+@pytest.mark.parametrize(
+    ("drafted", "path", "emitted", "shown"),
+    [
+        ([5, 6, 7], [0], [5, 9], "  4   1/3  w5 +w9  ×w6 w7"),
+        ([5, 6, 7, 8], [1, 3], [6, 8, 9], "  4   2/4  w6 w8 +w9  ×w5 w7"),  # a tree
+        ([5, 1, 7], [0, 1, 2], [5, 1], "  4   2/3  w5 </s>  ×w7"),  # what lies past EOS
+    ],
+)
+def test_accepted_added_and_rejected_tokens_are_told_apart(drafted, path, emitted, shown):
+    line = show_round(4, Round(0, drafted, path, emitted), tiny_tokenizer())
+    assert line.plain == shown
+    if len(path) == 1:
+        styles = {line.plain[one.start : one.end].strip(): str(one.style) for one in line.spans}
+        assert styles == {"w5": "green", "w9": "bold yellow", "w6 w7": "red strike"}
 
 
 def screen_of(display: str, capsys) -> str:

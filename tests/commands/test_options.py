@@ -118,14 +118,10 @@ def test_help_fits_the_terminal_and_leaves_no_option_unexplained(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--help"],
         ["eval", "--help"],
         ["eval", "max_new_tokens=5"],
         ["eval", "--sweep", "k=0", "--target", "t", "--drafter", "none", "--data", "d"],
-        ["generate", "--k", "ten"],
-        ["tune", "badkey=1"],
         ["export", "--drafter", "d"],
-        ["distill", "--target", "t"],
         ["generate", "--text", "a", "--target", "t", "--drafter", "none", "data.path=d"],
     ],
     ids=" ".join,

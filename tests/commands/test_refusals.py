@@ -23,20 +23,12 @@ ALONE = "drafttrain tune --target llama --drafter small --data rows.jsonl"
 EXPORT = "drafttrain export --drafter small --out new"
 
 SETTINGS = {
-    f"{DISTILL} sampling.max_new_token=9": ("max_new_token'", "'sampling.max_new_tokens'"),
     f"{DISTILL} --method sample": ("sampling.temperature", "=1.0", "method=greedy"),
-    f"{DISTILL} --config torn.yaml": ("torn.yaml", "line 2", "YAML"),
     "drafttrain distil": ("'distil'", "Did you mean 'distill'?"),
-    f"{CACHE} --dtype int8": ("dtype = 'int8'", "'float16'"),
-    f"{CAUSAL} --sweep gama=1": ("'gama'", "should be 'k', 'h'"),
-    f"{CAUSAL} --batch-size 1,0": ("batch_sizes", "0", "greater than 0"),
     f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
     "drafttrain export --drafter small": ("'out' is missing",),
-    f"{EXPORT} forse=1": ("'forse'", "did you mean 'force'"),
     f"{TUNE} h=[0.5,1.5]": ("h.1 = 1.5", "less than 1"),
-    f"{ALONE} --minutes 0": ("minutes = '0'", "greater than 0"),
-    f"{ALONE} lengths=[2]": ("'lengths'",),
 }
 INPUTS = {
     f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "JSON parse error", "row 1", ";"),
@@ -65,8 +57,6 @@ PAIRINGS = {
     f"{DISTILL} --drafter max-gram --backend transformers": ("drafter = 'max", "backend=engine"),
     f"{DISTILL} --drafter target bigrams=none.safetensors": ("bigrams", "max-gram", "leave"),
     f"{DISTILL} --drafter max-gram --stop entropy": ("'entropy'", "max-gram", "or chains of"),
-    f"{DISTILL} --backend engines": ("backend = 'engines'", "'engine'"),
-    f"{CAUSAL} --stop entropy --k 4": ("stop.k = 4", "--stop fixed"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (
         "'assisted'",
@@ -110,8 +100,6 @@ RUNS = {
     f"{RUN} --drafter ./absent --target target --data rows.jsonl": ("'./absent'", "no such folder"),
     f"{RUN} --drafter ./absent": ("./absent", "--target"),
     f"{RUN} --target ./absent --drafter checkpoints/tiny": ("--data",),
-    f"{RUN} --target wide --data rows.jsonl --drafter checkpoints/tiny": ("40 tokens", "48"),
-    f"{RUN} --data absent.txt": ("absent.txt",),
     f"{RUN} --report report.txt": ("report.txt", ".json"),
     f"{RUN} --report rows.jsonl/report.json": ("rows.jsonl", "is a file"),
     f"{RUN} --beta 3": ("beta = 3", "--verifier spec-verification"),

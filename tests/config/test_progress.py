@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import io
 
-import pytest
 import tqdm.std
 
 from drafttrain.config.progress import tracking
 
 
-class Clock:
-    """A clock that goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(tqdm.std, "time", clock)
-    return clock
-
-
-def test_a_file_gets_a_line_every_half_minute_and_one_at_each_end(clock: Clock):
-    out = io.StringIO()
+def test_a_file_gets_a_line_every_half_minute_and_one_at_each_end(monkeypatch):
+    out, now = io.StringIO(), [1000.0]
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
     with tracking(350, "train quickstart", "step", done=100, out=out) as work:
         for step in range(250):
-            clock.now += 0.25
+            now[0] += 0.25
             work.set_postfix_str(f"loss {step / 100:.3f}", refresh=False)
             work.update()
     counts = [line.split()[3] for line in out.getvalue().splitlines()]
