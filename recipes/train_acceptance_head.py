@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
+from operator import itemgetter
 
 import torch
 from transformers import PretrainedConfig
@@ -28,7 +29,7 @@ from drafttrain.config.recipes import HeadRecipe
 from drafttrain.data.distill.distill import distill, plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
-from drafttrain.data.hidden.states import HiddenCache, open_cache, whole_batch
+from drafttrain.data.hidden.states import HiddenCache, open_cache
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.models.draft_states import state_size
@@ -134,7 +135,7 @@ def make_task(settings: HeadRecipe, cache: HiddenCache, held_out: HiddenCache | 
         drafttrain_version=version("drafttrain"),
     )
     validate = Validation(held_out) if held_out is not None else None
-    return Task(HeadSweep(heads), cache, cache.lengths(), whole_batch, validate)
+    return Task(HeadSweep(heads), cache, cache.lengths(), itemgetter(0), validate)
 
 
 @dataclass(frozen=True)

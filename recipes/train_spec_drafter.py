@@ -26,7 +26,8 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.recipe_rows import distillations, frequent_tokens, row_lengths
-from drafttrain.data.encoded import heard_examples, text_encoding
+from drafttrain.data.encoded import ClipEncoding, text_encoding
+from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.block_along import block_rows
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
@@ -181,7 +182,8 @@ def examples_for(
         return Examples(rows)
     if not hears(target.model.config):
         return Examples(rows, text_encoding(target))
-    return heard_examples(target, rows, data, settings.encoded or settings.run / "encoded")
+    clips, folder = load_inputs(data, heard=True), settings.encoded or settings.run / "encoded"
+    return Examples(rows, ClipEncoding(target, rows, clips, folder))
 
 
 def blocks_along(objective: MaskPredict, example: Example) -> Drafts:

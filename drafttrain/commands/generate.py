@@ -21,7 +21,7 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
-from drafttrain.data.inputs.clips import HeardRows
+from drafttrain.data.inputs.clips import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
 from drafttrain.decoding.engine.engine import compile_calls
@@ -54,7 +54,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     decoder = method.decoder(pair.model, sampling, seed, lambda i: rows[i][0])
     compile_calls(settings.compile)
     if heard:
-        sources = HeardRows(target, inputs)
+        sources = (hear(target, row) for row in inputs)  # features take 1 MB a clip
     else:
         decoder_only = not target.model.config.is_encoder_decoder
         tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)

@@ -18,10 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import DataConfig
-from drafttrain.data.batches.examples import Complete, Example, Examples
+from drafttrain.data.batches.examples import Complete, Example
 from drafttrain.data.inputs.clips import DIGESTS, hear
-from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.sources import make_source
@@ -98,11 +96,3 @@ class ClipEncoding:
                 [encoded] = Encoder(self._target.model)([hear(self._target, self._clips[place])])
             self.kept.keep(digest, encoded)
         return self.kept.read(digest)
-
-
-def heard_examples(
-    target: LoadedTarget, rows: datasets.Dataset, data: DataConfig, folder: Path
-) -> Examples:
-    """Distilled rows of clips with their encoder states; data: the inputs that they were distilled
-    from."""
-    return Examples(rows, ClipEncoding(target, rows, load_inputs(data, heard=True), folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,7 +50,7 @@ class Decoder:
     """The random choices of sequence number i: each has a source of its own."""
 
     def decode(
-        self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1
+        self, sources: Iterable[Source], max_new_tokens: int, batch_size: int = 1
     ) -> Iterator[Round]:
         """Decode every source, yielding each round as it is done.
 
@@ -261,7 +261,7 @@ def check_room(sequence: RunningSequence, proposal: Proposal) -> None:
 def _rounds(
     decoder: Decoder,
     processors: TargetProcessors,
-    sources: Sequence[Source],
+    sources: Iterable[Source],
     max_new_tokens: int,
     batch_size: int,
 ) -> Iterator[Round]:

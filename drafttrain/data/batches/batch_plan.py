@@ -30,7 +30,7 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if len(self.lengths) == 0:
             raise ValueError("no rows to train on; see the manifest for rows that were left out")
-        totals = self._totals()
+        totals = self.lengths.reshape(len(self.lengths), -1).sum(1)
         longest = int(totals.max())
         if longest > self.batch_tokens:
             raise ValueError(
@@ -74,12 +74,9 @@ class BatchPlan:
             start = end
         return edges
 
-    def _totals(self) -> np.ndarray:
-        return self.lengths.reshape(len(self.lengths), -1).sum(1)
-
     def _sort_keys(self) -> tuple[np.ndarray, ...]:
         """Keys of the sorted order, the last one first. Rows with the same keys are as long."""
-        totals = self._totals()
+        totals = self.lengths.reshape(len(self.lengths), -1).sum(1)
         if self.lengths.ndim == 1:
             return (totals,)
         alike = np.floor(np.log(totals) / ALIKE).astype(int)

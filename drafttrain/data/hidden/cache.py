@@ -69,7 +69,7 @@ def build_cache(
     distilled, outputs = Manifest.read(config.distilled), load_distilled(config.distilled)
     target = load_target(config.target) if target is None else target
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
-    check_same_target(config, distilled, target)
+    check_own_outputs(config, distilled, target)
     clips = None
     if hears(target.model.config):
         clips = kept_clips(config, distilled, outputs, target).of
@@ -134,7 +134,7 @@ class Caching:
         )
 
 
-def check_same_target(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
+def check_own_outputs(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
     """Labels are the target's opinion of its own outputs. Raises ConfigError for another's."""
     weights, tokenizer = distilled.weights_sha256, hash_tokenizer(target.tokenizer)
     if weights is not None:  # of a server the name of the model has to do
@@ -171,7 +171,10 @@ def _labelling(
     clips: Callable[[int], Tensor] | None,
 ) -> Labelling:
     """Models and settings together. Raises ValueError where decoding would refuse them."""
-    state, sampling = state_of(config, drafter.config), cache_sampling(config, distilled)
+    state, sampling = state_of(config, drafter.config), Sampling()
+    if config.sampling is not None or distilled.method == "sample":
+        asked = config.sampling or distilled  # default: as the outputs were decoded
+        sampling = Sampling(asked.temperature, asked.top_k or 0, asked.top_p or 1.0)
     k, slots, limits = config.k, None, [position_limit(target.model.config)]
     if state == "slot":
         k = config.k or drafter.config.k
@@ -192,14 +195,6 @@ def _labelling(
         slots=slots,
         clips=clips,
     )
-
-
-def cache_sampling(config: CacheConfig, distilled: Manifest) -> Sampling:
-    """The warping that labels are made under. Default: as the outputs were decoded."""
-    if config.sampling is None and distilled.method != "sample":
-        return Sampling()
-    asked = config.sampling or distilled
-    return Sampling(asked.temperature, asked.top_k or 0, asked.top_p or 1.0)
 
 
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:

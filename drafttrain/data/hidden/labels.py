@@ -71,18 +71,17 @@ class Labelling:
     def sources(self, outputs: Sequence[ShardRow]) -> list[Source]:
         """What outputs were made from, as the target has read it."""
         if self.clips is not None:
-            return [self._clip(self.clips(output.row), output) for output in outputs]
+            start, like = start_token(self.target), (self.target.device, self.target.dtype)
+            prefixes = [torch.tensor([start, *one.prefix_ids]).to(like[0]) for one in outputs]
+            encoded = [self.clips(one.row).to(*like) for one in outputs]
+            pairs = zip(prefixes, encoded, strict=True)
+            return [Source({}, prefix, encoded=own) for prefix, own in pairs]
         target = self.target
         sources = [make_source(one.source_ids, target, one.prefix_ids) for one in outputs]
         if not target.config.is_encoder_decoder:
             return sources
         pairs = zip(sources, Encoder(target)(sources), strict=True)
         return [replace(source, encoded=encoded) for source, encoded in pairs]
-
-    def _clip(self, encoded: Tensor, output: ShardRow) -> Source:
-        prefix = torch.tensor([start_token(self.target), *output.prefix_ids])
-        encoded = encoded.to(self.target.device, self.target.dtype)
-        return Source({}, prefix.to(self.target.device), encoded=encoded)
 
 
 def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[Labelled]]:

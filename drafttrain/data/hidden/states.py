@@ -127,7 +127,7 @@ class HiddenCache(Dataset):
         return len(self.rows)
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[HeadBatch]:
-        """A batch of (epoch, row); epoch e reads mix e mod R."""
+        """One whole batch of (epoch, row), in a list; epoch e reads mix e mod R."""
         (epoch,) = {epoch for epoch, _ in keys}  # a batch never spans two
         rows = sorted(row for _, row in keys)
         return [HeadBatch(*self.read(epoch % self.manifest.mixes, rows))]
@@ -169,9 +169,3 @@ def open_cache(folder: Path) -> HiddenCache:
         )
     used = np.flatnonzero(np.any([rows.lengths for rows in mixes], axis=0))
     return HiddenCache(manifest, mixes, used)
-
-
-def whole_batch(batches: Sequence[HeadBatch]) -> HeadBatch:
-    """The collate function of `HiddenCache`, whose batches are whole already."""
-    (batch,) = batches
-    return batch

@@ -196,19 +196,6 @@ def hear(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
     return speech_source(found["input_features"][0], target.model)
 
 
-class HeardRows(Sequence[Source]):
-    """The sources of rows, each made when it is asked for: features take 1 MB a clip."""
-
-    def __init__(self, target: LoadedTarget, rows: datasets.Dataset) -> None:
-        self._target, self._rows = target, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, place: int) -> Source:
-        return hear(self._target, self._rows[place])
-
-
 def given_outputs(sources: Sequence[Source]) -> BaseModelOutput:
     """What the encoder made of sources that hold it, as Transformers takes it."""
     return BaseModelOutput(last_hidden_state=torch.stack(given_encoding(sources)))

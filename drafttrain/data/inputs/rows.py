@@ -226,16 +226,18 @@ def tokenize_prompts(
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], decoder_only: bool
 ) -> list[list[int]]:
-    """The tokens of plain texts. Nothing is added to them but the tokenizer's special tokens."""
+    """The tokens of plain texts. Nothing is added to them but the tokenizer's special tokens; for
+    decoder-only targets without those after the text, and none at all where there is no text."""
     if not texts:
         return []
     if not decoder_only:
         return tokenizer(list(texts), verbose=False)["input_ids"]
     encoded = tokenizer(list(texts), return_special_tokens_mask=True, verbose=False)
-    return [
-        _without_end(ids, added)
-        for ids, added in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
+    ends = [
+        max((place + 1 for place, special in enumerate(added) if not special), default=0)
+        for added in encoded["special_tokens_mask"]
     ]
+    return [ids[:end] for ids, end in zip(encoded["input_ids"], ends, strict=True)]
 
 
 def check_chats(
@@ -255,12 +257,6 @@ def check_chats(
             "template; put a chat_template.jinja beside it, or give plain texts "
             "(data.input_column, and data.chat=false)"
         )
-
-
-def _without_end(ids: list[int], added: list[int]) -> list[int]:
-    """Drops what the tokenizer has put after the text; all of it where there is no text."""
-    last = max((place for place, special in enumerate(added) if not special), default=-1)
-    return ids[: last + 1]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Mapping[str, str]], row: int) -> str:

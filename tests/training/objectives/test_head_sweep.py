@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from drafttrain.config.recipes import HeadConfig, TrainConfig
-from drafttrain.data.hidden.states import HeadBatch, whole_batch
+from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.training.loop import Task
 from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
@@ -42,7 +43,7 @@ class Rows(Dataset):
 
 def make_task(settings: HeadConfig = SWEEP, validate=None) -> Task:
     sweep = HeadSweep(make_heads(settings, WIDTH, seed=0, mean_acceptance=0.7))
-    return Task(sweep, Rows(), Rows.sizes, whole_batch, validate)
+    return Task(sweep, Rows(), Rows.sizes, itemgetter(0), validate)
 
 
 def trained(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
