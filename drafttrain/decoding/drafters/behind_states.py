@@ -55,11 +55,8 @@ class StateBody:
 
     def __init__(self, model: StateDrafter, output: nn.Module, draftable: Tensor | None) -> None:
         self.model, self.device = model, model.device
-        self.output = output
+        self.output, self.modules = output, [model, output]
         self._head = None if draftable is None else DraftableHead(output, draftable)
-
-    def weights(self) -> list[Tensor]:
-        return [*self.model.parameters(), *self.model.buffers(), *self.output.parameters()]
 
     def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
         if self._head is not None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from drafttrain.decoding.engine.cache import ColumnCache
@@ -58,14 +58,65 @@ class Bucket(NamedTuple):
     """States of each source; 0: there is none."""
 
 
+ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
+"""What peft's layers compute by, beside their tensors."""
+
+
+class Watched:
+    """What modules compute with: tells whether any of it has changed, been replaced or been hooked,
+    adapters included. Graphs look at nothing but their arguments."""
+
+    def __init__(self, roots: Sequence[nn.Module]) -> None:
+        self._roots, self._known = roots, None
+        self._look()
+
+    def has_changed(self) -> bool:
+        """Whether anything has, since the last time that this was asked."""
+        if self._known == self._state():
+            return False
+        before = self._hooks
+        self._look()
+        known, self._known = self._known, self._state()
+        # Transformers leaves hooks behind that collect hidden states
+        return known is None or known[1:] != self._known[1:] or before != self._hooks
+
+    def _look(self) -> None:
+        """Find all modules; what is compared in every call are their own dictionaries."""
+        modules = list({module: None for root in self._roots for module in root.modules()})
+        self._own = [one.__dict__ for one in modules]
+        self._hooked = [
+            own for one in modules for own in (one._forward_hooks, one._forward_pre_hooks)
+        ]
+        self._adapters = [own for own in self._own if ADAPTER_STATE[0] in own]
+        self._children = [one._modules for one in modules if one._modules]
+        self._tensors = [own for one in modules for own in (one._parameters, one._buffers) if own]
+        self._held = self._all_tensors()  # as long as they live, no other gets the id of one
+        hooks = [hook for own in self._hooked for hook in own.values()]
+        self._hooks = [one for one in hooks if not one.__module__.startswith("transformers.")]
+
+    def _all_tensors(self) -> list[Tensor]:
+        return [one for own in self._tensors for one in own.values() if one is not None]
+
+    def _state(self) -> tuple[Any, ...]:
+        tensors = self._all_tensors()
+        return (
+            [len(own) for own in self._hooked],
+            [own.get("forward") for own in self._own],
+            [str([own.get(name) for name in ADAPTER_STATE]) for own in self._adapters],
+            [child for own in self._children for child in own.values()],
+            [version_of(one) for one in tensors],
+            list(map(id, tensors)),
+        )
+
+
 class Graphs:
     """Steps of tensors alone, compiled one for each shape, as long as weights stay. What cannot be
     compiled runs as it is, and a line says why."""
 
-    def __init__(self, weights: Sequence[Tensor], device: torch.device) -> None:
-        self._weights, self.device = weights, device
+    def __init__(self, roots: Sequence[nn.Module], device: torch.device) -> None:
+        """roots: modules that hold all that steps compute with."""
+        self._watched, self.device = Watched(roots), device
         self._steps: dict[Any, Step] = {}
-        self._compiled_with: tuple[Any, ...] = ()
         self.failed = False
         self.compilations = 0
         """Graphs made so far."""
@@ -79,10 +130,8 @@ class Graphs:
         static: Sequence[Tensor] = (),
     ) -> Any:
         """What the step of a shape returns; static: tensors that it writes to."""
-        now = tuple(map(version_of, self._weights))
-        if now != self._compiled_with:
+        if self._watched.has_changed():
             self._steps.clear()
-            self._compiled_with = now
         step = self._steps.get(key)
         if step is None:
             step = self._steps[key] = self._compile(make(), given, what, static)
@@ -118,7 +167,7 @@ class CompiledBody:
     """Compiled calls of one decoder."""
 
     def __init__(self, body: Body) -> None:
-        self.body, self.graphs = body, Graphs(body.weights(), body.device)
+        self.body, self.graphs = body, Graphs(body.modules, body.device)
 
     def bucket_of(self, cache: ColumnCache, feeds: Sequence[Feed]) -> Bucket | None:
         """The shape that these feeds are called in; None: they run uncompiled."""
@@ -157,9 +206,9 @@ class CompiledBody:
 class CompiledEncoder:
     """A compiled encoder of texts: their number and lengths are rounded up, and masked."""
 
-    def __init__(self, encoder: Step, weights: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, encoder: Step, roots: Sequence[nn.Module], device: torch.device) -> None:
         """encoder: (ids [B, S], mask [B, S], 1 = token) -> states [B, S, D]."""
-        self._encoder, self.graphs = encoder, Graphs(weights, device)
+        self._encoder, self.graphs = encoder, Graphs(roots, device)
 
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The states of some texts. Shapes: [B, S], [B, S] -> [B, S, D]."""

@@ -48,8 +48,7 @@ class Encoder:
 
     def compile(self) -> None:
         """Have texts encoded by compiled calls from now on."""
-        weights = [*self.model.parameters(), *self.model.buffers()]
-        self.compiled = CompiledEncoder(self._texts, weights, device_of(self.model))
+        self.compiled = CompiledEncoder(self._texts, [self.model], device_of(self.model))
 
     def __call__(self, sources: Sequence[Source]) -> list[Tensor]:
         """States of every source, [S, D] each; what sources bring along is taken as it is.

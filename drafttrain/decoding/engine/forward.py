@@ -96,15 +96,13 @@ class Body(Protocol):
     """A decoder as the engine calls it."""
 
     device: torch.device
+    modules: Sequence[nn.Module]
+    """They hold all that it computes with."""
     needs_key_positions: bool
     cross_attends: bool
     """Whether it reads a source."""
     masks_sources: bool
     """Whether a part of a source can be masked; else sources of one call have one length."""
-
-    def weights(self) -> list[Tensor]:
-        """All that it computes with."""
-        ...
 
     def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
         """Where `compute` can be called, for outputs of these layers."""
@@ -128,7 +126,7 @@ class TransformersBody:
         """draftable [N]: the tokens to compute scores of; None: all. vocabulary: tokens that are
         given scores, where not the model's own. places_tokens: masks and positions are given; else
         the model makes its own, for one chain a call."""
-        self.model, self.device = model, device_of(model)
+        self.model, self.device, self.modules = model, device_of(model), [model]
         inner = unwrapped(model)
         self.cross_attends = bool(model.config.is_encoder_decoder)
         self._encoder_width = encoder_width(inner) if self.cross_attends else 0
@@ -157,9 +155,6 @@ class TransformersBody:
             self._replaced.append((self._head.module, "forward", self._head))
         self._kept: dict[int, Tensor] = {}
         self._hooks = {-1: _keeping(self._kept, -1)}
-
-    def weights(self) -> list[Tensor]:
-        return [*self.model.parameters(), *self.model.buffers()]
 
     @contextmanager
     def prepared(self, layers: Sequence[int]) -> Iterator[None]:

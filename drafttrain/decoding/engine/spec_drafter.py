@@ -22,7 +22,7 @@ class SpecDrafterBody:
     cross_attends = masks_sources = True
 
     def __init__(self, model: SpecDrafter) -> None:
-        self.model, self.device = model, model.device
+        self.model, self.device, self.modules = model, model.device, [model]
         self.needs_key_positions = model.config.positions == "relative"
         self._own_slots = model.config.slot_weights == "own"
 
@@ -33,9 +33,6 @@ class SpecDrafterBody:
         states = states.to(self.model.dtype)[None]
         both = [layer.cross_attention.project(states) for layer in self.model.decoder.layers]
         return [(keys[0], values[0]) for keys, values in both]
-
-    def weights(self) -> list[Tensor]:
-        return [*self.model.parameters(), *self.model.buffers()]
 
     def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
         return nullcontext()

@@ -102,28 +102,44 @@ def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
             assert graphs.compilations > 0 and not graphs.failed
 
 
-def test_weights_that_change_are_compiled_again():
+def test_weights_adapters_and_hooks_that_change_are_compiled_again():
     model = tiny_model("llama")
     target, source = CachedModel(model), make_source([5, 9, 17], model)
-    body, state = compiled(target), target.encode(source)
-    target.catch_up(state, source.prefix)
+    body = compiled(target)
 
     def logits_after(token: int) -> torch.Tensor:
-        score = target.catch_up(state, torch.tensor([5, 9, 17, token]))
+        score = target.catch_up(target.encode(source), torch.tensor([5, 9, 17, token]))
         close(score.logits[-1], fresh(model, source, [5, 9, 17, token]).logits[0, -1])
         return score.logits
 
     logits_after(8)
     logits_after(9)
-    assert body.graphs.compilations == 2  # calls of the prompt and of one token
+    assert body.graphs.compilations == 1
     with torch.no_grad():
         model.lm_head.weight.mul_(2.0)  # a step of training
     logits_after(10)
-    assert body.graphs.compilations == 3
+    assert body.graphs.compilations == 2
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() + 1.0)  # another tensor
-    target.engine.compiled = body = CompiledBody(target.engine.body)
     logits_after(11)
-    assert body.graphs.compilations == 1
+    assert body.graphs.compilations == 3
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = nn.Sequential(mlp.down_proj, nn.Linear(*[model.config.hidden_size] * 2))
+    mlp.down_proj.double()  # an adapter
+    logits_after(12)
+    assert body.graphs.compilations == 4
+    mlp._disable_adapters, mlp.scaling = False, {"default": 1.0}  # as layers of peft have them
+    mlp.forward = lambda x: (
+        mlp.scaling["default"] * mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+    )
+    logits_after(17)
+    mlp.scaling["default"] = 0.5
+    logits_after(18)
+    assert body.graphs.compilations == 6
+    hook = mlp.register_forward_hook(lambda module, inputs, output: 2.0 * output)
+    logits_after(13)
+    hook.remove()
+    logits_after(14)
+    assert body.graphs.compilations == 8
 
 
 def test_room_that_doubles_is_compiled_once_more():
