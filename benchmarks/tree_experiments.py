@@ -20,7 +20,7 @@ from typing import Any
 
 from tree_grids import METHODS, expand_methods
 
-from drafttrain.commands.eval import measure_methods
+from drafttrain.commands.eval import measure
 from drafttrain.commands.shell import quiet_libraries
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         settings = read_settings(given)
         variants = read_methods(given, settings)
-        measure_methods(settings, variants, given.dry_run)
+        measure(settings, given.dry_run, variants)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     if not given.dry_run:

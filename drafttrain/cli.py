@@ -148,7 +148,6 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
       drafttrain eval --drafter checkpoints/my-run --data test.txt --limit 200
       drafttrain eval --sweep k=5,10,15,25 --sweep beta=3,5 --sweep tau=1,2
       drafttrain eval --head HEAD --sweep k=2,4,6,8 --sweep h=0.3,0.5,0.7
-      drafttrain eval --drafter LARGE --cascade SMALL,max-gram
       drafttrain eval --batch-size 1,4,16 --sweep k=3,5,10
     """
     expand_sweep(settings.decode, settings.sweep)  # refuses wrong values before torch is imported
@@ -178,31 +177,20 @@ def generate(
     \b
     Examples:
       drafttrain generate --text "the house is small" --show-rounds
-      drafttrain generate --drafter checkpoints/my-run/final \\
-          --batch-size 8 < texts.txt > outputs.txt
+      drafttrain generate --drafter DRAFTER --batch-size 8 < texts.txt
       drafttrain generate --target t5-small --drafter none --data texts.txt --json
       drafttrain generate --drafter checkpoints/my-run --chat --text "Say hello."
     """
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")
     display = "json" if json_lines else "rounds" if show_rounds else "text"
-    texts = read_texts(text, settings)
-    call("drafttrain.commands.generate:generate_texts", settings, texts, display)
-
-
-def read_texts(given: Sequence[str] | None, settings: GenerateConfig) -> Sequence[str] | None:
-    """Texts of --text or standard input; None where the inputs are settings.data.
-
-    Raises ConfigError for both at once and for none, UnicodeDecodeError for bytes that are no text.
-    """
-    if given and settings.data is not None:
+    if text and settings.data is not None:
         raise ConfigError("--text and --data are both given; give one of them")
-    if given or settings.data is not None:
-        return given or None
-    lines = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
-    if not lines:
-        raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe in one text a line")
-    return lines
+    if not text and settings.data is None:
+        text = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
+        if not text:
+            raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe in one text a line")
+    call("drafttrain.commands.generate:generate_texts", settings, text or None, display)
 
 
 @app.command()
@@ -225,8 +213,7 @@ def export(settings: ExportConfig) -> None:
       drafttrain export --drafter checkpoints/my-run/final --out my-drafter
       drafttrain export --drafter my-lm --head checkpoints/heads \\
           --report tune.json --out mine
-      drafttrain export --drafter my-lm --target T --out mine \\
-          --for vllm,llama.cpp
+      drafttrain export --drafter LM --target T --out mine --for vllm,sglang
       drafttrain export --drafter checkpoints/my-run --out mine \\
           --license mit --hub USER/NAME
     """
@@ -257,13 +244,10 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
     \b
     Examples:
       drafttrain tune
-      drafttrain tune --heads checkpoints/gsm8k-heads --report-data test.jsonl.gz
       drafttrain tune --heads checkpoints/gsm8k-heads --minutes 10 \\
           --batch-size 4,16 h=[0.5,0.6,0.7] trees=[]
       drafttrain tune --drafter LARGE --target T --data dev.jsonl \\
           candidates.deep.cascade.drafters=SMALL,max-gram
-      drafttrain tune --heads my-head --target gpt2-xl --drafter gpt2 \\
-          --data prompts.txt --dry-run
     """
     call("drafttrain.commands.tune:tune", settings, dry_run)
 

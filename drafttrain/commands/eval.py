@@ -18,21 +18,16 @@ from drafttrain.evaluation.plan import build_methods, make_plan
 from drafttrain.evaluation.tables import main_table, parity_lines, print_findings
 
 
-def measure(settings: EvalConfig, dry_run: bool = False) -> None:
+def measure(
+    settings: EvalConfig, dry_run: bool = False, variants: Sequence[DecodeConfig] | None = None
+) -> None:
     """Run the evaluation that the settings describe, write its files, print its table.
 
-    dry_run: only say what would be measured, once all has been checked but the weights.
-
-    Raises ValueError, before any model loads, for settings that do not go together.
+    dry_run: only say what would be measured, once all has been checked but the weights. variants:
+    methods of the drafter, in place of those swept. Raises ValueError, before any model loads, for
+    settings that do not go together.
     """
-    measure_methods(settings, expand_sweep(settings.decode, settings.sweep), dry_run)
-
-
-def measure_methods(
-    settings: EvalConfig, variants: Sequence[DecodeConfig], dry_run: bool = False
-) -> None:
-    """The same with these methods of the drafter in place of those swept."""
-    plan = make_plan(settings, variants)
+    plan = make_plan(settings, variants or expand_sweep(settings.decode, settings.sweep))
     if dry_run:
         print("\n".join(plan.lines()))
         return

@@ -66,9 +66,8 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         settings.hub,
     )
     print(summary(settings, parts, found))
-    serving = serving_of(card, parts)
     for engine in engines_for(settings.engines, config) if settings.engines else ():
-        print(f"\n{engine.title}:\n{indent(engine.command(serving), '  ')}")
+        print(f"\n{engine.title}:\n{indent(engine.command(serving_of(card, parts)), '  ')}")
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:

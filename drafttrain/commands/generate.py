@@ -7,7 +7,7 @@ import os
 import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -30,16 +30,15 @@ from drafttrain.decoding.types import Round
 from drafttrain.models.loading import check_target
 from drafttrain.models.speech import hears
 
-Display = Literal["text", "rounds", "json"]
-
 CLOSED_PIPE = 141
 """Exit code when the reader of the output has gone: what a shell reports for SIGPIPE."""
 
 
-def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: Display) -> None:
+def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: str) -> None:
     """Decode texts (None: the rows of settings.data) and write them to standard output, in order.
 
-    Raises ConfigError before any model loads for inputs that cannot be read or are empty.
+    display: text, rounds or json. Raises ConfigError before any model loads for inputs that cannot
+    be read or are empty.
     """
     heard = hears(check_target(settings.target))
     inputs = read_inputs(settings, texts, heard)
@@ -49,9 +48,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
             raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
     pair = load_pair(settings.target, *check_methods(settings.decode))
     method, target = build_method(settings.decode, pair), pair.target
-    sampling = build_sampling(settings.decode.sampling)
-    seed = settings.decode.sampling.seed
-    decoder = method.decoder(pair.model, sampling, seed, lambda i: rows[i][0])
+    asked = settings.decode.sampling
+    decoder = method.decoder(pair.model, build_sampling(asked), asked.seed, lambda i: rows[i][0])
     compile_calls(settings.compile)
     if heard:
         sources = (hear(target, row) for row in inputs)  # features take 1 MB a clip
@@ -59,7 +57,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         decoder_only = not target.model.config.is_encoder_decoder
         tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)
         sources = [make_source(ids, target.model) for ids in tokenized]
-    rounds = decoder.decode(sources, settings.decode.sampling.max_new_tokens, settings.batch_size)
+    rounds = decoder.decode(sources, asked.max_new_tokens, settings.batch_size)
     row = rows[0][0]
     try:
         if display == "rounds":
@@ -82,14 +80,14 @@ def in_order(rounds: Iterable[Round], sequences: int) -> Iterator[Iterator[Round
     coming, waiting = iter(rounds), defaultdict[int, deque[Round]](deque)
 
     def rounds_of(number: int) -> Iterator[Round]:
-        finished = False
-        while not finished:
+        while True:
             while not waiting[number]:
                 played = next(coming)
                 waiting[played.sequence].append(played)
             played = waiting[number].popleft()
-            finished = played.finished
             yield played
+            if played.finished:
+                return
 
     return map(rounds_of, range(sequences))
 
@@ -117,8 +115,7 @@ def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]
     it is decoded.
     """
     if not sys.stdout.isatty():
-        tokens = [token for played in rounds for token in played.emitted]
-        print(tokenizer.decode(tokens, skip_special_tokens=True), flush=True)
+        print(facts_of(tokenizer, list(rounds))["text"], flush=True)
         return
     stream = TextStreamer(tokenizer, skip_special_tokens=True)
     for played in rounds:
@@ -136,9 +133,9 @@ def show_rounds(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Roun
         console.print(show_round(len(shown), played, tokenizer))
     facts = facts_of(tokenizer, shown)
     console.print(Text(f"  = {facts['text']}"))
-    mean, seconds = facts["mean_acceptance_length"], facts["seconds"]
-    counts = f"{len(facts['tokens'])} tokens in {len(shown)} rounds"
-    console.print(Text(f"    {counts}, {mean:.2f} a round, {seconds:.2f} s", style="dim"))
+    mean, counts = facts["mean_acceptance_length"], f"{len(facts['tokens'])} tokens"
+    counts += f" in {len(shown)} rounds, {mean:.2f} a round, {facts['seconds']:.2f} s"
+    console.print(Text(f"    {counts}", style="dim"))
 
 
 def show_json(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:

@@ -72,9 +72,9 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     write_evaluation(found, settings.report)
     write_policy(report, candidates, settings.sampling, policy)
     heads = search_tables(report)[: bool(report.search.heads)]
-    files = [f"report: {settings.report}", f"page: {settings.report.with_suffix('.html')}"]
-    lines = [*files, f"policy: {policy}"]
-    print_findings([main_table(report), *heads], verdict_lines(report), lines)
+    page = settings.report.with_suffix(".html")
+    files = [f"report: {settings.report}", f"page: {page}", f"policy: {policy}"]
+    print_findings([main_table(report), *heads], verdict_lines(report), files)
 
 
 def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, list[Candidate]]:
@@ -85,7 +85,10 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     longest = max(len(prompt.source.prefix) for prompt in prompts)
     reserve(longest + settings.sampling.max_new_tokens)
     seconds = time_calls(pair, settings.sampling, prompts[:TIMED])
-    grows = plan.drafting.grows_trees and takes_trees(pair)
+    models, assistant = [pair.model], pair.drafter_model
+    if assistant is not None and kind_of(assistant.config).is_language_model:
+        models.append(pair.drafter.model)
+    grows = plan.drafting.grows_trees and all(one.takes_branches for one in models)
     drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(seconds, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
@@ -112,13 +115,6 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     )
     report = found.report.model_copy(update={"search": search})
     return replace(found, report=report), candidates
-
-
-def takes_trees(pair: Pair) -> bool:
-    """Whether both models can be given draft trees."""
-    assistant, model = pair.drafter_model, pair.model
-    alone = assistant is None or not kind_of(assistant.config).is_language_model
-    return model.takes_branches and (alone or pair.drafter.model.takes_branches)
 
 
 def time_calls(pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt]) -> CallSeconds:

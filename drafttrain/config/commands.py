@@ -1,7 +1,11 @@
-"""Settings of the commands, one frozen model each."""
+"""Settings of the commands, one frozen model each.
+
+BACKENDS says what decodes in distillation. A row names functions by dotted paths (`module:name`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +18,6 @@ from pydantic import (
     PositiveInt,
 )
 
-from drafttrain.config.backends import BACKENDS, Backend, DistillMethod
 from drafttrain.config.base import Config, Fraction, Listed
 from drafttrain.config.decode import (
     DecodeConfig,
@@ -26,17 +29,62 @@ from drafttrain.config.decode import (
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.sweep import Swept
 
+DistillMethod = Literal["greedy", "beam", "sample"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What is known about a backend of distillation."""
+
+    name: str
+    """As settings and manifests have it."""
+    opens: str
+    """Function (DistillConfig, LoadedTarget) -> BatchDecoder."""
+    methods: tuple[DistillMethod, ...]
+    """How it can decode."""
+    checks: str | None = None
+    """Function (DistillConfig) -> None: refuses what only this backend knows to be wrong, before
+    any weights are read."""
+    takes_drafter: bool = False
+    """Whether a drafter may draft for it."""
+    reads_weights: bool = True
+    """Whether the target decodes in this process; otherwise its tokenizer and settings suffice."""
+
+
+_DISTILL = "drafttrain.data.distill"
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            "transformers", f"{_DISTILL}.generation:open_generate", ("greedy", "beam", "sample")
+        ),
+        Backend(  # the loop that `generate` and `eval` decode with, with a drafter if one is given
+            "engine",
+            "drafttrain.build.distilling:open_engine",
+            ("greedy", "sample"),
+            checks="drafttrain.build.distilling:check_engine",
+            takes_drafter=True,
+        ),
+        Backend(  # a decoder-only target that OpenAI-compatible servers run
+            "server",
+            f"{_DISTILL}.server:open_server",
+            ("greedy", "sample"),
+            checks=f"{_DISTILL}.server:check_server",
+            reads_weights=False,
+        ),
+    )
+}
+
 BackendName = Literal["auto", *BACKENDS]
 EngineName = Literal["transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 Baseline = Literal["generate", "beam", "assisted"]
 
 
-def _spelled_out(value: object) -> object:
-    """YAML reads on and off as true and false."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-Compile = Annotated[Literal["off", "auto", "on"], BeforeValidator(_spelled_out)]
+Compile = Annotated[
+    Literal["off", "auto", "on"],
+    BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
+]
+"""YAML reads on and off as true and false."""
 BatchSizes = Annotated[
     tuple[PositiveInt, ...], Listed, AfterValidator(lambda sizes: tuple(sorted({1, *sizes})))
 ]
@@ -212,10 +260,6 @@ class CacheConfig(Config):
     """Blocks drawn from each output. Default: one at every prefix."""
     encoded: Path | None = None
     """Folder of the encoder states of clips, which runs may share. Default: beside `distilled`."""
-
-    @property
-    def encodings(self) -> Path:
-        return self.encoded or self.distilled.absolute().parent / "encoded"
 
 
 class TuneConfig(Compiling):

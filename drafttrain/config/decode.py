@@ -136,9 +136,8 @@ class CascadeConfig(Config):
             return self.increments
         levels, copies = 1 + len(self.drafters), copies_text(self.drafters[-1])
         rows = [[5] * (levels - depth) for depth in range(levels)]
-        for row in rows if copies else ():
-            row[-1] = 10
         if copies:
+            rows[1:] = [[*row[:-1], 10] for row in rows[1:]]
             rows[0][-1] = 0
         return tuple(map(tuple, rows))
 

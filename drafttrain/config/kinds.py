@@ -104,12 +104,7 @@ _Slots = partial(
     probs_along=f"{_AT}.slots:probs_along",
 )
 
-NONE = DrafterKind(
-    name="none",
-    words="plain decoding",
-    opens=f"{_AT}.none:open_drafter",
-    drafts="nothing",
-)
+NONE = DrafterKind("none", "plain decoding", f"{_AT}.none:open_drafter", "nothing")
 MAX_GRAM = DrafterKind(
     name="max-gram",
     words="max-gram",
@@ -200,8 +195,7 @@ def named_kind(drafter: str | None) -> DrafterKind | None:
 
 def copies_text(drafter: str | None) -> bool:
     """Whether settings name a drafter that copies from the text itself."""
-    kind = named_kind(drafter)
-    return kind is not None and kind.drafts == "copies"
+    return named_kind(drafter) is MAX_GRAM
 
 
 def in_words(kinds: list[DrafterKind]) -> str:

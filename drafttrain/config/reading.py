@@ -171,7 +171,6 @@ def _parse(override: str) -> tuple[str, Any]:
 
 def _problem(error: Exception) -> str:
     """What is wrong and where, in one line."""
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
+    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return " ".join(str(error).split("\n")[0].split())

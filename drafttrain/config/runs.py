@@ -47,7 +47,7 @@ class Run:
 
 def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
     """The run finished last, of a drafter or of heads. Raises ConfigError where there is none."""
-    for run in finished_runs(folder, of_heads):
+    if run := next(finished_runs(folder, of_heads), None):
         return run
     script, give = "train_spec_drafter.py", "--target and --drafter"
     if of_heads:
@@ -60,14 +60,11 @@ def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
 
 def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[Run]:
     """The runs whose drafters, or heads, are finished, the newest first."""
-
-    def finished_at(run: Path) -> float:
-        trained = head_folders(run)[0] if of_heads else run / "final"
-        return (trained / "config.json").stat().st_mtime
-
     recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
     right = [run for run, kind in recipes.items() if kind and (kind is HeadRecipe) is of_heads]
-    return map(read_run, sorted(right, key=finished_at, reverse=True))
+    trained = {run: head_folders(run)[0] if of_heads else run / "final" for run in right}
+    ended = {run: (folder / "config.json").stat().st_mtime for run, folder in trained.items()}
+    return map(read_run, sorted(ended, key=ended.__getitem__, reverse=True))
 
 
 def run_of(drafter: str) -> Run | None:
@@ -147,9 +144,9 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
     _group(values, "sampling")
     asked = {name: values[name] for name in ("target", "data") if values.get(name)}
     known = fill_data(fill_from_run(asked | {"decode": {"drafter": values["drafter"]}}))
-    values |= {"target": known["target"], "data": known["data"]}
-    values["drafter"] = known["decode"]["drafter"]
-    run = run_of(values["drafter"]) if heads is None else head_run_of(Path(heads))
+    drafter = known["decode"]["drafter"]
+    values |= {"target": known["target"], "data": known["data"], "drafter": drafter}
+    run = run_of(drafter) if heads is None else head_run_of(Path(heads))
     folder = Path(heads or "") if run is None else run.folder
     return values | {"report": values.get("report") or str(folder / "tune.json")}
 

@@ -57,8 +57,7 @@ def check_name(name: str, field: str) -> None:
 def check_destination(out: Path, force: bool) -> None:
     """Refuse a folder that may not be written. Raises ConfigError."""
     check_name(str(out.absolute()), "out")
-    nearest = next(parent for parent in out.absolute().parents if parent.exists())
-    if not nearest.is_dir():
+    if not (nearest := next(one for one in out.absolute().parents if one.exists())).is_dir():
         raise ConfigError(f"out = {str(out)!r}: {str(nearest)!r} is a file, not a folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return

@@ -10,8 +10,7 @@ from pkgutil import resolve_name
 import pytest
 import torch
 
-from drafttrain.config.backends import BACKENDS
-from drafttrain.config.commands import DistillConfig
+from drafttrain.config.commands import BACKENDS, DistillConfig
 from drafttrain.config.decode import StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, NONE, kind_of, named_kind
 from drafttrain.config.methods import (

@@ -20,9 +20,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from drafttrain.config.backends import BACKENDS
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import DistillConfig
+from drafttrain.config.commands import BACKENDS, DistillConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused
 from drafttrain.data.distill.generation import generate_settings

@@ -160,7 +160,8 @@ def kept_clips(
             f"the clips in {distilled.data['path']!r} are not those that {str(config.distilled)!r} "
             "was distilled from; put them back, or distil again"
         )
-    return ClipEncoding(target, outputs, clips, config.encodings)
+    folder = config.encoded or config.distilled.absolute().parent / "encoded"
+    return ClipEncoding(target, outputs, clips, folder)
 
 
 def _labelling(
