@@ -5,7 +5,8 @@
 Every input is decoded by plain decoding, by Transformers' `generate` (greedy) and, where a drafter
 is given, by speculation with drafts of k tokens, in turn; medians over the repeats. The time of a
 round is split by its own clocks: the target's calls (with verification), drafting, and the rest;
-the encoder is timed alone.
+the encoder is timed alone. --compile: calls of a few lengths are compiled afterwards, and timed
+next to uncompiled ones.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal
 from drafttrain.decoding.verifiers import GreedyMatch
@@ -33,7 +35,7 @@ from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import describe_environment
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
 
-LENGTHS = (1, 5, 11, 26)
+LENGTHS = (1, 5, 13, 26)
 """New tokens fed in one decoder call: a draft of k and the last committed token make k + 1."""
 CACHED = 8
 """Tokens in the cache before such a call."""
@@ -67,6 +69,13 @@ def main() -> None:
     for run in drafted:
         figures["speedup_over_plain"] = plain.median_seconds.sum() / run.median_seconds.sum()
         figures |= round_parts("drafted", run, encoder)
+    if arguments.compile:
+        compile_calls("on")
+        compiled = call_seconds(model, prompts[0], arguments.repeats)
+        figures |= {f"compiled_call_ms_{n}_tokens": 1e3 * s for n, s in compiled.items()}
+        figures["graphs"] = model.engine.compiled.graphs.compilations
+        call_seconds(model, prompts[0], 1)
+        figures["graphs_more"] = model.engine.compiled.graphs.compilations - figures["graphs"]
     environment = describe_environment().model_dump()
     report = {"target": arguments.target, "environment": environment, "figures": figures}
     for name, value in figures.items():
@@ -94,6 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=50, help="most inputs")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--compile", action="store_true", help="time compiled calls, too")
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     return parser.parse_args()
 
