@@ -123,20 +123,14 @@ def test_two_processes_have_the_losses_of_one_language_model_run(folder: Path) -
         assert largest_difference(one, two, value) <= 1e-5
 
 
-def test_fsdp_has_the_losses_of_one_process_and_leaves_a_whole_drafter(
+def test_fsdp_has_the_losses_of_one_process_and_goes_on_after_a_kill_to_the_same_bits(
     folder: Path, alone: Path
 ) -> None:
-    run(launch(folder, DRAFTER, "fsdp", processes=2, file="fsdp2.yaml"))
-    assert largest_difference(alone, folder / "fsdp") <= 1e-5
-    assert largest_difference(alone, folder / "fsdp", "held_out_loss") <= 1e-5
-    check_final(alone, folder / "fsdp")
-
-
-def test_fsdp_goes_on_after_a_kill_to_the_same_bits(folder: Path) -> None:
-    """Runs after the test above, whose run it repeats; makes it where that was left out."""
     whole, cut = folder / "fsdp", folder / "fsdp-killed"
-    if not whole.exists():
-        run(launch(folder, DRAFTER, "fsdp", processes=2, file="fsdp2.yaml"))
+    run(launch(folder, DRAFTER, "fsdp", processes=2, file="fsdp2.yaml"))
+    assert largest_difference(alone, whole) <= 1e-5
+    assert largest_difference(alone, whole, "held_out_loss") <= 1e-5
+    check_final(alone, whole)
     again = launch(folder, DRAFTER, "fsdp-killed", processes=2, file="fsdp2.yaml")
     kill_at_checkpoint(again, cut)
     assert "resuming" in run(again)

@@ -88,11 +88,16 @@ def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("marian", {"slots": "paper"}), ("t5", {"slot_weights": "own"})],
+    [("marian", {"slots": "paper"}), ("t5", {"slot_weights": "own"}), ("marian", "states")],
+    ids=str,
 )
 def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
+    """With fusion of the target's states as well."""
     target = CachedModel(shared(family))
-    drafter = BlockDrafter(tiny_drafter(family, **settings))
+    if settings == "states":
+        drafter = told_states(target.model)
+    else:
+        drafter = BlockDrafter(tiny_drafter(family, **settings))
     sources = sources_for(target.model)
     expected = [decoded(target, each, sources) for each in (NoDrafter(), drafter)]
     compile_calls("on")
@@ -196,14 +201,6 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(capsys):
     close(score.logits[-1], fresh(model, source, [5, 9, 17, 8]).logits[0, -1])
     assert "calls run uncompiled from here on" in capsys.readouterr().err
     assert body.graphs.compilations == 0
-
-
-def test_states_of_the_target_are_compiled_in():
-    target = CachedModel(shared("marian"))
-    drafter, sources = told_states(target.model), sources_for(target.model)
-    expected = decoded(target, drafter, sources)
-    compile_calls("on")
-    assert decoded(target, drafter, sources) == expected
 
 
 def test_auto_leaves_a_cpu_uncompiled():
