@@ -74,13 +74,7 @@ def test_whatever_slots_learn_a_token_predicts_as_the_target_does(family: str) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_is_accounted_for(family: str) -> None:
-    target = shared(family)
-    config = make_config(
-        target.config,
-        DrafterConfig(previous_token_rank=2),
-        None,
-        untied_output=has_own_output(target),
-    )
+    target, config = shared(family), tiny_drafter(family, previous_token_rank=2).config
     account = initialise(SpecDrafter(config).double(), target, "both")
     assert all(name.startswith("previous_token") for name in account.missing)
     assert account.unexpected == []

@@ -13,28 +13,22 @@ from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.hidden.states import HeadBatch
-from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
 from drafttrain.training.objective import Batch, Objective
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from tests.tiny_drafters import block_heads
+from tests.tiny_drafters import block_heads, tiny_drafter
 from tests.tiny_models import tiny_model
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
 
 
 def mask_predict() -> tuple[Objective, Batch]:
-    config = SpecDrafterConfig(
-        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, k=3,
-        decoder_start_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    settings = ObjectiveConfig(total_variation=1.0)
-    objective = MaskPredict(SpecDrafter(config), settings, tiny_model("marian"))
-    return objective, SlotCollator(config, blocks=2, seed=0)(EXAMPLES)
+    drafter, settings = tiny_drafter("marian"), ObjectiveConfig(total_variation=1.0)
+    objective = MaskPredict(drafter, settings, tiny_model("marian"))
+    return objective, SlotCollator(drafter.config, blocks=2, seed=0)(EXAMPLES)
 
 
 def predict_ahead() -> tuple[Objective, Batch]:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.config.recipes import DrafterConfig, ObjectiveConfig
+from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.slots import SlotBatch, SlotCollator
-from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.training.losses import rejection_probability
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.tiny_drafters import shared
+from tests.tiny_drafters import shared, tiny_drafter
 
 OUTPUTS = [[5, 9, 7, 1], [8, 4, 6, 9, 3, 7, 1]]
 """No token twice in an output, so that a label tells its place."""
 
 
 def objective(weight: float, **drafter: object) -> MaskPredict:
-    target = shared("marian")
-    config = make_config(
-        target.config,
-        DrafterConfig(**{"k": 4, "dropout": 0.0, "previous_token_rank": 0, **drafter}),
-        None,
-        untied_output=has_own_output(target),
-    )
-    torch.manual_seed(0)
-    model = SpecDrafter(config).double()
-    initialise(model, target, "both")
     settings = ObjectiveConfig(total_variation=weight, glancing_start=0.0, glancing_end=0.0)
-    return MaskPredict(model, settings, target).train()
+    model = tiny_drafter("marian", dropout=0.0, **drafter)
+    return MaskPredict(model, settings, shared("marian")).train()
 
 
 def batch_for(of: MaskPredict) -> SlotBatch:
