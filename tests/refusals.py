@@ -16,7 +16,7 @@ import datasets
 import huggingface_hub
 import torch
 import yaml
-from transformers import GPTJConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GPTJConfig, PreTrainedModel
 
 from drafttrain.cli import main
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
@@ -62,7 +62,7 @@ def make_project(root: Path) -> Path:
     save_target(tiny_model("llama", seed=5, **LONG).float(), root / "llama")
     save_target(small, root / "small")
     save_target(small, root / "shuffled")
-    _shuffled_tokenizer().save_pretrained(root / "shuffled")
+    tiny_tokenizer(shuffled=True).save_pretrained(root / "shuffled")
     ids = {"bos_token_id": BOS, "eos_token_id": EOS}
     unknown = GPTJConfig(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, **ids)
     unknown.save_pretrained(root / "unknown")
@@ -87,15 +87,6 @@ def make_project(root: Path) -> Path:
     _write_files(root)
     _write_runs(root, small)
     return root
-
-
-def _shuffled_tokenizer() -> PreTrainedTokenizerFast:
-    """The same words with w4 and w5 exchanged."""
-    state = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
-    words = state["model"]["vocab"]
-    words["w4"], words["w5"] = words["w5"], words["w4"]
-    backend = type(tiny_tokenizer().backend_tokenizer).from_str(json.dumps(state))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
 
 
 def _write_files(root: Path) -> None:

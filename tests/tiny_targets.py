@@ -10,10 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tests.tiny_models import BOS, EOS, PAD, UNK, VOCAB
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word, EOS at the end of every input."""
+def tiny_tokenizer(shuffled: bool = False) -> PreTrainedTokenizerFast:
+    """One token a word, EOS at the end of every input; shuffled: w4 and w5 exchanged."""
     words = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK, "<s>": BOS}
     words |= {f"w{token}": token for token in range(len(words), VOCAB)}
+    if shuffled:
+        words |= {"w4": words["w5"], "w5": words["w4"]}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
@@ -63,8 +63,8 @@ class Method:
     sizes: Sizes = field(default_factory=dict)
     """How large its drafts are (`draft_sizes`)."""
     assistant: PreTrainedModel | None = None
-    """The (first) drafter's model, where it is a language model: Transformers' own assisted
-    generation can draft with it."""
+    """The (first) drafter's model, where it is a language model whose embedding has as many rows
+    as the target's: Transformers' own assisted generation can draft with it."""
     parameters: int | None = None
     """Of all models that draft; None where it is not known."""
 
@@ -110,7 +110,11 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     parameters = [0 if one is None else one.num_parameters() for one in models]
     if named_kind(config.drafter) is not NONE:
         sizes = [count / target.num_parameters() for count in parameters]
-        ratios = parameter_ratios(config, drafter.name, sizes)
+        ratios = {drafter.name: sum(sizes) / len(sizes)}
+        if config.cascade is not None:
+            ratios = dict(zip(level_names(config.drafters), sizes, strict=True))
+    language_model = model is not None and kind_of(model.config).is_language_model
+    fits = language_model and vocabulary_size(model.config) == vocabulary_size(target.config)
     return Method(
         drafter,
         stop,
@@ -119,7 +123,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
         varied,
         kind=method_kind(config),
         sizes=draft_sizes(config, stop),
-        assistant=assistant_of(model, target),
+        assistant=model if fits else None,
         parameters=sum(parameters) if ratios else None,
     )
 
@@ -172,25 +176,6 @@ def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPol
     if stop.reads_head and head is not None:
         return HeadPolicy(head, value, most)
     return make_policy(stop.name, value, most)
-
-
-def parameter_ratios(config: DecodeConfig, name: str, sizes: Sequence[float]) -> dict[str, float]:
-    """Parameters over the target's of each drafter whose calls are counted, by its name.
-
-    sizes: of all drafters of the method. Those that draft side by side count as one of their mean
-    size: each makes calls of its own.
-    """
-    if config.cascade is not None:
-        return dict(zip(level_names(config.drafters), sizes, strict=True))
-    return {name: sum(sizes) / len(sizes)}
-
-
-def assistant_of(model: PreTrainedModel | None, target: PreTrainedModel) -> PreTrainedModel | None:
-    """A drafter's model, where it is a language model that other programs could draft with: its
-    embedding has as many rows as the target's."""
-    if model is None or not kind_of(model.config).is_language_model:
-        return None
-    return model if vocabulary_size(model.config) == vocabulary_size(target.config) else None
 
 
 def method_kind(config: DecodeConfig) -> str:

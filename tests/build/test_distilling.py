@@ -209,12 +209,3 @@ def test_rows_without_finite_scores_are_errors_and_the_others_are_decoded(tmp_pa
     assert distil(drafted).counts == distil(plain).counts
     assert Manifest.read(plain.out).counts.error > 1
     assert shards(drafted.out) == shards(plain.out)
-
-
-def test_heads_of_another_target_are_refused_before_anything_is_written(models, tmp_path):
-    save_target(tiny_model("llama", seed=9), tmp_path / "other")
-    config = made(models, tmp_path, "llama", "out", drafter="block-heads")
-    other = config.target.model_copy(update={"path": str(tmp_path / "other")})
-    with pytest.raises(ConfigError, match="trained on"):
-        distil(config.model_copy(update={"target": other}))
-    assert not config.out.exists()

@@ -65,9 +65,7 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        ({"h": 0.5}, "stop.h = 0.5 counts for head only.*--stop head"),
         ({"kind": "head", "k": 3}, "stop.k = 3 counts for fixed only"),
-        ({"kind": "entropy", "confidence": 0.3}, "stop.confidence = 0.3.*is 'entropy'"),
         ({"max_draft": 8}, "stop.max_draft = 8 counts for head or entropy"),
     ],
 )

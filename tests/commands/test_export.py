@@ -14,16 +14,11 @@ from drafttrain.config.commands import ExportConfig
 from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import (
-    DataFacts,
-    Report,
-    Run,
-    TargetFacts,
-    describe_environment,
-)
+from drafttrain.evaluation.report import DataFacts, Report, TargetFacts
 from drafttrain.export.verify import compare
 from tests.commanding import ended
-from tests.evaluation.reports import batched_report
+from tests.evaluation.reports import ENVIRONMENT, batched_report
+from tests.evaluation.reports import run as measured
 from tests.export.pairs import noisy_copy, save_drafter, save_head, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
@@ -37,28 +32,14 @@ def drafter(tmp_path: Path) -> Path:
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     """What `drafttrain eval` writes, of one method."""
-    run = Run(
-        name="causal head(0.7) greedy",
-        kind="method",
-        method="chain",
-        sizes={"depth": 20, "nodes": 20, "max_draft": 20},
-        drafter="causal",
-        stop="head(0.7)",
-        verifier="greedy",
-        sampling={"temperature": 0.0},
-        lossless=True,
-        settings={},
-        metrics={"speedup": Estimate(1.5, 1.4, 1.6)},
-    )
+    command = {"command": "/home/me/bin/drafttrain eval --drafter /home/me/tiny"}
     written = Report(
         mode="decode",
         target=TargetFacts(path="org/big", parameters=10, dtype="float32", device="cpu"),
         data=DataFacts(path="test.jsonl", prompts=200, references=0),
-        environment=describe_environment().model_copy(
-            update={"command": "/home/me/bin/drafttrain eval --drafter /home/me/tiny"}
-        ),
+        environment=ENVIRONMENT.model_copy(update=command),
         options={},
-        runs=[run],
+        runs=[measured("causal k=3 greedy", 3, metrics={"speedup": Estimate(1.5, 1.4, 1.6)})],
     )
     (tmp_path / "report.json").write_text(written.model_dump_json())
     return tmp_path / "report.json"

@@ -202,3 +202,14 @@ def test_a_run_stands_for_its_drafter_where_rows_are_distilled(tmp_path):
     assert fill_distill({"drafter": str(run), "stop": {"k": 3}})["stop"] == {"k": 3}
     assert fill_distill({"drafter": "max-gram"}) == {"drafter": "max-gram"}
     assert fill_distill({}) == {}
+
+
+def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter):
+    made_for = {"path": "base", "revision": None, "hears": False}
+    Path(drafter, "config.json").write_text(json.dumps({"target": made_for}))
+    found = fill_from_run({"decode": {"drafter": drafter}})
+    assert (found["target"], found["decode"]["stop"]) == (
+        {"path": "base"},
+        {"kind": "fixed", "k": 7},
+    )
+    assert fill_from_run({"decode": {"drafter": drafter}, "target": TARGET})["target"] == TARGET

@@ -68,13 +68,8 @@ def wide(root: Path) -> dict[str, object]:
 
 
 def shuffled(root: Path) -> dict[str, object]:
-    tokenizer = tiny_tokenizer()
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    words = state["model"]["vocab"]
-    words["w4"], words["w5"] = words["w5"], words["w4"]
-    tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
     target = save_target(tiny_model("llama"), root / "target")
-    tokenizer.save_pretrained(target)
+    tiny_tokenizer(shuffled=True).save_pretrained(target)
     return {"target": target}
 
 

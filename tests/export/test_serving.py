@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from drafttrain.cli import main
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.export.verify import Check, in_fresh_process, load_written, verify
 from tests.export.pairs import export_to, noisy_copy, save_drafter, save_head, save_spec_drafter
@@ -32,16 +30,6 @@ def pair(request, tmp_path_factory) -> tuple[str, Path]:
     return str(target), export_to(root / "export", drafter=str(drafter), head=head)
 
 
-def generated(capsys, *arguments: str) -> list[dict]:
-    """Lines of `drafttrain generate --json` for the sentences."""
-    texts = [word for sentence in SENTENCES for word in ("--text", sentence)]
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        main(["generate", *texts, "--json", "--max-new-tokens", "12", *arguments])
-    assert stopped.value.code == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
 def test_a_fresh_process_decodes_with_the_folder_what_the_target_decodes_alone(pair):
     target, export = pair
     inputs = [tiny_tokenizer()(sentence).input_ids[:-1] for sentence in SENTENCES]
@@ -49,16 +37,3 @@ def test_a_fresh_process_decodes_with_the_folder_what_the_target_decodes_alone(p
         export, load_written(export), Check(inputs, TargetConfig(path=target)), in_fresh_process
     )
     assert (found.drafted, found.decoded, found.ties) == (6, 6, 0)
-
-
-def test_the_command_decodes_with_an_export_what_the_target_decodes_alone(capsys, pair):
-    target, export = pair
-    lines = generated(capsys, "--target", target, "--drafter", str(export))
-    assert any(one["accepted"] for line in lines for one in line["rounds"])
-    plain = generated(capsys, "--target", target, "--drafter", "none")
-    assert [line["tokens"] for line in lines] == [line["tokens"] for line in plain]
-    if "marian" in target:  # of a Spec-Drafter, whose target and k = 4 the export knows
-        rounds = [
-            one for line in generated(capsys, "--drafter", str(export)) for one in line["rounds"]
-        ]
-        assert max(len(one["drafted"]) for one in rounds) == 4
