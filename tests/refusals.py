@@ -101,7 +101,6 @@ def _write_files(root: Path) -> None:
         "texts.txt": "w5 w6 w7\nw9 w4\n",
         "table.csv": "question,answer\nw5,w6\n",
         "torn.yaml": "target: {path: target\ndata: [\n",
-        "no-h.json": json.dumps({"stop": "head", "head": "D1-w6"}),
         entry: GENERATE,
     }
     for name, text in files.items():

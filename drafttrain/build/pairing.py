@@ -7,7 +7,6 @@ The one place where settings are checked against each other, for every command, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from drafttrain.build.drafts import build_shape
 from drafttrain.build.heads import find_head
@@ -37,14 +36,9 @@ from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.draft_states import drafts_tokens
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 
-
-class Drafters(NamedTuple):
-    """What checked methods draft with, for `load_pair(target, *drafters)`."""
-
-    names: tuple[str, ...]
-    """All drafters, that of the first method first."""
-    bigrams: str | None
-    """Max-gram's table, if it has one."""
+Drafters = tuple[tuple[str, ...], str | None]
+"""What checked methods draft with, for `load_pair(target, *drafters)`: all drafters, that of the
+first method first, and max-gram's table, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def check_methods(*methods: DecodeConfig) -> Drafters:
         shown = " and ".join(sorted(map(repr, tables)))
         raise ConfigError(f"bigrams = {shown}; give all methods with max-gram one table, or none")
     names = dict.fromkeys(name for method in methods for name in method.drafters)
-    return Drafters(tuple(names), tables.pop() if tables else None)
+    return tuple(names), tables.pop() if tables else None
 
 
 def method_stop(decode: DecodeConfig) -> StopConfig:

@@ -49,7 +49,6 @@ INPUTS = {
     f"{ALONE} candidates.x.drafter=llama": ("candidates.x.drafter", "leave it out"),
 }
 PAIRINGS = {
-    f"{CAUSAL} --stop head --head heads": ("2 heads", "D0-w6, D1-w6", "one head"),
     f"{DISTILL} --drafter wide": ("'wide'", "48 tokens", "train"),
     f"{DISTILL} --drafter llama": ("'llama'", "decoder-only", "give"),
     f"{DISTILL} --drafter target --method beam": ("method = 'beam'", "'engine'", "leave", "greedy"),
@@ -71,16 +70,7 @@ PAIRINGS = {
     f"{FORCED} {ENTROPY}": ("others.x.stop.kind = 'entropy'", "--mode decode"),
     f"{FORCED} others.x.drafter=narrow-blocks": ("others.x.drafter", "--mode decode"),
     f"{FORCED} others.x.drafter=none": ("others.x.drafter = 'none'", "give a drafter"),
-    f"{SAMPLED} --tree rsd-s --verifier k-seq": (
-        "'k-seq'",
-        "without_replacement",
-        "use recursive or traversal or target-walk",
-    ),
-    f"{CAUSAL} --cascade max-gram --increments 5,3/4,10/10": (
-        "increments '5,3/4,10/10'",
-        "small, max-gram",
-        "2 rows, of 2, 1 numbers",
-    ),
+    f"{CAUSAL} --cascade max-gram --increments 5,3/4,10/10": ("2 rows, of 2, 1 numbers",),
     f"{CAUSAL} --cascade shuffled,max-gram": (
         "'shuffled'",
         "different tokenizers",
@@ -91,7 +81,6 @@ PAIRINGS = {
         "'target' has 16",
         "train block heads for this target",
     ),
-    f"{EXPORT} --head heads policy=no-h.json": ("no-h.json", "add h"),
 }
 RUN = "drafttrain eval"
 """The newest run, a Spec-Drafter, on its own held-out rows."""
