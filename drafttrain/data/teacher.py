@@ -159,7 +159,7 @@ class TeacherCaching:
         rows = open_tensors(teacher_folder(self.settings), manifest, manifest.widths)
         count = int(rows.lengths.sum())
         shares = [
-            part[:, : manifest.top_k].double().exp().sum() for part in rows.column("log_probs")
+            shard["log_probs"][:, : manifest.top_k].double().exp().sum() for shard in rows.shards
         ]
         counted = {"counts": count, "top_k_share": float(sum(shares)) / max(1, count)}
         return manifest.model_copy(update=counted)

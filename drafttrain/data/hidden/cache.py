@@ -118,7 +118,7 @@ class Caching:
     def complete(self, manifest: CacheManifest) -> CacheManifest:
         """Counts the positions. Raises ConfigError for a mix that has none."""
         mixes = read_states(self.config.out, manifest)
-        labels = torch.cat([label for rows in mixes for label in rows.column("acceptance")])
+        labels = torch.cat([shard["acceptance"] for rows in mixes for shard in rows.shards])
         mean = float(labels.numpy().mean(dtype=np.float64))
         counts = tuple(int(rows.lengths.sum()) for rows in mixes)
         return manifest.model_copy(update={"counts": counts, "mean_acceptance": mean})

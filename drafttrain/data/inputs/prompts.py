@@ -17,7 +17,7 @@ import datasets
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.clips import SUFFIXES, as_clips, find_files
-from drafttrain.data.inputs.rows import as_inputs, select_rows
+from drafttrain.data.inputs.rows import as_inputs
 
 BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".json": ("json", {}),
@@ -51,7 +51,13 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
         rows = _load_rows(config, path, heard)
         if len(rows) == 0:
             raise ConfigError(f"data.path = {config.path!r} holds no rows; give a file with inputs")
-        numbers = select_rows(rows, config)
+        if config.skip >= len(rows):
+            raise ConfigError(
+                f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(rows)} rows; "
+                "skip fewer"
+            )
+        stop = None if config.limit is None else config.skip + config.limit
+        numbers = range(len(rows))[config.skip : stop]
         return (as_clips if heard else as_inputs)(rows, numbers, config)
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None

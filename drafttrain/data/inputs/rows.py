@@ -40,17 +40,6 @@ LISTS = (datasets.List, datasets.LargeList)
 TURN = {"role": datasets.Value("string"), "content": datasets.Value("string")}
 
 
-def select_rows(rows: datasets.Dataset, config: DataConfig) -> range:
-    """Numbers of the rows that `skip` and `limit` leave. Raises ConfigError for none."""
-    if config.skip >= len(rows):
-        raise ConfigError(
-            f"data.skip = {config.skip} leaves nothing: {config.path!r} has {len(rows)} rows; skip "
-            "fewer"
-        )
-    stop = None if config.limit is None else config.skip + config.limit
-    return range(len(rows))[config.skip : stop]
-
-
 def as_inputs(
     rows: datasets.Dataset, numbers: Sequence[int], config: DataConfig
 ) -> datasets.Dataset:

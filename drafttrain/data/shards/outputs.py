@@ -190,10 +190,13 @@ def derived_from(
     target: LoadedTarget, distilled: Path, outputs: datasets.Dataset
 ) -> dict[str, Any]:
     """Fields of a `DerivedManifest`."""
+    digest = hashlib.sha256()
+    for row in outputs:
+        digest.update(f"{row['row']}\t{row['source_ids']}\t{row['target_ids']}\n".encode())
     return {
         "target": ModelIdentity.of(target.path, target.model),
         "distilled": str(distilled),
-        "outputs_sha256": hash_outputs(outputs),
+        "outputs_sha256": digest.hexdigest(),
         "rows": len(outputs),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
@@ -275,12 +278,4 @@ def hash_inputs(inputs: datasets.Dataset) -> str:
             texts = [json.dumps(chat, sort_keys=True) for chat in batch[CHATS]]
         for row, text in zip(batch["row"], texts, strict=True):
             digest.update(f"{row}\t{len(text)}\t{text}\n".encode())
-    return digest.hexdigest()
-
-
-def hash_outputs(outputs: datasets.Dataset) -> str:
-    """SHA-256 of the row numbers, sources and outputs, in order."""
-    digest = hashlib.sha256()
-    for row in outputs:
-        digest.update(f"{row['row']}\t{row['source_ids']}\t{row['target_ids']}\n".encode())
     return digest.hexdigest()

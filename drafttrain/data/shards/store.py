@@ -242,10 +242,6 @@ class TensorRows:
             found.append(torch.cat(spans))
         return found
 
-    def column(self, name: str) -> list[Tensor]:
-        """A whole column, shard by shard."""
-        return [shard[name] for shard in self.shards]
-
 
 def open_tensors(
     folder: Path, manifest: ShardManifest, widths: Mapping[str, tuple[int, ...]], group: str = ""

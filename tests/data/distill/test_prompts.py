@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.distill import distill, plan_distillation
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
@@ -62,20 +61,14 @@ def test_a_decoder_only_target_needs_room_for_a_prompt(causal_target):
 TEMPLATE = "{% for turn in messages %}<s> {{ turn.content }} </s> {% endfor %}<s>"
 
 
-def chat_settings(target: Path, lines: list[str], **changes) -> DistillConfig:
-    config = settings(target, **changes)
-    rows = [json.dumps({"messages": [{"role": "user", "content": line}]}) for line in lines]
-    path = target.parent / "chats.jsonl"
-    path.write_text("\n".join(rows) + "\n")
-    data = config.data.model_copy(update={"path": str(path)})
-    return config.model_copy(update={"data": data})
-
-
 def test_chats_are_distilled_through_the_template(causal_target):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(causal_target)
-    config = chat_settings(causal_target, ["w4 w5", " ", "w6"])
+    turns = [[{"role": "user", "content": line}] for line in ("w4 w5", " ", "w6")]
+    path = causal_target.parent / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": turn}) + "\n" for turn in turns))
+    config = settings(causal_target, data={"path": str(path)})
     plan = plan_distillation(config)
     counts = distill(config).counts
     assert (counts.ok, counts.skipped) == (2, 1)
