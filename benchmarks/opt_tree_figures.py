@@ -11,14 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plots import (
-    COLOURS,
-    GREY,
-    draw_legend,
-    error_lengths,
-    save_figure,
-    tidy,
-)
+from drafttrain.evaluation.plots import COLOURS, GREY, draw_legend, error_lengths, save_figure, tidy
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from transformers import (
-    WhisperFeatureExtractor,
-    WhisperProcessor,
-    WhisperTokenizer,
-)
+from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
 
 from tests.tiny_models import MEL_BINS, VOCAB, tiny_model
 

@@ -24,11 +24,7 @@ from drafttrain.decoding.stopping import (
     largest_probability,
 )
 from drafttrain.decoding.types import DraftState, Sampling
-from drafttrain.decoding.verifiers import (
-    RejectionSampling,
-    acceptance_probability,
-    check_pairing,
-)
+from drafttrain.decoding.verifiers import RejectionSampling, acceptance_probability, check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.expected import expected_probs

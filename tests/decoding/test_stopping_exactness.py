@@ -15,13 +15,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.shared import Steps
-from drafttrain.decoding.stopping import (
-    Confidence,
-    Cumulative,
-    Entropy,
-    FixedLength,
-    HeadPolicy,
-)
+from drafttrain.decoding.stopping import Confidence, Cumulative, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling

@@ -12,23 +12,13 @@ from drafttrain.build.method import Method
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.verifiers import (
-    GreedyMatch,
-    RejectionSampling,
-    SpecVerification,
-)
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluation
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.runner import make_jobs
 from drafttrain.evaluation.tables import main_table, note, parity_lines
-from tests.evaluation.scripted import (
-    ScriptedDrafter,
-    loaded,
-    noisy_blocks,
-    options,
-    plain_tokens,
-)
+from tests.evaluation.scripted import ScriptedDrafter, loaded, noisy_blocks, options, plain_tokens
 from tests.tiny_models import tiny_model
 
 LENGTH = 12

@@ -27,12 +27,7 @@ from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots
 from drafttrain.decoding.engine.architectures import check_states, position_limit
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.engine import Engine
-from drafttrain.decoding.engine.forward import (
-    BatchedCall,
-    CallOutput,
-    DraftableHead,
-    additive,
-)
+from drafttrain.decoding.engine.forward import BatchedCall, CallOutput, DraftableHead, additive
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness

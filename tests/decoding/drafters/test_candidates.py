@@ -2,12 +2,7 @@
 
 import torch
 
-from drafttrain.decoding.drafters.candidates import (
-    CANDIDATES,
-    Candidates,
-    LikelyTokens,
-    Link,
-)
+from drafttrain.decoding.drafters.candidates import CANDIDATES, Candidates, LikelyTokens, Link
 
 VOCABULARY, RANK = 5 * CANDIDATES, 6
 

@@ -24,13 +24,7 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
-from drafttrain.decoding.stopping import (
-    Confidence,
-    Cumulative,
-    Entropy,
-    FixedLength,
-    HeadPolicy,
-)
+from drafttrain.decoding.stopping import Confidence, Cumulative, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import DraftState, Sampling
