@@ -30,6 +30,8 @@ from drafttrain.export.verify import (
     Check,
     compare,
     gap_where_they_part,
+    in_fresh_process,
+    load_written,
     same_numbers,
     verify,
 )
@@ -37,9 +39,17 @@ from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
 from tests.comparing import close, same_weights
-from tests.export.pairs import FEW, export_to, make_head, noisy_copy, save_drafter, save_head
+from tests.export.pairs import (
+    FEW,
+    export_to,
+    make_head,
+    noisy_copy,
+    save_drafter,
+    save_head,
+    save_spec_drafter,
+)
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import save_target, tiny_tokenizer
+from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
 PROMPT = torch.tensor([[3, 9, 14, 22]])
 
@@ -374,3 +384,20 @@ def test_the_gap_is_taken_where_outputs_part():
     other[0] += 1
     assert gap_where_they_part(plain, other) == math.inf
     assert gap_where_they_part(plain, plain.sequences[0][:4]) == math.inf
+
+
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_a_fresh_process_decodes_with_the_folder_what_the_target_decodes_alone(tmp_path, family):
+    """Of a Spec-Drafter, and of a language model with a head."""
+    model, head = tiny_model(family).float(), None
+    target = save_target(model, tmp_path / "target")
+    if family == "marian":
+        drafter = save_spec_drafter(tmp_path / "drafter", model, target)
+    else:
+        drafter = save_drafter(tmp_path / "drafter", family, torch.float32)
+        head = save_head(tmp_path / "head", noisy_copy(family).float())
+    out = export_to(tmp_path / "export", drafter=str(drafter), head=head)
+    inputs = [tiny_tokenizer()(sentence).input_ids[:-1] for sentence in random_sentences(6)]
+    check = Check(inputs, TargetConfig(path=str(target)))
+    found = verify(out, load_written(out), check, in_fresh_process)
+    assert (found.drafted, found.decoded, found.ties) == (6, 6, 0)
