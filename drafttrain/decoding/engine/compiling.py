@@ -44,6 +44,8 @@ CPU_OPTIONS: dict[str, Any] = {
 """Of inductor on a CPU: weights are constants, no Python runs between the pieces, and each product
 is the fastest, here, of a library's and of loops that are written for its shape."""
 BACKEND = "inductor"
+CALLS = (1, 3)
+"""Calls until a graph is all made: on a GPU one warms up, and one is recorded."""
 
 Step = Callable[..., Any]
 
@@ -153,7 +155,8 @@ class Graphs:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 for tensor in static:
                     torch._dynamo.mark_static_address(tensor)
-                compiled(**given)
+                for _ in range(CALLS[self.device.type == "cuda"]):
+                    compiled(**given)
         except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
             self.failed = True
             say(f"calls run uncompiled from here on: {first_line(error)}")
