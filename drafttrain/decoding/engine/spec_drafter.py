@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.forward import BatchedCall, CallOutput
-from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.decoding.engine.forward import BatchedCall, CallOutput, version_of
+from drafttrain.models.spec_drafter.model import OutputRows, SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.rows import Memory
 
@@ -24,6 +24,8 @@ class SpecDrafterBody:
     def __init__(self, model: SpecDrafter) -> None:
         self.model, self.device, self.modules = model, model.device, [model]
         self.needs_key_positions = model.config.positions == "relative"
+        self._rows_of: list[tuple[int, int]] | None = None
+        self._rows: OutputRows | None = None
         self._own_slots = model.config.slot_weights == "own"
 
     def cross(self, encoded: Tensor) -> list[KeysValues]:
@@ -35,6 +37,10 @@ class SpecDrafterBody:
         return [(keys[0], values[0]) for keys, values in both]
 
     def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
+        weight, bias = self.model.output_weight(), self.model.logits_bias
+        now = [version_of(one) for one in (weight, bias) if one is not None]
+        if now != self._rows_of:  # to choose them takes as long as a layer
+            self._rows_of, self._rows = now, self.model.output_rows()
         return nullcontext()
 
     def compute(self, call: BatchedCall) -> CallOutput:
@@ -59,6 +65,6 @@ class SpecDrafterBody:
             call.key_positions,
         )
         scored = hidden if call.scored is None else hidden[:, call.scored]
-        logits = model.project(scored)
+        logits = model.project(scored, self._rows)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         return CallOutput(logits, hidden)

@@ -51,6 +51,10 @@ SHUT = -1e4
 """Input at which silu is 0, and so is its slope."""
 
 
+OutputRows = tuple[Tensor, Tensor | None]
+"""Weight [N, D] and bias [N] of the output projection, of the tokens that can be drafted."""
+
+
 class SpecDrafter(PreTrainedModel):
     """The drafter of SpecDec. `encode` once a source, `decode` once a round, `logits` on slots.
 
@@ -249,17 +253,18 @@ class SpecDrafter(PreTrainedModel):
         told = self.previous_token_embedding(F.rms_norm(embedded, embedded.shape[-1:]))
         return torch.where(there, told, SHUT)
 
-    def project(self, hidden: Tensor) -> Tensor:
-        """Output projection, after any correction. Shapes: [..., D] -> [..., V]."""
-        return self.spread(self._project(hidden))
+    def project(self, hidden: Tensor, rows: OutputRows | None = None) -> Tensor:
+        """Output projection, after any correction. rows: `output_rows`, where they are known.
+        Shapes: [..., D] -> [..., V]."""
+        return self.spread(self._project(hidden, rows))
 
-    def _project(self, hidden: Tensor) -> Tensor:
+    def _project(self, hidden: Tensor, rows: OutputRows | None = None) -> Tensor:
         """Shapes: [..., D] -> [..., N]."""
         if self.config.logit_scale != 1.0:
             hidden = hidden * self.config.logit_scale
-        return F.linear(hidden, *self.output_rows())
+        return F.linear(hidden, *(self.output_rows() if rows is None else rows))
 
-    def output_rows(self) -> tuple[Tensor, Tensor | None]:
+    def output_rows(self) -> OutputRows:
         """Weight and bias of the output projection, of the tokens that can be drafted.
 
         Shapes: -> [N, D], [N] or None.

@@ -326,3 +326,19 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
     assert [round.emitted for round in drafted.rounds] == [round.emitted for round in replayed]
     unfed = block_rows(drafter.model, seen, torch.tensor(plain.tokens), given).argmax(-1)
     assert not torch.equal(unfed, blocks), "what is fed counts"
+
+
+@torch.no_grad()
+def test_scores_of_few_tokens_follow_their_weights() -> None:
+    drafter = BlockDrafter(tiny_drafter("marian", slots="paper", output_tokens=30))
+    source = make_source([5, 9, 7], shared("marian"))
+
+    def scores() -> torch.Tensor:
+        state = drafter.encode_all([source])[0]
+        [(hidden, logits)] = drafter.slots_all([(state, torch.tensor([]), [40] * 3, None)])
+        torch.testing.assert_close(logits, drafter.model.project(hidden).to(logits))
+        return logits
+
+    before = scores()
+    drafter.model.output_weight().mul_(2.0)
+    assert not torch.allclose(before, scores())
