@@ -32,7 +32,7 @@ from drafttrain.decoding.types import (
     SourceTooLong,
     Verdict,
 )
-from drafttrain.decoding.verifiers import check_pairing
+from drafttrain.decoding.verifiers import check_pairing, verify_greedy
 
 NOTHING = Proposal.empty()
 
@@ -191,6 +191,8 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     proposals = together([sequence.propose() for sequence in active])
     for sequence, proposal in zip(active, proposals, strict=True):
         check_room(sequence, proposal)
+    if decoder.verifier.function is not verify_greedy or decoder.processors.change_logits:
+        proposals = on_host(proposals)  # all but comparing reads the tokens, and knows no NO_TOKEN
     proposals = [proposal.until(target.eos_ids) for proposal in proposals]
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
@@ -236,6 +238,18 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
             )
         )
     return rounds
+
+
+def on_host(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The same with tokens that the host knows, at one wait for the device."""
+    away = [proposal.tokens for proposal in proposals if proposal.is_on_device]
+    if not away:
+        return list(proposals)
+    known = iter(torch.cat(away).cpu().split([len(tokens) for tokens in away]))
+    return [
+        replace(proposal, tokens=next(known)) if proposal.is_on_device else proposal
+        for proposal in proposals
+    ]
 
 
 def without_ended(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
+from drafttrain.decoding import loop
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.sources import make_source
@@ -114,8 +116,30 @@ def test_stop_policies_and_lossy_rules_run_on_one_device(name: str) -> None:
     waits_of_rounds(name, Sampling(), SpecVerification(3, 1.0), Entropy(2.0, K))
 
 
-@pytest.mark.parametrize("name", ["heads", "anchored", "paper", "states told"])
-def test_drafts_that_the_host_does_not_know_are_verified_alike(name: str) -> None:
+def randomness(row: int) -> SampledRandomness:
+    return SampledRandomness(torch.Generator().manual_seed(row))
+
+
+def fetched(proposal: Proposal) -> Proposal:
+    tokens = proposal.tokens.clone()
+    tokens.is_known = True
+    return replace(proposal, tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "verifier"),
+    [
+        ("heads", GreedyMatch()),
+        ("anchored", GreedyMatch()),
+        ("paper", GreedyMatch()),
+        ("states told", GreedyMatch()),
+        ("paper", SpecVerification(3, 1.0)),
+        ("anchored", RejectionSampling()),
+    ],
+)
+def test_drafts_that_the_host_does_not_know_are_verified_alike(
+    name: str, verifier: Verifier
+) -> None:
     """Played on the CPU as on a device: rounds are equal, EOS inside drafts included."""
     target = shared("marian")
     sources = [make_source([5, 9, 7, token], target) for token in (3, 8, 6, 11, 20)]
@@ -124,9 +148,7 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(name: str) -> Non
         cached = CachedModel(target)
         cached.eos_ids = frozenset([ends] if isinstance(ends, int) else ends)
         drafter = EVERY[name](target)
-        decoder = Decoder(
-            cached, drafter, FixedLength(K), GreedyMatch(), Sampling(), SampledRandomness
-        )
+        decoder = Decoder(cached, drafter, FixedLength(K), verifier, Sampling(), randomness)
         with mock.patch.object(Engine, "call", autospec=True, side_effect=Engine.call) as call:
             found = [
                 (one.sequence, one.drafted, one.path, one.emitted)
@@ -141,8 +163,11 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(name: str) -> Non
     known = play(ends)
     cut = [tokens for _, tokens, *_ in known[:-1] if len(tokens) < K]
     assert any(tokens[-1:] == [end] for tokens in cut for end in ends)
-    away = property(lambda proposal: proposal.is_chain and len(proposal.tokens) > 0)
-    with mock.patch.object(Proposal, "is_on_device", away):
+    away = property(lambda one: one.is_chain and not getattr(one.tokens, "is_known", False))
+    with (
+        mock.patch.object(Proposal, "is_on_device", away),
+        mock.patch.object(loop, "on_host", lambda proposals: list(map(fetched, proposals))),
+    ):
         assert play(-1) == unending  # what is cached is not fed again
         assert play(ends)[:-1] == known[:-1]
         rows = torch.full((K + 1, 4), torch.nan)
