@@ -81,6 +81,7 @@ class ToyProcessors:
 
     def __init__(self, *processors: LogitsProcessor) -> None:
         self.processors = processors
+        self.change_logits = bool(processors)
 
     def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
         return RowProcessors(self.processors)
