@@ -21,9 +21,6 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformers import AutoModelForCausalLM
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
-
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.decode import SamplingConfig
@@ -36,6 +33,9 @@ from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import decode_by, generate_by, steady_assistant
 from drafttrain.models.speech import hears
+
+from transformers import AutoModelForCausalLM
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 
 def main() -> None:

@@ -23,8 +23,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.commands import EvalConfig
@@ -39,6 +37,8 @@ from drafttrain.evaluation.metrics import identical
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import describe_environment
 from drafttrain.evaluation.runner import Job, make_jobs, run_interleaved
+
+import torch
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,9 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-import torch
-
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.commands import EvalConfig
@@ -34,6 +31,9 @@ from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import describe_environment
 from drafttrain.evaluation.runner import Decoded, make_jobs, run_interleaved
+
+import numpy as np
+import torch
 
 LENGTHS = (1, 5, 13, 26)
 """New tokens fed in one decoder call: a draft of k and the last committed token make k + 1."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from drafttrain.decoding.types import Output
 from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, estimate, score
+
+import numpy as np
 
 
 @dataclass(frozen=True)

@@ -36,17 +36,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
-import transformers
-from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    PreTrainedModel,
-)
-
 import drafttrain
 from drafttrain.build.decoder import SpeculativeDecoder
 from drafttrain.config.inputs import DataConfig
@@ -58,6 +47,17 @@ from drafttrain.decoding.engine.compiling import CompiledBody
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Proposal
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedModel,
+)
 
 ROOT = Path(__file__).parents[1]
 TARGET, TEXTS = ROOT / "checkpoints/docstrings-target", ROOT / "data/docstrings/test.jsonl.gz"

@@ -25,10 +25,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from expectation import compare_expectation
-from opt_tree_figures import Point, draw, summary
-
 from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import Pair, load_pair
@@ -43,6 +39,10 @@ from drafttrain.evaluation.plan import measure_ranks
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import describe_environment, write_text
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
+
+import torch
+from expectation import compare_expectation
+from opt_tree_figures import Point, draw, summary
 
 SIZES = (1, 2, 4, 8, 15, 25, 40, 60)
 DELTAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)

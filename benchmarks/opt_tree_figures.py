@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.evaluation.plots import COLOURS, GREY, draw_legend, error_lengths, save_figure, tidy
+
 from expectation import Expectation
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plots import COLOURS, GREY, draw_legend, error_lengths, save_figure, tidy
 
 
 @dataclass(frozen=True)

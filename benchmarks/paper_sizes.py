@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-import torch
-
 from drafttrain.evaluation.report import Report, Run, read_report
+
+import torch
 
 ROOT = Path(__file__).parents[1]
 HEADER = (

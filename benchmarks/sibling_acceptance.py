@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
+from drafttrain.decoding.trees.verifiers import Children, Rule, k_seq, multi_round, recurse
+
 import torch
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 from torch import Tensor
-
-from drafttrain.decoding.trees.verifiers import Children, Rule, k_seq, multi_round, recurse
 
 MOST_DRAWS = 4096
 """Draws of K siblings, V ** K of them, up to which everything is visited."""

@@ -15,14 +15,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from drafttrain.config.progress import tracking
+from drafttrain.data.shards.writing import renamed_when_whole
+
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sibling_acceptance import SiblingAcceptance, sibling_acceptance
-
-from drafttrain.config.progress import tracking
-from drafttrain.data.shards.writing import renamed_when_whole
 
 RULES: dict[str, Callable[[SiblingAcceptance], float]] = {
     "single draft": lambda found: found.single,

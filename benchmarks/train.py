@@ -20,11 +20,6 @@ from itertools import chain, count, islice
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-import psutil
-import torch
-from torch.profiler import ProfilerActivity, profile
-
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.slots import SlotBatch
@@ -45,6 +40,11 @@ from drafttrain.training.loop import (
     take_step,
 )
 from recipes import train_spec_drafter as recipe
+
+import numpy as np
+import psutil
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 BATCHES = 200
 """Most batches that are looked at for their padding."""

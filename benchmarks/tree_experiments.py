@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tree_grids import METHODS, expand_methods
-
 from drafttrain.commands.eval import measure
 from drafttrain.commands.shell import quiet_libraries
 from drafttrain.config.base import ConfigError
@@ -28,6 +26,8 @@ from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import check_settings, merge_values, validate_settings
 from drafttrain.config.runs import fill_data, fill_from_run
 from drafttrain.evaluation.report import Report, Run, read_report, write_text
+
+from tree_grids import METHODS, expand_methods
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,12 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-import transformers
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.auto import modeling_auto
-
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.architectures import (
@@ -44,6 +38,12 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import make_verifier
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 PAGE = Path(__file__).with_name("models.md")
 MAPPINGS = (

@@ -11,9 +11,6 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic.fields import FieldInfo
-
 from drafttrain.config import (
     commands,
     decode,
@@ -22,6 +19,9 @@ from drafttrain.config import (
     recipes,
 )
 from drafttrain.config.base import Config, settings_class
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
 
 PAGE = Path(__file__).with_name("settings.md")
 MODULES = (inputs, decode, commands, recipes, policy)

@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from operator import itemgetter
 
-import torch
-from transformers import PretrainedConfig
-
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
@@ -40,6 +37,9 @@ from drafttrain.training.losses import acceptance_loss, binary_kl
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.recipe import already_finished, begin_run, print_steps
 from drafttrain.training.run_folder import save_heads
+
+import torch
+from transformers import PretrainedConfig
 
 ROWS_AT_ONCE = 64
 """Held-out rows that validation reads at a time."""

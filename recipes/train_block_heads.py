@@ -13,10 +13,6 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-import datasets
-import torch
-from transformers import PretrainedConfig, PreTrainedModel
-
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import BlockHeadsRecipe
@@ -33,6 +29,10 @@ from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.predict_ahead import PredictAhead
 from drafttrain.training.recipe import print_plan, start_run
 from drafttrain.training.run_folder import save_final
+
+import datasets
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 
 @recipe_command(BlockHeadsRecipe, "recipes/multi30k_block_heads.yaml")

@@ -17,10 +17,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import datasets
-import torch
-from transformers import PreTrainedModel
-
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import CausalDrafterRecipe
@@ -47,6 +43,10 @@ from drafttrain.models.loading import LoadedTarget
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.recipe import keep_start, print_plan, start_run, train_and_save
+
+import datasets
+import torch
+from transformers import PreTrainedModel
 
 
 @recipe_command(CausalDrafterRecipe, "recipes/smollm2_drafter.yaml")

@@ -14,10 +14,6 @@ distilled outputs are made first. The same command continues a stopped run.
 
 from __future__ import annotations
 
-import datasets
-import torch
-from transformers import PreTrainedModel
-
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import ParallelDrafterRecipe
@@ -44,6 +40,10 @@ from drafttrain.training.recipe import (
     start_run,
     train_and_save,
 )
+
+import datasets
+import torch
+from transformers import PreTrainedModel
 
 
 @recipe_command(ParallelDrafterRecipe, "recipes/smollm2_parallel.yaml")

@@ -13,11 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-import datasets
-import torch
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
@@ -46,6 +41,11 @@ from drafttrain.training.loop import Task, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.recipe import Started, print_plan, start_run
 from drafttrain.training.run_folder import save_final
+
+import datasets
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 FITTED_TOKENS = 30_000
 """Of outputs, which the map of the target's states is fitted along."""

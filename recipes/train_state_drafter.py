@@ -17,10 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import datasets
-import numpy as np
-import torch
-
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.progress import tracking
@@ -44,6 +40,10 @@ from drafttrain.training.recipe import (
     start_run,
     train_and_save,
 )
+
+import datasets
+import numpy as np
+import torch
 
 FITTED_TOKENS = 60_000
 """Tokens of outputs that the first map is fitted along."""

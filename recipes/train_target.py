@@ -15,6 +15,21 @@ from __future__ import annotations
 
 from functools import partial
 
+from drafttrain.commands.options import DryRun
+from drafttrain.commands.shell import recipe_command
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import TargetRecipe
+from drafttrain.data.batches.examples import PairCollator, TextCollator
+from drafttrain.data.distill.recipe_rows import row_lengths
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.models.drafters import check_tokenizers
+from drafttrain.models.language_models import family_defaults, random_model
+from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
+from drafttrain.training.loop import Task, count_steps, make_plan
+from drafttrain.training.objectives.language_modelling import LanguageModelling
+from drafttrain.training.recipe import already_finished, begin_run, train_and_save
+from drafttrain.training.run_folder import check_run
+
 import datasets
 import numpy as np
 import torch
@@ -34,21 +49,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-
-from drafttrain.commands.options import DryRun
-from drafttrain.commands.shell import recipe_command
-from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import TargetRecipe
-from drafttrain.data.batches.examples import PairCollator, TextCollator
-from drafttrain.data.distill.recipe_rows import row_lengths
-from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.models.drafters import check_tokenizers
-from drafttrain.models.language_models import family_defaults, random_model
-from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
-from drafttrain.training.loop import Task, count_steps, make_plan
-from drafttrain.training.objectives.language_modelling import LanguageModelling
-from drafttrain.training.recipe import already_finished, begin_run, train_and_save
-from drafttrain.training.run_folder import check_run
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]
 """Ids 0 to 3 of a tokenizer trained here; an encoder-decoder's decoder starts from <pad>."""
