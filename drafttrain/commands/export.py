@@ -7,14 +7,14 @@ from pathlib import Path
 from textwrap import indent
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.command_line import describe_command
+from drafttrain.config.command_line import describe_command, without_folders
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import tokenize_prompts
-from drafttrain.evaluation.report import read_report
+from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import check_engines, engines_for
 from drafttrain.export.folder import check_destination, check_name, write_export
@@ -63,7 +63,6 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         Check(some_inputs(settings.data, run, parts), decoded),
         reload,
         settings.force,
-        settings.hub,
     )
     print(summary(settings, parts, found))
     for engine in engines_for(settings.engines, config) if settings.engines else ():
@@ -72,18 +71,33 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
 
 def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:
     """What the run of a drafter knows, where the user gave nothing: report, data, and the draft
-    length where no policy or head gives one."""
-    if run is None:
+    length where no policy, head or report gives one."""
+    known: dict[str, object] = {}
+    if run is not None:
+        known["drafter"] = str(run.drafter)
+        if settings.report is None and (run.folder / "report.json").is_file():
+            known["report"] = run.folder / "report.json"
+        if settings.training_data is None:
+            known["training_data"] = run.recipe.data.path
+    settings = settings.model_copy(update=known)
+    if settings.num_assistant_tokens or settings.policy or settings.head:
         return settings
-    known: dict[str, object] = {"drafter": str(run.drafter)}
-    if settings.report is None and (run.folder / "report.json").is_file():
-        known["report"] = run.folder / "report.json"
-    if settings.training_data is None:
-        known["training_data"] = run.recipe.data.path
-    given = settings.num_assistant_tokens or settings.policy or settings.head
-    if not given and isinstance(run.recipe, CausalDrafterRecipe):
-        known["num_assistant_tokens"] = run.recipe.drafter.k
-    return settings.model_copy(update=known)
+    length = None if settings.report is None else fastest_length(read_report(settings.report))
+    if length is None and run is not None and isinstance(run.recipe, CausalDrafterRecipe):
+        length = run.recipe.drafter.k
+    return settings.model_copy(update={"num_assistant_tokens": length})
+
+
+def fastest_length(report: Report) -> int | None:
+    """The fixed draft length of the drafter's lossless chains that was the fastest one by one; None
+    where none was timed."""
+    speeds = {
+        int(run.settings["k"]): run.metrics["speedup"].value
+        for run in report.runs
+        if run.kind == "method" and run.method == "chain" and run.other is None and run.lossless
+        if run.batch_size == 1 and "k" in run.settings and "speedup" in run.metrics
+    }
+    return max(speeds, key=speeds.__getitem__, default=None)
 
 
 def recorded_target(settings: ExportConfig) -> str | None:
@@ -160,7 +174,7 @@ def read_measured(file: Path) -> Measured:
         table=main_table(report).markdown(),
         notes=[note.strip() for note in notes],
         command=describe_command(environment.command.split(" ")),
-        data=f"{data.prompts:,} prompts of `{data.path}`",
+        data=f"{data.prompts:,} prompts of `{without_folders(data.path)}`",
         machine=f"{machine}, {environment.threads} threads, {', '.join(versions)}",
         date=environment.date[:10],
         plot=plot if plot.is_file() else None,

@@ -31,6 +31,11 @@ def hide_folders(text: str) -> str:
     return ABSOLUTE.sub(lambda found: _last_part(found.group()), text)
 
 
+def without_folders(path: str) -> str:
+    """The last part of an absolute path, a RUN/final with its run; other names as they are."""
+    return _last_part(path) if PurePath(path).is_absolute() else path
+
+
 def _last_part(path: str) -> str:
     parts = PurePath(path).parts[1:]
     return "/".join(parts[-2:] if parts[-1:] == ("final",) else parts[-1:]) or path

@@ -4,9 +4,10 @@ reader's screen."""
 from __future__ import annotations
 
 from base64 import b64encode
-from html import escape
+from html import escape as escape_html
 from pathlib import Path
 
+from drafttrain.config.command_line import hide_folders
 from drafttrain.evaluation.report import Report
 from drafttrain.evaluation.tables import (
     METRICS,
@@ -47,6 +48,11 @@ th { color: var(--dim); font-weight: 600; border-top: 0; white-space: normal; }
 th:first-child, td:first-child { text-align: left; } tr.best td { background: var(--best);
   font-weight: 600; }
 """
+
+
+def escape(text: str) -> str:
+    """Text as HTML, without the folders of this machine."""
+    return escape_html(hide_folders(text))
 
 
 def render_page(report: Report, plot: bytes) -> str:

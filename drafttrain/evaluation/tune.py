@@ -22,6 +22,7 @@ from datasets import Dataset
 from drafttrain.build.method import Method, build_method, build_sampling
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
+from drafttrain.config.command_line import hide_folders
 from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.methods import STOPS
@@ -310,9 +311,9 @@ def write_policy(
     speedup = report.run(search.choices[0].best).metrics["speedup"]
     facts = {
         "machine": report.environment.gpu or report.environment.cpu,
-        "target": report.target.path,
-        "drafter": search.drafter,
-        "measured_on": f"{report.data.prompts} prompts of {report.data.path}",
+        "target": hide_folders(report.target.path),
+        "drafter": hide_folders(search.drafter),
+        "measured_on": hide_folders(f"{report.data.prompts} prompts of {report.data.path}"),
         "speedup": asdict(speedup),
     }
     found = {

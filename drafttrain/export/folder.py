@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from drafttrain import __version__
 from drafttrain.config.base import ConfigError
 from drafttrain.config.policy import HEAD, POLICY, dump_policy
-from drafttrain.data.shards.writing import only_writer
+from drafttrain.data.shards.writing import complete_files, only_writer
 from drafttrain.export.parts import Parts
 from drafttrain.export.verify import Check, Reload, Verification, verify
 
@@ -31,14 +31,9 @@ CUSTOM_GENERATE = "custom_generate"
 ENTRY = "from drafttrain.export.generation import generate"
 GENERATE = f'''"""Speculative decoding with this folder's drafter, policy and acceptance head."""
 
-{ENTRY} as speculate
+{ENTRY}
 
-EXPORTED_TO = %r
-"""Where the drafter is looked for when no assistant_model is given."""
-
-
-def generate(model, **arguments):
-    return speculate(model, exported_to=EXPORTED_TO, **arguments)
+__all__ = ["generate"]
 '''
 PLOT = "report.png"
 TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
@@ -80,11 +75,10 @@ def write_export(
     check: Check,
     reload: Reload,
     force: bool = False,
-    hub: str | None = None,
 ) -> Verification:
     """The whole folder or nothing; what was found on the way.
 
-    force: replace an earlier export. hub: name on the Hub where it will be found.
+    force: replace an earlier export.
 
     Raises ConfigError as `check_destination` and where another process writes there, ValueError as
     `verify`, OSError where the folder cannot be written.
@@ -97,9 +91,10 @@ def write_export(
         check_destination(out, force)
         written = holder / out.name
         holder.mkdir()
-        write_parts(written, parts, hub or str(out))
+        write_parts(written, parts)
         found = verify(written, parts, check, reload)
         (written / "README.md").write_text(card(found), encoding="utf-8")
+        complete_files(written)
         if out.exists():
             out.rename(aside)
         written.rename(out)
@@ -122,8 +117,8 @@ def _clean(out: Path, holder: Path, aside: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_parts(folder: Path, parts: Parts, place: str) -> None:
-    """Everything but the model card, into a new folder; `place` is where it will be found."""
+def write_parts(folder: Path, parts: Parts) -> None:
+    """Everything but the model card, into a new folder. Nothing in it says where it lies."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -139,7 +134,7 @@ def write_parts(folder: Path, parts: Parts, place: str) -> None:
         shutil.copyfile(parts.plot, folder / PLOT)
     code = folder / CUSTOM_GENERATE
     code.mkdir()
-    (code / "generate.py").write_text(GENERATE % place, encoding="utf-8")
+    (code / "generate.py").write_text(GENERATE, encoding="utf-8")
     (code / "requirements.txt").write_text(f"drafttrain>={__version__}\n", encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ neighbours change what becomes of a row.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,6 @@ from transformers.utils import ModelOutput
 
 from drafttrain.build.method import Method, build_verifier, make_stop
 from drafttrain.build.pairs import drafter_for
-from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_policy
@@ -65,7 +65,6 @@ def generate(
     assistant_model: PreTrainedModel | None = None,
     streamer: BaseStreamer | None = None,
     policy: Mapping[str, Any] | None = None,
-    exported_to: str | None = None,
     batch_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | ModelOutput:
@@ -75,12 +74,13 @@ def generate(
     torch's global generator. (Where policy.json names the lossy verifier spec-verification, greedy
     outputs may differ; its card says so.) `policy` is the content of a policy.json; default:
     that of the folder the drafter was loaded from, else as many tokens a round as the drafter's
-    generation_config says. Without an assistant_model the drafter is loaded
-    from `exported_to`, once: an export's own generate.py gives it. `batch_size` is how many rows
-    are decoded at once, one entering as another one ends; default: all. Raises ValueError, before
-    anything runs, for arguments that cannot be honoured and models that do not go together.
+    generation_config says. Without an assistant_model the drafter is loaded from the folder or Hub
+    name that the call gives as custom_generate, once. `batch_size` is how many rows are decoded at
+    once, one entering as another one ends; default: all. Raises ValueError, before anything runs,
+    for arguments that cannot be honoured and models that do not go together.
     """
-    if assistant_model is None and exported_to is None:
+    folder = called_folder()
+    if assistant_model is None and folder is None:
         raise ValueError(
             "assistant_model is missing: load the drafter and give assistant_model=drafter (a "
             "callable custom_generate is not passed it: give the folder's name instead, or call "
@@ -93,7 +93,7 @@ def generate(
         raise ValueError(
             f"a streamer shows one sequence, but {len(request.sources)} are asked for; leave it out"
         )
-    pair = prepare(model, assistant_model, policy, exported_to)
+    pair = prepare(model, assistant_model, policy, folder)
     sampling = request.sampling
     verifier = build_verifier(pair.rules.verifier_for(sampling.greedy), sampling)
     method = Method(pair.drafter, pair.stop, verifier)
@@ -110,6 +110,18 @@ def generate(
     if streamer is not None:
         streamer.end()
     return padded(model, request, outputs)
+
+
+def called_folder() -> str | None:
+    """The folder or Hub name given as custom_generate to Transformers' `generate`, which hands on
+    every other argument: it is read from the call's frame. None without such a call."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        found = frame.f_locals.get("custom_generate")
+        if frame.f_code.co_name == "generate" and isinstance(found, str):
+            return found
+        frame = frame.f_back
+    return None
 
 
 def padded(
@@ -276,30 +288,24 @@ def prepare(
     model: PreTrainedModel,
     assistant: PreTrainedModel | None,
     policy: Mapping[str, Any] | None,
-    exported_to: str | None = None,
+    folder: str | None = None,
 ) -> PreparedPair:
     """Check and wrap a pair; the next call finds it unless models, device or policy changed.
 
-    It is kept as an attribute of the target, and so freed with it. exported_to: where the export
-    was written or pushed to, from which a drafter that is not given is loaded once, on the target's
-    device and in its type. Raises ValueError for models that do not go together, for a policy or
-    head that cannot be used, and for an export that is not there (any more).
+    It is kept as an attribute of the target, and so freed with it. folder: the export, or its name
+    on the Hub, from which a drafter that is not given is loaded once, on the target's device and in
+    its type. Raises ValueError for models that do not go together, for a policy or head that cannot
+    be used, and for a folder without a drafter.
     """
     kept = vars(model).get(KEPT_AS)  # a copy of the model has that of the original
     here = isinstance(kept, PreparedPair) and kept.target.model is model
     here = here and kept.target.device == model.device
-    if assistant is None and here and kept.assistant.name_or_path == exported_to:
+    if assistant is None and here and kept.assistant.name_or_path == folder:
         if (kept.assistant.device, kept.assistant.dtype) == (model.device, model.dtype):
             assistant = kept.assistant
     if assistant is None:
-        try:
-            settings = read_drafter_settings(str(exported_to))
-        except ConfigError as error:
-            raise ValueError(
-                f"assistant_model is missing, and no drafter lies where it was exported to "
-                f"({error}); load it from where it lies now, and give assistant_model=drafter"
-            ) from None
-        assistant = load_drafter(exported_to, settings).to(model.device, model.dtype)
+        settings = read_drafter_settings(str(folder))
+        assistant = load_drafter(str(folder), settings).to(model.device, model.dtype)
     if here and kept.assistant is assistant and kept.policy == policy:
         if not (model.training or assistant.training):
             return kept

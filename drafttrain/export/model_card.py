@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
 
 from drafttrain import __version__
-from drafttrain.config.command_line import hide_folders
+from drafttrain.config.command_line import hide_folders, without_folders
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.methods import RULES
 from drafttrain.config.policy import Policy
@@ -66,6 +66,10 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     No folder of the machine that wrote it is named: absolute paths are cut to their last part.
     """
     drafter, policy, head = parts.drafter, parts.policy, parts.head
+    matter = front_matter(card, [] if head is None else ["acceptance-head"])
+    local = card.target is not None and on_hub(card.target) is None
+    names = {name: getattr(card, name) for name in ("folder", "target", "data")}
+    card = replace(card, **{name: one and without_folders(one) for name, one in names.items()})
     kind, serving = kind_of(drafter.config), serving_of(card, parts)
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
     if kind.reads_target:
@@ -73,10 +77,11 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     elif kind.drafts == "blocks":
         shape = "mask-predict drafter of blocks"
     text = ModelCard.from_template(
-        front_matter(card, [] if head is None else ["acceptance-head"]),
+        matter,
         template_path=str(TEMPLATE),
         name=card.folder.rstrip("/").rsplit("/", 1)[-1],
         card=card,
+        local=local,
         policy=policy,
         rule=RULES.get(policy.verifier.kind),
         policy_words=describe_policy(policy),
@@ -98,13 +103,13 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     return hide_folders(str(text).strip()) + "\n"
 
 
+def on_hub(name: str | None) -> str | None:
+    """A name that can be one on the Hub and is nothing on this machine, else None."""
+    return name if name and HUB_NAME.fullmatch(name) and not Path(name).exists() else None
+
+
 def front_matter(card: Card, tags: Sequence[str]) -> ModelCardData:
-    """The card's YAML for the Hub. Only names that the Hub can know are put in it: those that can
-    be a name there and are nothing on this machine."""
-
-    def on_hub(name: str | None) -> str | None:
-        return name if name and HUB_NAME.fullmatch(name) and not Path(name).exists() else None
-
+    """The card's YAML for the Hub. Only names that the Hub can know are put in it."""
     return ModelCardData(
         library_name="transformers",
         tags=["speculative-decoding", "drafter", "drafttrain", *tags],

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from drafttrain.build.heads import find_head
 from drafttrain.config.base import ConfigError
+from drafttrain.config.command_line import without_folders
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import Program, kind_of
 from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY, Policy, check_policy, read_policy
@@ -17,10 +18,12 @@ from drafttrain.models.acceptance_head import AcceptanceHead, check_head_identit
 from drafttrain.models.causal_drafter import demote_undrafted
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
+from drafttrain.models.language_models import keep_writable
 from drafttrain.models.loading import read_tokenizer
 
-DEFAULT_LENGTH = 20
-"""Transformers' own default of num_assistant_tokens."""
+DEFAULT_LENGTH = 4
+"""Draft tokens a round of a drafter that nothing is known about. Transformers' own default of 20 is
+longer than a small drafter is ever right."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,29 @@ def load_parts(settings: ExportConfig) -> Parts:
         )
         if head is not None:  # it reads hidden states, which the output's rows do not change
             head.config.drafter["weights_sha256"] = hash_weights(drafter)
+    for config in (drafter.config, *(() if head is None else (head.config,))):
+        forget_folders(config)
     if drafter.can_generate():
-        length, confidence = policy.max_draft, policy.confidence or 0.4  # Transformers' default
+        keep_writable(drafter)
+        length, confidence = DEFAULT_LENGTH, 0.4  # Transformers' own, where it cannot stop alike
         if policy.stop == "fixed":
             length, confidence = policy.k, 0.0
+        elif policy.confidence is not None:
+            length, confidence = policy.max_draft, policy.confidence
         drafter.generation_config.update(
             num_assistant_tokens=settings.num_assistant_tokens or length,
             num_assistant_tokens_schedule="constant",
             assistant_confidence_threshold=confidence,
         )
     return Parts(drafter, tokenizer, head, policy)
+
+
+def forget_folders(config: PretrainedConfig) -> None:
+    """Absolute paths of the models that a config.json records keep their last part."""
+    for name in ("target", "drafter"):
+        recorded = getattr(config, name, None)
+        if isinstance(recorded, dict) and recorded.get("path"):
+            setattr(config, name, recorded | {"path": without_folders(str(recorded["path"]))})
 
 
 def _choose_policy(
@@ -104,13 +120,14 @@ def _choose_policy(
     """
     name = None if head is None else head.config.name
     own = () if head is None else (None, HEAD, name)
-    trained = drafter.k if kind_of(drafter).drafts == "blocks" else DEFAULT_LENGTH
+    trained = {"max_draft": drafter.k} if kind_of(drafter).drafts == "blocks" else {}
     if file is not None:
         policy = read_policy(file)
     elif head is not None:
-        policy = Policy(stop="head", h=DEFAULT_H, max_draft=trained)
+        policy = Policy(stop="head", h=DEFAULT_H, **trained)
     else:
-        policy = Policy(stop="fixed", k=settings.num_assistant_tokens or trained)
+        length = settings.num_assistant_tokens or trained.get("max_draft", DEFAULT_LENGTH)
+        policy = Policy(stop="fixed", k=length)
     if policy.stop == "head" and policy.head not in own:
         found = "no head is given" if head is None else f"--head is {name!r}"
         raise ConfigError(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from drafttrain.config.base import ConfigError
 
@@ -54,6 +61,25 @@ def random_model(
         raise ConfigError(
             f"{name} = {dict(fields)}: {reason.rstrip('.')}; change one of the two"
         ) from None
+
+
+def keep_writable(model: PreTrainedModel) -> None:
+    """Leave nothing but the token ids of a generation_config that Transformers reads but refuses to
+    write, as one with a temperature and no do_sample; says so."""
+    if not model.can_generate():
+        return
+    given = model.generation_config
+    try:
+        given.validate(strict=True)
+    except ValueError as error:
+        kept = {name: value for name, value in given.to_dict().items() if name.endswith("token_id")}
+        model.generation_config = GenerationConfig(**kept)
+        reason = " ".join(str(error).split()).removeprefix("GenerationConfig is invalid: - ")
+        print(
+            "generation_config: only its token ids are written; Transformers refuses to write its "
+            f"other settings ({reason.partition('. ')[0]})",
+            file=sys.stderr,
+        )
 
 
 def spread(own: int, theirs: int) -> list[int]:

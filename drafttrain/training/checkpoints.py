@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from drafttrain.data.shards.writing import named_disk_errors
+from drafttrain.data.shards.writing import complete_files, named_disk_errors
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
@@ -79,10 +78,8 @@ def whole_folder(final: Path, writes: bool = True) -> Iterator[Path]:
     try:
         with named_disk_errors(final.parent):
             yield temporary
-            for path in temporary.rglob("*") if writes else ():
-                if path.is_file():
-                    with path.open("rb+") as file:
-                        os.fsync(file.fileno())  # before the rename that declares them complete
+            if writes:
+                complete_files(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -19,6 +19,7 @@ from drafttrain.config.command_line import describe_command
 from drafttrain.config.reading import dump_settings
 from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole
 from drafttrain.models.acceptance_head import AcceptanceHead
+from drafttrain.models.language_models import keep_writable
 from drafttrain.models.target_embeddings import saved_weights
 from drafttrain.training.checkpoints import remove_unfinished, whole_folder
 
@@ -79,6 +80,7 @@ def save_final(
 ) -> Path:
     """Write `final/`, whole or not at all; `from_pretrained` loads it, unless it leaves embeddings
     to its target."""
+    keep_writable(model)
     with whole_folder(run / name) as folder:
         model.save_pretrained(folder, state_dict=saved_weights(model))
         tokenizer.save_pretrained(folder)

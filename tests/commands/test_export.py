@@ -11,6 +11,7 @@ from transformers import dynamic_module_utils
 from drafttrain.commands.export import export, read_measured
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
+from drafttrain.config.policy import read_policy
 from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
@@ -113,8 +114,6 @@ def test_a_name_on_the_hub_is_that_of_card_and_code(capsys, tmp_path, drafter):
     assert f"hf upload user/mine {tmp_path / 'out'}" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'custom_generate="user/mine"' in card
-    code = (tmp_path / "out" / "custom_generate" / "generate.py").read_text()
-    assert "EXPORTED_TO = 'user/mine'" in code and str(tmp_path) not in code
     with pytest.raises(ConfigError, match="hub = 'user/eagle3-x': vLLM takes"):
         export(settings.model_copy(update={"hub": "user/eagle3-x", "force": True}))
 
@@ -126,6 +125,14 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
     with pytest.raises(ConfigError, match="vocabulary of 40 tokens but target .* has 48"):
         export(ExportConfig(drafter=str(drafter), out=tmp_path / "out", target=str(other)))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_draft_length_is_the_fastest_measured_one_else_a_short_one(tmp_path, drafter):
+    (tmp_path / "report.json").write_text(batched_report().model_dump_json())
+    for report, length in ((tmp_path / "report.json", 9), (None, 4)):
+        out = tmp_path / f"out{length}"
+        export(ExportConfig(drafter=str(drafter), out=out, report=report), reload=compare)
+        assert read_policy(out / "policy.json").k == length
 
 
 def test_a_report_of_batch_sizes_has_a_row_for_each(tmp_path):

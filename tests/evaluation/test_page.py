@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from drafttrain.evaluation.page import render_page
+from drafttrain.evaluation.report import DataFacts
 from tests.evaluation.reports import batch_run, batched_report
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -52,8 +53,9 @@ def page():
     figure.subplots().plot([1, 2], [3, 4])
     figure.savefig(drawn, format="png")
     plain, fast = batch_run("plain", 1, (100, 10, 1.0)), (171, 6, 1.71)
+    data = DataFacts(path="/home/me/test.jsonl", prompts=40, references=0)
     report = batched_report().model_copy(
-        update={"runs": [plain, batch_run("a<b> & k=5", 1, fast, k=5)]}
+        update={"runs": [plain, batch_run("a<b> & k=5", 1, fast, k=5)], "data": data}
     )
     return render_page(report, drawn.getvalue()), drawn.getvalue()
 
@@ -65,6 +67,7 @@ def test_the_page_is_well_formed_escaped_and_needs_no_other_file(page):
     assert outline.texts["td"][0] == "plain" and "a<b> & k=5" in outline.texts["td"]
     assert outline.texts["b"] == ["a<b> & k=5"], "the fastest"
     assert html.count('class="best"') == 1
+    assert "on test.jsonl, 40 inputs" in html and "/home/me" not in html
     assert '<tr class="best"><td>a&lt;b&gt; &amp; k=5</td>' in html
     tags = {tag for tag, *_ in outline.attributes} | set(outline.texts)
     assert not tags & {"script", "link", "iframe", "object", "a"}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,7 +23,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import Policy, read_policy
-from drafttrain.data.shards.writing import only_writer
+from drafttrain.data.shards.writing import only_writer, renamed_when_whole
 from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import check_name, older_rope_names, write_parts
 from drafttrain.export.parts import Parts, load_parts
@@ -38,6 +39,7 @@ from drafttrain.export.verify import (
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.identity import hash_weights
+from drafttrain.training.run_folder import save_final
 from tests.comparing import close, same_weights
 from tests.export.pairs import (
     FEW,
@@ -252,6 +254,62 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head):
         refused(says, head=head, policy=policy)
 
 
+def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
+    private = tmp_path / "my folder"
+    model = tiny_model("marian").float()
+    target = save_target(model, private / "target")
+    spec = save_spec_drafter(private / "spec", model, target)
+    recorded = {
+        "path": str(private / "drafter"),
+        "weights_sha256": hash_weights(noisy_copy("llama")),
+    }
+    drafter = save_drafter(private / "drafter")
+    head = save_head(private / "head", noisy_copy("llama"), drafter=recorded, target=recorded)
+    for given in ({"drafter": str(spec)}, {"drafter": str(drafter), "head": head}):
+        out = export_to(private / "out", **given, target=str(target), force=True)
+        for file in out.rglob("*"):
+            if file.is_file():
+                assert str(private).encode() not in file.read_bytes(), file
+    assert "`target` was a folder" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_files_have_the_mode_that_the_umask_says(tmp_path, drafter, head, mask):
+    before = os.umask(mask)
+    try:
+        out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
+        save_final(tmp_path / "run", noisy_copy("llama"), tiny_tokenizer())
+        with renamed_when_whole(tmp_path / "cache.safetensors") as temporary:
+            save_file({"states": torch.zeros(1)}, temporary)
+    finally:
+        os.umask(before)
+    files = [
+        *out.rglob("*"),
+        *(tmp_path / "run" / "final").rglob("*"),
+        tmp_path / "cache.safetensors",
+    ]
+    modes = {file.stat().st_mode & 0o777 for file in files if file.is_file()}
+    assert modes == {0o666 & ~mask}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.6}, {"top_p": 0.9, "top_k": 20}, {"early_stopping": True}],
+    ids=str,
+)
+def test_generation_settings_that_transformers_refuses_to_write_are_left_out(
+    tmp_path, drafter, capsys, settings
+):
+    ids = {"eos_token_id": 1, "pad_token_id": 0}
+    (drafter / "generation_config.json").write_text(json.dumps(ids | settings))
+    out = export_to(tmp_path / "out", drafter=str(drafter))
+    written = json.loads((out / "generation_config.json").read_text())
+    assert written.items() >= {**ids, "num_assistant_tokens": 4}.items()
+    assert not written.keys() & settings.keys()
+    save_final(tmp_path, AutoModelForCausalLM.from_pretrained(drafter), tiny_tokenizer())
+    assert capsys.readouterr().err.count(next(iter(settings))) == 2
+
+
 def test_names_that_mislead_vllm_are_refused():
     for trap in ("my-eagle-drafter", "Eagle3", "dflash", "a-dspark-b"):
         with pytest.raises(ConfigError, match="choose another name"):
@@ -296,7 +354,7 @@ def test_a_broken_write_leaves_nothing_and_keeps_the_earlier_export(tmp_path, dr
 def write(folder: Path, drafter: Path, head: Path | None = None) -> tuple[Path, Parts]:
     """An export that is not yet verified, and what it was made of."""
     parts = load_parts(ExportConfig(out=folder, drafter=str(drafter), head=head))
-    write_parts(folder, parts, "here")
+    write_parts(folder, parts)
     return folder, parts
 
 
@@ -356,7 +414,7 @@ def test_outputs_of_the_target_are_compared_and_a_wrong_one_is_noticed(
     monkeypatch.setattr(sys, "path", list(sys.path))
     check = Check(inputs=[[4, 9], [5, 7, 11]], target=TargetConfig(path=str(target)))
     written = tmp_path / "written"
-    write_parts(written, parts, "here")
+    write_parts(written, parts)
     found = verify(written, parts, check, compare)
     assert (found.drafted, found.decoded, found.ties) == (2, 2, 0)
     code = written / "custom_generate" / "generate.py"

@@ -74,11 +74,22 @@ def renamed_when_whole(path: Path) -> Iterator[Path]:
     try:
         with named_disk_errors(path.parent):
             yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            complete_files(temporary)
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def complete_files(path: Path) -> None:
+    """Give a file, or all files of a folder, the umask's mode, and put them on the disk, before a
+    rename declares them complete. safetensors makes files for their owner alone."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            file.chmod(0o666 & ~mask)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
 
 
 @contextmanager
