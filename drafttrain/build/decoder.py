@@ -30,6 +30,7 @@ from drafttrain.decoding.types import Output, Source
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.drafters import load_drafter_beside
 from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.weight_files import check_finite
 
 DEFAULT_K = 5
 """Draft tokens per round of drafters that were trained for no number of them."""
@@ -162,6 +163,7 @@ def _pair_of(target: str | PreTrainedModel, drafter: str | PreTrainedModel, name
         loaded = load_target(TargetConfig(path=target))
     else:
         loaded = LoadedTarget(target, None, str(target.name_or_path))
+        check_finite(target, f"target {loaded.path!r}")
     kind, model = named_kind(name), None
     if kind is None:
         model = load_drafter_beside(loaded, drafter) if isinstance(drafter, str) else drafter

@@ -25,6 +25,7 @@ from drafttrain.models.drafters import (
 from drafttrain.models.identity import check_same_target
 from drafttrain.models.loading import LoadedTarget, check_target, choose_device, load_target
 from drafttrain.models.target_embeddings import lacks_embeddings
+from drafttrain.models.weight_files import check_finite
 
 CheckedDrafters = tuple[dict[str, PretrainedConfig | None], list[int] | None]
 """What `check_pair` finds: config.json of each drafter (None: no model), max-gram's table."""
@@ -128,10 +129,11 @@ def open_kind(
 def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> Drafter:
     """A drafter for a loaded target from a loaded model, which messages call by the name.
 
-    Raises ConfigError for models that do not go together.
+    Raises ConfigError for models that do not go together, or hold NaN or infinity.
     """
     label, target_label = f"{name} {model.name_or_path!r}", f"target {target.name_or_path!r}"
     check_fit(model.config, target.config, label, target_label)
+    check_finite(model, label)
     if lacks_embeddings(model.config):
         raise ConfigError(
             f"{label} was loaded without its embeddings, which its folder leaves to its target; "

@@ -35,6 +35,7 @@ from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.parts import DEFAULT_LENGTH
 from drafttrain.models.acceptance_head import check_head_shape, load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.weight_files import check_finite
 
 UNAVAILABLE = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 """Outputs of `generate` that are not computed here."""
@@ -309,6 +310,7 @@ def prepare(
     if here and kept.assistant is assistant and kept.policy == policy:
         if not (model.training or assistant.training):
             return kept
+    check_finite(model, f"target {model.name_or_path!r}")
     drafter = drafter_for(model, assistant, "assistant_model")
     rules, stop = choose_policy(assistant, policy)
     pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules, policy)

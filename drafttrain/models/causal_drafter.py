@@ -25,8 +25,9 @@ from drafttrain.models.language_models import (
     spread,
     take_layers,
 )
-from drafttrain.models.loading import check_target, is_language_model, read_config, read_weights
+from drafttrain.models.loading import check_target, is_language_model, read_config
 from drafttrain.models.target_embeddings import lacks_embeddings, leave_out_embeddings, read_whole
+from drafttrain.models.weight_files import read_weights
 
 LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
 """Weights of losses among the settings of the objective."""

@@ -19,11 +19,10 @@ from drafttrain.models.loading import (
     load_tokenizer,
     read_config,
     read_tokenizer,
-    read_weights,
 )
 from drafttrain.models.state_drafter import check_read_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
-from drafttrain.models.weight_files import check_weight_files
+from drafttrain.models.weight_files import check_weight_files, read_weights
 
 
 def read_drafter_settings(path: str) -> PretrainedConfig:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -37,12 +35,10 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.speech import check_speech, hears, prepare_speech
-from drafttrain.models.weight_files import check_weight_files
+from drafttrain.models.weight_files import check_weight_files, first_line, read_weights
 
 CONFIG_ERRORS = (OSError, ValueError, StrictDataclassError)
 """What Transformers raises for a model's settings that are missing, no JSON, or impossible."""
-WEIGHT_ERRORS = (OSError, ValueError, RuntimeError, SafetensorError)
-"""What it raises for weights that are missing, damaged, or of another shape."""
 TOKENIZER_FILES = ("token*", "vocab*", "merges*", "*.model", "*.spm")
 """What a folder with a tokenizer of any kind has at least one of."""
 
@@ -96,20 +92,6 @@ def outline_target(config: TargetConfig) -> LoadedTarget:
             config.path, revision=config.revision
         )
     return LoadedTarget(model.eval(), tokenizer, config.path)
-
-
-def read_weights(kind: Any, path: str | Path, name: str, **settings: Any) -> Any:
-    """What `kind.from_pretrained` makes of a path, from safetensors alone. Raises ConfigError.
-
-    `name` is what messages call the model.
-    """
-    try:
-        return kind.from_pretrained(path, use_safetensors=True, **settings)
-    except WEIGHT_ERRORS as error:
-        raise ConfigError(
-            f"{name}: its weights cannot be read ({first_line(error)}); whole safetensors are "
-            "needed: copy them again, or save the model once with save_pretrained"
-        ) from error
 
 
 def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
@@ -296,9 +278,3 @@ def load_processor(config: TargetConfig, model_config: PretrainedConfig) -> Proc
             f"be loaded ({first_line(error)}); put the processor's files beside the weights"
         ) from error
     return processor
-
-
-def first_line(error: Exception) -> str:
-    """What a library's error says first; the rest is its advice."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -22,7 +22,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 
 from drafttrain.config.base import ConfigError
 from drafttrain.models.identity import hash_target, is_hashed
-from drafttrain.models.loading import read_weights
+from drafttrain.models.weight_files import check_finite, read_weights
 
 
 def lacks_embeddings(config: PretrainedConfig) -> bool:
@@ -61,16 +61,12 @@ def read_whole(
     ConfigError where they cannot be read or have another shape, and for other weights that are
     missing.
     """
-    drafter, found = read_weights(kind, path, name, output_loading_info=True, **settings)
-    missing = sorted(set(found["missing_keys"]) - set(_names(drafter)))
-    if missing:
-        raise ConfigError(
-            f"{name}: its weights lack {missing[0]!r} ({len(missing)} tensors); copy them again"
-        )
+    drafter = read_weights(kind, path, name, _names, **settings)
     if target is None:
         _read_embeddings(drafter, name, place)
     else:
         _take_embeddings(drafter, target, shared, name)
+    check_finite(_parts(drafter), f"{name}, with its target's embeddings")
     _say_if_others(drafter, name)
     del drafter.config.embeddings
     return drafter

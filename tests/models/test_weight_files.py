@@ -1,0 +1,153 @@
+"""Weights are read whole and finite, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaForCausalLM, MarianMTModel, PreTrainedModel
+
+import drafttrain
+from drafttrain.build.pairs import drafter_for
+from drafttrain.config.base import ConfigError
+from drafttrain.models.acceptance_head import load_heads
+from drafttrain.models.drafters import load_drafter, read_drafter_settings
+from drafttrain.models.weight_files import check_finite, read_weights
+from tests.export.pairs import make_head
+from tests.tiny_drafters import tiny_drafter
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+
+Edit = Callable[[dict[str, Tensor]], object]
+LAYER = "model.layers.1."
+
+
+def edited(model: PreTrainedModel, folder: Path, edit: Edit) -> Path:
+    """A folder with the model, whose file of weights was edited."""
+    save_target(model, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    edit(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
+def without(part: str) -> Edit:
+    return lambda weights: [weights.pop(name) for name in list(weights) if part in name]
+
+
+def with_value(part: str, value: float) -> Edit:
+    return lambda weights: (
+        next(weight for name, weight in weights.items() if part in name).flatten()[-1:].fill_(value)
+    )
+
+
+def with_another_layer(weights: dict[str, Tensor]) -> None:
+    own = {name: value for name, value in weights.items() if name.startswith(LAYER)}
+    weights |= {name.replace(".1.", ".2."): value.clone() for name, value in own.items()}
+
+
+INCOMPLETE: dict[str, tuple[Edit, str]] = {
+    "a layer's part": (without("layers.1.mlp.up_proj"), "lack 1 of .*'model.layers.1.mlp.up_proj"),
+    "embeddings": (without("embed_tokens"), "lack 1 of .*'model.embed_tokens"),
+    "output": (without("lm_head"), "lack 1 of .*'lm_head"),
+    "other names": (
+        lambda weights: [
+            weights.update({f"base.{one}": weights.pop(one)}) for one in list(weights)
+        ],
+        "lack .* hold 'base.lm_head.weight'",
+    ),
+    "another shape": (
+        lambda weights: weights.update({"model.norm.weight": torch.ones(8)}),
+        r"'model.norm.weight' has shape \[8\] .* \[16\]",
+    ),
+    "a bias that config.json denies": (
+        lambda weights: weights.update({"model.layers.0.mlp.up_proj.bias": torch.ones(32)}),
+        "no 'model.layers.0.mlp.up_proj.bias'",
+    ),
+    "more layers than config.json has": (with_another_layer, "no 'model.layers.2"),
+}
+
+
+@pytest.mark.parametrize("case", INCOMPLETE)
+def test_weights_that_are_not_those_of_config_json_are_refused(tmp_path: Path, case: str) -> None:
+    edit, says = INCOMPLETE[case]
+    folder = edited(tiny_model("llama"), tmp_path / "model", edit)
+    with pytest.raises(ConfigError, match=f"my model: .*{says}"):
+        read_weights(LlamaForCausalLM, folder, "my model")
+    with pytest.raises(ConfigError, match=says):  # a name is loaded by the same rule
+        drafttrain.load(str(folder))
+
+
+def test_tied_weights_lie_in_the_files_once_under_either_name(tmp_path: Path) -> None:
+    tied = tiny_model("marian", tie_word_embeddings=True)
+    tied.tie_weights()
+    tied.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    read = read_weights(MarianMTModel, tmp_path, "target", dtype=torch.float64)
+    assert torch.equal(read.lm_head.weight, tied.lm_head.weight)
+    folder = edited(tied, tmp_path / "none", without("shared"))
+    with pytest.raises(ConfigError, match="lack"):
+        read_weights(MarianMTModel, folder, "target")
+
+
+def test_parts_that_a_language_model_does_not_have_are_left_out_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = {"v_head.summary.weight": torch.ones(1, 16)}
+    folder = edited(tiny_model("llama"), tmp_path, lambda weights: weights.update(value))
+    read_weights(LlamaForCausalLM, folder, "my model")
+    said = capsys.readouterr().err.splitlines()[-1]  # Transformers' own report comes first
+    assert said.startswith("my model: 1 weights") and "'v_head.summary.weight'" in said
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("part", ["embed_tokens", "layers.0.mlp.up_proj", "norm"])
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path, part: str, value: float) -> None:
+    folder = edited(tiny_model("llama"), tmp_path, with_value(part, value))
+    with pytest.raises(ConfigError, match=f"my model: '.*{part}.*NaN or infinity"):
+        read_weights(LlamaForCausalLM, folder, "my model")
+
+
+def test_values_beyond_the_type_that_weights_are_read_in_are_refused(tmp_path: Path) -> None:
+    folder = edited(tiny_model("llama").float(), tmp_path, with_value("norm", 1e6))
+    read_weights(LlamaForCausalLM, folder, "my model", dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"infinity in torch\.float16; .* bfloat16"):
+        read_weights(LlamaForCausalLM, folder, "my model", dtype=torch.float16)
+
+
+@pytest.mark.parametrize("edit", [without("self_norm"), with_value("output", float("nan"))])
+def test_drafters_of_our_own_kinds_are_read_by_the_same_rule(tmp_path: Path, edit: Edit) -> None:
+    folder = edited(tiny_drafter(), tmp_path, edit)
+    with pytest.raises(ConfigError, match="lack|NaN"):
+        load_drafter(folder, read_drafter_settings(str(folder)))
+
+
+@pytest.mark.parametrize("edit", [without("out.bias"), with_value("out.weight", float("inf"))])
+def test_heads_are_read_by_the_same_rule(tmp_path: Path, edit: Edit) -> None:
+    folder = edited(make_head(tiny_model("llama")), tmp_path, edit)
+    with pytest.raises(ConfigError, match="lack|infinity"):
+        load_heads(folder)
+
+
+def test_models_that_are_already_loaded_are_checked_too() -> None:
+    target, drafter = tiny_model("llama"), tiny_model("llama", seed=2)
+    drafter.lm_head.weight.data[3, 3] = torch.nan
+    with pytest.raises(ConfigError, match="assistant_model .*'lm_head.weight'"):
+        drafter_for(target, drafter, "assistant_model")
+    with pytest.raises(ConfigError, match="'lm_head.weight'"):
+        drafttrain.load(drafter, "none")
+
+
+def test_eight_bit_weights_and_those_without_values_are_no_obstacle() -> None:
+    model = torch.nn.Linear(2, 2, bias=False)
+    model.weight = torch.nn.Parameter(torch.ones(2, 2).to(torch.float8_e5m2), requires_grad=False)
+    check_finite(model, "model")
+    model.weight.data = torch.full((2, 2), torch.inf).to(torch.float8_e5m2)
+    with pytest.raises(ConfigError, match="infinity"):
+        check_finite(model, "model")
+    check_finite(torch.nn.Linear(2, 2, device="meta"), "model")
