@@ -58,7 +58,7 @@ def drafttrain() -> None:
     \b
     Examples:
       drafttrain distill --target t5-small --data texts.txt --out shards
-      accelerate launch recipes/train_spec_drafter.py target.path=t5-small ...
+      drafttrain train spec-drafter target.path=t5-small ...
       drafttrain eval
       drafttrain generate --text "the house is small" --show-rounds
     """
@@ -129,6 +129,36 @@ def bigrams(settings: BigramsConfig) -> None:
           decode.bigrams=bigrams.safetensors
     """
     call("drafttrain.data.bigrams:write_bigrams", settings)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def train(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name or YAML file.")] = "--help",
+) -> None:
+    """Distil a target if need be and train a drafter or acceptance heads: RECIPE KEY=VALUE ...
+
+    The same as `accelerate launch recipes/train_NAME.py` with one process. RECIPE is a YAML file of
+    settings, the name of one in recipes/, or the name of a script there with --config FILE.
+    Running it again continues where it stopped. `drafttrain train RECIPE --help` shows its options.
+
+    \b
+    Examples:
+      drafttrain train quickstart --dry-run
+      drafttrain train recipes/multi30k_en_de.yaml target.path=MODEL data.path=train.en
+      drafttrain train causal-drafter --config mine.yaml train.epochs=2
+      accelerate launch -m drafttrain train quickstart
+    """
+    if recipe in ("-h", "--help"):
+        print(context.get_help())
+    else:
+        call("drafttrain.commands.train:run_recipe", recipe, context.args)
 
 
 @app.command("eval")

@@ -10,7 +10,7 @@ test=data/docstrings/test.jsonl.gz
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
 
 step "1/3 Distil the target, train a drafter on its outputs" \
-  "${launch[@]}" recipes/train_spec_drafter.py --config recipes/quickstart.yaml
+  drafttrain train recipes/quickstart.yaml
 step "2/3 One sentence, round by round" \
   drafttrain generate --drafter "$run" --data "$test" --limit 1 --show-rounds
 step "3/3 Measure it on sentences it has never seen" \

@@ -10,7 +10,7 @@ test=data/gsm8k/test.jsonl.gz
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(getconf _NPROCESSORS_ONLN)}"
 
 step "1/3 Sample the target, cache the drafter's states, train the heads" \
-  "${launch[@]}" recipes/train_acceptance_head.py --config recipes/quickstart_heads.yaml
+  drafttrain train recipes/quickstart_heads.yaml
 # Models so small are decoded fastest by one thread: waking a second takes longer than it saves.
 export OMP_NUM_THREADS=1
 step "2/3 Decode held-out prompts with every candidate, choose, report on unseen ones" \

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from drafttrain import cli
+from drafttrain.commands.train import find_recipe, script_of
 from drafttrain.config import commands as verbs
 from drafttrain.config import recipes
 from drafttrain.config.base import Config, fields_of
@@ -191,6 +192,10 @@ def logical_lines(block: str) -> Iterator[str]:
 
 def called(words: list[str]) -> tuple[str | None, list[str]]:
     """The verb of drafttrain or the script that a command runs, and the words behind it."""
+    if words[:2] == ["drafttrain", "train"] and len(words) > 2:
+        file = find_recipe(words[2])
+        script = script_of(file) if file.suffix == ".yaml" else file
+        return f"recipes/{script.name}", words[3:]
     if words[0] == "drafttrain" and len(words) > 1:
         return words[1], words[2:]
     if "drafttrain.cli" in words:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -14,9 +16,27 @@ import typer
 
 from drafttrain.commands.options import takes_settings
 from drafttrain.config.base import Config, Interrupted
+from drafttrain.config.command_line import LAUNCHED
 
 USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
 """Exit codes."""
+
+LAUNCHER = os.getppid()
+"""The program that started this one."""
+LAST_WORD = """
+import sys, time, psutil
+try:
+    launcher = psutil.Process(int(sys.argv[1]))
+    for _ in range(200):
+        if launcher.status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.1)
+except psutil.NoSuchProcess:
+    pass
+print(sys.argv[2], file=sys.stderr)
+"""
+"""A program that prints our line again once `accelerate launch` or torchrun has ended, which print
+tracebacks of their own after it."""
 
 TYPER_STYLE: dict[str, Any] = {
     "add_completion": False,
@@ -42,10 +62,11 @@ def recipe_command(
         single.command(help=f"\b\n{paragraphs}")(takes_settings(kind, {}, file=file)(recipe))
 
         @wraps(recipe)
-        def run(arguments: Sequence[str] | None = None) -> None:
+        def run(arguments: Sequence[str] | None = None, name: str = "") -> None:
             quiet_libraries()
             given = sys.argv[1:] if arguments is None else arguments
-            run_command(single, Path(str(module.__file__)).name, given, resumable=True)
+            name = name or Path(str(module.__file__)).name
+            run_command(single, name, given, resumable=True)
 
         return run
 
@@ -100,7 +121,11 @@ def run_command(
 
 
 def _fail(name: str, message: str, code: int) -> NoReturn:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    line = f"{name}: {' '.join(message.split())}"
+    print(line, file=sys.stderr)
+    if any(variable in os.environ for variable in LAUNCHED) and os.getppid() == LAUNCHER:
+        words = [sys.executable, "-c", LAST_WORD, str(LAUNCHER), line]
+        subprocess.Popen(words, start_new_session=True)
     raise SystemExit(code) from None
 
 

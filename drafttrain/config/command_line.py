@@ -8,6 +8,8 @@ from pathlib import PurePath
 
 ABSOLUTE = re.compile(r"""(?<![^\s="'`\[{(,])~?/[^\s"'`\]}),]*""")
 """An absolute path: a word, or a value in one (KEY=PATH, [PATH,PATH])."""
+LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+"""Variables that `accelerate launch` and torchrun set in every process that they start."""
 
 
 def describe_command(words: Sequence[str]) -> str:

@@ -139,7 +139,18 @@ def _suggest(wrong: str, known: Iterable[str]) -> str:
     return f"known here: {', '.join(beside)}"
 
 
+def recipe_file(file: Path) -> Path:
+    """The file as named; `recipes/NAME` that is not there is the one that came with the package: a
+    checkout has recipes next to it, an installed package inside."""
+    package = Path(__file__).parents[1]
+    for folder in (package, package.parent):
+        if file.parent == Path("recipes") and not file.exists() and (folder / file).is_file():
+            return folder / file
+    return file
+
+
 def _read_yaml(file: Path) -> DictConfig:
+    file = recipe_file(file)
     if not file.is_file():
         raise ConfigError(f"no settings file {str(file)!r}; give an existing YAML file")
     try:

@@ -49,11 +49,11 @@ def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
     """The run finished last, of a drafter or of heads. Raises ConfigError where there is none."""
     if run := next(finished_runs(folder, of_heads), None):
         return run
-    script, give = "train_spec_drafter.py", "--target and --drafter"
+    recipe, give = "quickstart", "--target and --drafter"
     if of_heads:
-        script, give = "train_acceptance_head.py", "--heads"
+        recipe, give = "quickstart-heads", "--heads"
     raise ConfigError(
-        f"no finished run in {str(folder)!r}; train one with `accelerate launch recipes/{script}`, "
+        f"no finished run in {str(folder)!r}; train one with `drafttrain train {recipe}`, "
         f"or give {give}"
     )
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
-LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
-"""Variables that `accelerate launch` and torchrun set in every process that they start."""
+from drafttrain.config.command_line import LAUNCHED
 
 
 def choose_threads(asked: int | None) -> tuple[int, str]:
