@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from drafttrain.commands.options import DryRun, takes_settings
+from drafttrain.commands.options import Debug, DryRun, takes_settings
 from drafttrain.commands.shell import TYPER_STYLE, call, run_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import (
@@ -280,6 +281,24 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
           candidates.deep.cascade.drafters=SMALL,max-gram
     """
     call("drafttrain.commands.tune:tune", settings, dry_run)
+
+
+@app.command()
+def convert(
+    model: Annotated[str, typer.Option("--model", help="Folder or Hub name.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write.")],
+    revision: Annotated[str | None, typer.Option("--revision", help="Of the Hub.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Make safetensors of a model whose weights are pickles (pytorch_model.bin).
+
+    Torch builds tensors of them and runs no code of the files (weights_only).
+
+    \b
+    Examples:
+      drafttrain convert --model Helsinki-NLP/opus-mt-en-de --out opus-mt-en-de
+    """
+    call("drafttrain.data.convert:convert", model, out, revision)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

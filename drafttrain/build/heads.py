@@ -20,6 +20,7 @@ from drafttrain.models.acceptance_head import (
     load_heads,
 )
 from drafttrain.models.drafters import load_drafter
+from drafttrain.models.loading import near_folder
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def find_head(
                 f"the head policy needs an acceptance head, but drafter {drafter!r} has no {HEAD} "
                 "folder beside it; add --head FOLDER"
             )
-        raise ConfigError(f"{setting} = {given!r}: no such folder; give a head's folder")
+        raise ConfigError(
+            f"{setting} = {given!r}: no such folder; {near_folder(folder)}give a head's folder"
+        )
     heads = load_heads(folder)
     alone = (folder / "config.json").is_file()
     places = [folder / POLICY, (folder.parent if alone else folder / "final") / POLICY]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -35,10 +37,15 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.speech import check_speech, hears, prepare_speech
-from drafttrain.models.weight_files import check_weight_files, first_line, read_weights
+from drafttrain.models.weight_files import (
+    check_weight_files,
+    first_line,
+    other_weights,
+    read_weights,
+)
 
-CONFIG_ERRORS = (OSError, ValueError, StrictDataclassError)
-"""What Transformers raises for a model's settings that are missing, no JSON, or impossible."""
+HUB_SECONDS = 5.0
+"""How long the Hub may take to say whether it has a model."""
 TOKENIZER_FILES = ("token*", "vocab*", "merges*", "*.model", "*.spm")
 """What a folder with a tokenizer of any kind has at least one of."""
 
@@ -181,13 +188,10 @@ def read_config(
     `name` is what messages call the model; `switch` the setting that would allow to run the code
     that some models bring along. Without it such models are refused, and nobody is asked.
     """
-    _check_exists(path, name)
     folder = Path(path).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{name} holds no config.json; give the folder that save_pretrained wrote, or the "
-            "final/ folder of a run"
-        )
+    _check_exists(path, name, revision)
+    if folder.is_dir():
+        _check_folder(folder, name)
     try:
         settings, _ = PretrainedConfig.get_config_dict(path, revision=revision)
         own_code = "auto_map" in settings and settings.get("model_type") not in CONFIG_MAPPING
@@ -201,11 +205,35 @@ def read_config(
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trusted)
     except ConfigError:
         raise
-    except CONFIG_ERRORS as error:
+    except Exception as error:  # a config.json may hold anything
         raise ConfigError(
-            f"{name}: no model configuration ({first_line(error)}); give a local model folder or a "
-            "name on the Hub"
+            f"{name}: its config.json describes no model ({first_line(error)}); correct it, or "
+            "copy the model again"
         ) from error
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    """A folder that holds something else than a model is refused by what it holds. ConfigError."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        raise ConfigError(
+            f"{name} holds an adapter ({adapter.name}), which is no model by itself; merge it into "
+            "its base once (merge_and_unload of peft, then save_pretrained), and give that folder"
+        )
+    if not (folder / "config.json").is_file():
+        others = other_weights(folder)
+        raise ConfigError(
+            f"{name} holds no config.json{f', but {others[0]}' if others else ''}; give the folder "
+            "of a Transformers model, as save_pretrained writes it, or the final/ folder of a run"
+        )
+    if (settings := folder / "generation_config.json").is_file():
+        try:  # Transformers would decode without it
+            GenerationConfig.from_pretrained(folder)
+        except Exception as error:  # it may hold anything
+            raise ConfigError(
+                f"{name}: {settings.name} cannot be read ({first_line(error)}); correct it, or "
+                "copy the model again"
+            ) from error
 
 
 def choose_device(name: str) -> torch.device:
@@ -215,9 +243,12 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"target.device = {name!r} is no device; use auto, cpu, cuda or cuda:N"
-        ) from None
+            f"target.device = {name!r} is no device that drafttrain runs on; use auto, cpu, cuda "
+            "or cuda:N"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"target.device = {name!r}, but this machine has {torch.cuda.device_count()} usable "
@@ -226,14 +257,45 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _check_exists(path: str, name: str) -> None:
-    """A folder that does not exist is told apart from a Hub name without asking the network."""
+def _check_exists(path: str, name: str, revision: str | None = None) -> None:
+    """A model that is neither a folder nor on the Hub is refused at once, with the folder whose
+    name is nearest. The Hub is asked once, and only for what is not in its cache. ConfigError."""
     folder = Path(path).expanduser()
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or folder.exists()
-    if looks_local and not folder.is_dir():
+    if folder.is_dir() and path:
+        return
+    if folder.is_file():
         raise ConfigError(
-            f"{name}: no such folder; give an existing model folder or a name on the Hub"
+            f"{name} is a file; give the folder of a Transformers model (config.json, safetensors "
+            "and a tokenizer), or a name on the Hub"
         )
+    reason = "no such folder"
+    if path and not path.startswith((".", "/", "~")) and path.count("/") <= 1:  # a name, too
+        try:
+            if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
+                return
+            url = hf_hub_url(path, "config.json", revision=revision)
+            get_hf_file_metadata(url, timeout=HUB_SECONDS)
+            return
+        except HfHubHTTPError as error:
+            reason += f", and the Hub does not have its config.json ({first_line(error)})"
+        except Exception as error:  # the connection's libraries have many
+            reason += f", and the Hub cannot be asked ({first_line(error)})"
+    raise ConfigError(
+        f"{name}: {reason}; {near_folder(folder)}give an existing model folder or a name on the Hub"
+    )
+
+
+def near_folder(folder: Path) -> str:
+    """`did you mean PATH? `: the folder whose path is most like that of one which is not there."""
+    here = Path(folder.anchor)
+    for part in folder.relative_to(here).parts:
+        if not (here / part).is_dir():
+            inside = [one.name for one in here.iterdir() if one.is_dir()]
+            part = next(iter(get_close_matches(part, inside, n=1)), None)
+            if part is None:
+                return ""
+        here /= part
+    return f"did you mean {str(here)!r}? " if folder.parts else ""
 
 
 def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
@@ -255,10 +317,10 @@ def read_tokenizer(
         )
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trusted)
-    except (*CONFIG_ERRORS, ImportError, TypeError) as error:
+    except Exception as error:  # its files may hold anything
         raise ConfigError(
             f"{name}: its tokenizer cannot be loaded ({first_line(error)}); put the tokenizer's "
-            "files beside the weights"
+            "whole files beside the weights"
         ) from error
 
 
@@ -272,7 +334,7 @@ def load_processor(config: TargetConfig, model_config: PretrainedConfig) -> Proc
         )
         if not isinstance(processor, ProcessorMixin):  # a tokenizer, where it finds nothing else
             raise ValueError(f"there is a {type(processor).__name__} only")
-    except (*CONFIG_ERRORS, ImportError, TypeError) as error:
+    except Exception as error:  # its files may hold anything
         raise ConfigError(
             f"target.path = {config.path!r}: its processor, which makes features of audio, cannot "
             f"be loaded ({first_line(error)}); put the processor's files beside the weights"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
@@ -23,7 +23,9 @@ from drafttrain.config.base import ConfigError
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Suffixes of files that Torch would read with pickle."""
-WEIGHT_ERRORS = (OSError, ValueError, RuntimeError, SafetensorError)
+OTHERS = (".gguf", ".onnx", ".msgpack", ".h5", ".ot")
+"""Suffixes of weights for other programs."""
+WEIGHT_ERRORS = (OSError, ValueError, RuntimeError, EOFError, SafetensorError)
 """What Transformers raises for weights that are missing or damaged."""
 
 
@@ -34,7 +36,7 @@ def read_weights(
     lacks: Callable[[PreTrainedModel], Collection[str]] = lambda model: (),
     **settings: Any,
 ) -> Any:
-    """A whole model from safetensors alone: `kind.from_pretrained(path, **settings)`.
+    """A whole model: `kind.from_pretrained(path, **settings)`, from safetensors unless told else.
 
     `name` is what messages call the model; lacks: names of the weights that its files leave out.
     Raises ConfigError for files that cannot be read, weights that they lack or hold in another
@@ -42,7 +44,7 @@ def read_weights(
     """
     asked = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        model, report = kind.from_pretrained(path, **asked, **settings)
+        model, report = kind.from_pretrained(path, **asked | settings)
     except ImportError as error:
         raise ConfigError(
             f"{name}: its weights need a package that is not there ({first_line(error)}); install "
@@ -51,7 +53,7 @@ def read_weights(
     except WEIGHT_ERRORS as error:
         raise ConfigError(
             f"{name}: its weights cannot be read ({first_line(error)}); whole safetensors are "
-            "needed: copy them again, or save the model once with save_pretrained"
+            "needed: copy them again, or make them of pickles with `drafttrain convert`"
         ) from error
     _check_complete(model, report, name, lacks(model))
     check_finite(model, name)
@@ -119,29 +121,48 @@ def check_finite(model: nn.Module, name: str) -> None:
 
 def first_line(error: Exception) -> str:
     """What a library's error says first; the rest is its advice."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    kind = type(error).__name__
+    if isinstance(error, LookupError | TypeError | AttributeError):
+        said = f"{kind}: {said}"
+    return said.rstrip(".") or kind
 
 
 def check_weight_files(path: str, name: str, revision: str | None = None) -> None:
-    """Refuse pickled weights and shards that lie elsewhere, by the names of the files alone.
+    """Refuse pickled weights, shards that lie elsewhere, and files that are no whole safetensors.
 
-    `name` is what messages call the model. A folder without any weights passes: there is nothing to
-    refuse until they are read. Raises ConfigError.
+    `name` is what messages call the model. Only names and headers are read; a folder without any
+    weights passes: there is nothing to refuse until they are read. Raises ConfigError.
     """
     folder = Path(path).expanduser()
-    if folder.is_dir() and (folder / SAFE_WEIGHTS_NAME).is_file():
-        return
-    try:
-        index = Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision))
-    except OSError:  # not sharded
-        if folder.is_dir():
-            _refuse_pickles(folder, name)
+    if not folder.is_dir():
+        try:
+            _shards(Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision)), name)
+        except OSError:  # not sharded
+            return
+    elif (folder / SAFE_WEIGHTS_NAME).is_file():
+        _check_header(folder / SAFE_WEIGHTS_NAME, name)
+    elif (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
+        for shard in _shards(folder / SAFE_WEIGHTS_INDEX_NAME, name):
+            _check_header(folder / shard, name)
     else:
-        _check_index(index, name)
+        _refuse_others(folder, name)
 
 
-def _check_index(index: Path, name: str) -> None:
+def _check_header(file: Path, name: str) -> None:
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{name}: {file.name} is no whole safetensors file ({first_line(error)}); copy it "
+            "again (with git: git lfs pull)"
+        ) from None
+
+
+def _shards(index: Path, name: str) -> list[str]:
+    """The files that an index names, all in its own folder. Raises ConfigError."""
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -156,13 +177,24 @@ def _check_index(index: Path, name: str) -> None:
                 f"{name}: {index.name} names {shard!r}, which is no safetensors file in the "
                 "model's own folder; save the model anew with save_pretrained"
             )
+    return sorted(shards)
 
 
-def _refuse_pickles(folder: Path, name: str) -> None:
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-    if pickles and not any(folder.glob("*.safetensors")):
+def other_weights(folder: Path) -> list[str]:
+    """Names of the files in a folder that hold weights in another format than safetensors."""
+    return sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES + OTHERS)
+
+
+def _refuse_others(folder: Path, name: str) -> None:
+    """Of a folder without safetensors of Transformers' names. Raises ConfigError."""
+    others = other_weights(folder)
+    if others and others[0].endswith(PICKLES):
         raise ConfigError(
-            f"{name} holds its weights in {pickles[0]}, a pickle, which can run code when it is "
-            "read; safetensors are needed: load it where you trust it and save it with "
-            "save_pretrained"
+            f"{name} holds its weights in {others[0]}, a pickle, which can run code when it is "
+            f"read; make safetensors of it: `drafttrain convert --model {folder} --out FOLDER`"
+        )
+    if others:
+        raise ConfigError(
+            f"{name} holds its weights in {others[0]}, but safetensors are read; give the folder "
+            "of the Transformers model that it was made from"
         )

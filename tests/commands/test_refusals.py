@@ -35,6 +35,7 @@ INPUTS = {
     f"{DISTILL} --data table.csv": ("'table.csv'", "data.input_column", "question"),
     f"{DISTILL} --target untokenized": ("'untokenized'", "tokenizer", "beside"),
     f"{DISTILL} --target pickled": ("'pickled'", "pytorch_model.bin", "safetensors"),
+    f"{DISTILL} --target half": ("'half'", "not fully covered", "copy it again"),
     f"{DISTILL} --target coded": ("'coded'", "target.trust_remote_code=true"),
     f"{DISTILL} target.device=cuda:99": ("target.device = 'cuda:99'", "cpu"),
     f"{DISTILL} sampling.max_new_tokens=999": ("max_new_tokens = 999", "max_new_tokens=256"),
@@ -110,7 +111,6 @@ PLACES = {
 }
 READ_FIRST = {
     f"{FORCED} --sweep k=2,4 {TWICE}": ("x k=4", "give each once"),
-    f"{DISTILL} --target half": ("'half'", "not fully covered", "copy them again"),
     f"{DISTILL} --out shards --data rows.jsonl --method beam": (
         "shards/manifest.json",
         "method",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from transformers import (
     LlamaForCausalLM,
@@ -17,8 +18,10 @@ from transformers import (
     WhisperTokenizer,
 )
 
+import drafttrain
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.models import loading
 from drafttrain.models.loading import (
     cache_for_generate,
     cache_is_deep_enough,
@@ -55,6 +58,91 @@ def test_a_decoder_only_model_loads_as_one(tmp_path):
     assert (target.model.training, target.model.dtype) == (False, torch.float32)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"vocab_size": 4}', "\x00"])
+def test_a_config_json_that_is_none_is_refused_by_what_is_wrong(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"target\.path = .* config\.json describes no model \("):
+        load_target(config(folder))
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"model": {"type": "BPE"}}'])
+def test_a_tokenizer_that_is_none_is_refused_before_weights_are_read(folder, file, text):
+    if (file, text[:2]) == ("tokenizer_config.json", '{"'):
+        text = '{"added_tokens_decoder": 3}'
+    (folder / file).write_text(text)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"its tokenizer cannot be loaded \("):
+        load_target(config(folder))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_generation_config_that_is_none_is_not_passed_over(folder, text):
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read \("):
+        check_target(config(folder))
+
+
+@pytest.mark.parametrize("kept", [0, 7, 400])
+def test_a_torn_file_of_weights_is_refused_with_its_name_before_it_is_read(folder, kept):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no whole safetensors file \("):
+        check_target(config(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("pytorch_model.bin", "drafttrain convert"),
+        ("model-q4.gguf", "model-q4.gguf, but safetensors are read"),
+        ("flax_model.msgpack", "flax_model.msgpack, but safetensors are read"),
+        ("adapter_config.json", "an adapter .* merge it"),
+    ],
+)
+@pytest.mark.parametrize("configured", [True, False])
+def test_weights_for_other_programs_are_named(folder, file, says, configured):
+    (folder / "model.safetensors").unlink()
+    (folder / file).write_text("{}")
+    if not configured:
+        (folder / "config.json").unlink()
+        says = says if "adapter" in file else f"no config.json, but {file}"
+    with pytest.raises(ConfigError, match=says):
+        check_target(config(folder))
+
+
+def test_a_whole_model_beside_an_adapter_is_not_taken_for_the_two_of_them(folder):
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds an adapter"):
+        check_target(config(folder))
+
+
+def test_a_package_that_quantised_weights_need_is_named(folder):
+    settings = json.loads((folder / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 8}
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="need a package that is not there .*install it"):
+        load_target(config(folder))
+
+
+@pytest.mark.parametrize("path", ["llma", "checkpoints/tinny", "chekpoints/tiny", "./llma"])
+def test_a_mistyped_folder_is_answered_at_once_with_the_nearest(tmp_path, monkeypatch, path):
+    asked = []
+
+    def fail(url, timeout):
+        asked.append(timeout)
+        raise OSError("no network")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "get_hf_file_metadata", fail)
+    (tmp_path / "checkpoints/tiny").mkdir(parents=True)
+    (tmp_path / "llama").mkdir()
+    near = "checkpoints/tiny" if "/t" in path else "llama"
+    with pytest.raises(ConfigError, match=f"'{path}': no such folder.*; did you mean '{near}'?"):
+        check_target(config(path))
+    assert [seconds <= 10 for seconds in asked] == [True] * (not path.startswith("."))
+
+
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "a/b/c"])
 def test_a_missing_folder_is_named_without_asking_the_network(path):
     with pytest.raises(ConfigError, match=f"target.path = '{path}': no such folder"):
@@ -71,7 +159,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     [
         (check_seq2seq, "gpt2", "'gpt2' model, not an encoder"),
         (check_seq2seq, "bert", "'bert' model, not an encoder"),
-        (check_seq2seq, "nothing-known", "no model configuration"),
+        (check_seq2seq, "nothing-known", "describes no model"),
         (check_target, "vit", "'vit' model, not a language model"),
         (check_target, "clip", "'clip' model, not a language model"),
     ],
@@ -93,6 +181,9 @@ def test_a_missing_tokenizer_is_named_before_weights_are_read(folder):
 def test_devices_that_are_not_there_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="'gpu' is no device"):
         choose_device("gpu")
+    for name in ("mps", "xpu", "meta", "cuda:x", "tpu", "hpu"):
+        with pytest.raises(ConfigError, match=f"target.device = '{name}' is no device"):
+            choose_device(name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match="0 usable CUDA devices"):
         choose_device("cuda")
@@ -119,6 +210,32 @@ def test_a_processor_is_loaded_where_inputs_are_no_token_ids(folder):
     processor = load_processor(config, listening.config)
     features = processor(np.zeros(1600), sampling_rate=16000, return_tensors="pt")
     assert features["input_features"].shape[1] == 8
+
+
+def test_a_target_with_sentencepiece_files_decodes_as_opus_mt_does(tmp_path):
+    texts = [f"the house number {i} is small and the dog {7 * i} is big" for i in range(40)]
+    for side in ("source", "target"):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_prefix=str(tmp_path / side),
+            vocab_size=40,
+            minloglevel=2,
+            num_threads=1,
+        )
+        (tmp_path / f"{side}.model").rename(tmp_path / f"{side}.spm")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
+    own = [pieces.id_to_piece(i) for i in range(3, len(pieces))]  # behind <unk>, <s> and </s>
+    tokens = ["<pad>", "</s>", "<unk>", *own, "<s>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(tokens)}))
+    settings = {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tiny_model("marian", vocab_size=len(tokens)).save_pretrained(tmp_path)
+    decoder = drafttrain.load(str(tmp_path))
+    text = "the small dog"
+    ids = decoder.tokenizer(text).input_ids
+    assert decoder.tokenizer.decode(ids, skip_special_tokens=True) == text
+    [found] = decoder.generate([text], max_new_tokens=5)
+    assert found.tokens
 
 
 @pytest.mark.parametrize("decoder_layers", [1, 2, 3])

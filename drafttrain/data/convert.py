@@ -1,0 +1,68 @@
+"""Make a folder with safetensors of a model whose weights are pickles.
+
+The pickles are read with `weights_only`: Torch builds tensors of them and runs nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from drafttrain.config.base import ConfigError
+from drafttrain.data.shards.writing import complete_files, named_disk_errors
+from drafttrain.models.loading import auto_class, first_line, is_language_model, read_config
+from drafttrain.models.weight_files import OTHERS, PICKLES, other_weights, read_weights
+
+LEFT_OUT = (*PICKLES, *OTHERS, ".safetensors", ".index.json", "/config.json")
+"""What ends the names of files that are written anew, and of weights for other programs."""
+
+
+def convert(model: str, out: Path, revision: str | None = None) -> None:
+    """Write a model, a folder or a Hub name, into the new folder `out`: its weights in their own
+    type as safetensors, and all other files of its folder as they are.
+
+    The folder is written under a temporary name. Raises ConfigError for a folder that is there, a
+    model that is no language model, and pickles that are damaged or hold more than weights.
+    """
+    name = f"model {model!r}"
+    if out.exists():
+        raise ConfigError(f"out = {str(out)!r} exists; give the name of a new folder")
+    config = read_config(model, name, revision)
+    if not is_language_model(config):
+        raise ConfigError(f"{name} is a {config.model_type!r} model, not a language model")
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        try:
+            ignored = [f"*{suffix}" for suffix in (*OTHERS, ".safetensors")]
+            folder = Path(snapshot_download(model, revision=revision, ignore_patterns=ignored))
+        except Exception as error:  # of the Hub, its libraries, and the disk
+            raise ConfigError(f"{name} cannot be downloaded ({first_line(error)})") from error
+    if not any(file.endswith(PICKLES) for file in other_weights(folder)):
+        raise ConfigError(f"{name} holds no pickled weights ({', '.join(PICKLES)})")
+    config.dtype = None  # that of the weights counts
+    asked = {"use_safetensors": False, "weights_only": True, "trust_remote_code": False}
+    try:
+        read = read_weights(auto_class(config), folder, name, config=config, dtype="auto", **asked)
+    except ConfigError:
+        raise
+    except Exception as error:  # what Torch says of other objects than tensors is of another class
+        raise ConfigError(
+            f"{name}: its pickled weights are damaged, or hold more than tensors, which could run "
+            "code; give safetensors, or weights of an author that you trust"
+        ) from error
+    part = out.absolute().with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    try:
+        with named_disk_errors(out.absolute().parent):
+            read.save_pretrained(part)
+            for file in folder.iterdir():
+                if file.is_file() and not str(file).endswith(LEFT_OUT):
+                    shutil.copyfile(file, part / file.name)
+            complete_files(part)
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    print(f"{out}: {read.num_parameters():,} parameters as safetensors", file=sys.stderr)
