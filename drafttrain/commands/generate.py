@@ -27,7 +27,7 @@ from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Round
-from drafttrain.models.loading import check_target
+from drafttrain.models.loading import check_target, say_how_it_decodes
 from drafttrain.models.speech import hears
 
 CLOSED_PIPE = 141
@@ -49,6 +49,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     pair = load_pair(settings.target, *check_methods(settings.decode))
     method, target = build_method(settings.decode, pair), pair.target
     asked = settings.decode.sampling
+    say_how_it_decodes(target, asked.temperature)
     decoder = method.decoder(pair.model, build_sampling(asked), asked.seed, lambda i: rows[i][0])
     compile_calls(settings.compile)
     if heard:

@@ -131,6 +131,7 @@ def _fail(name: str, message: str, code: int) -> NoReturn:
 
 def quiet_libraries() -> None:
     """No progress bars of weight loading and no advice from libraries between our own lines."""
+    os.environ["MPLBACKEND"] = "agg"  # plots are files; a notebook's choice may lack its package
     import datasets
     import transformers
 

@@ -48,6 +48,7 @@ from drafttrain.evaluation.tune_plan import (
     make_plan,
     most_drafted,
 )
+from drafttrain.models.loading import say_how_it_decodes
 
 OF_ORACLE = 16
 """Prompts along whose greedy outputs the oracle is followed."""
@@ -67,6 +68,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         print("\n".join(plan.lines()))
         return
     pair = load_pair(settings.target, *plan.drafters)
+    say_how_it_decodes(pair.target, settings.sampling.temperature)
     found, candidates = tune_pair(plan, pair, began)
     report, policy = found.report, settings.policy or default_policy_file(settings)
     write_evaluation(found, settings.report)

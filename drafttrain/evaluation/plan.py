@@ -25,6 +25,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.quality import bleu_metric
 from drafttrain.evaluation.report import check_report_file
 from drafttrain.evaluation.runner import WAVE_BATCHES, decode_by
 from drafttrain.models.drafters import read_drafter_settings, read_kind
@@ -80,6 +81,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     variants: the methods of the drafter. Raises ValueError for settings that do not go together.
     """
     check_report_file(settings.report)
+    bleu_metric(settings.bleu_tokenizer)
     methods = [*map(PlannedMethod, variants), *other_methods(settings)]
     if settings.mode == "teacher-forced":
         check_forced(settings, methods)

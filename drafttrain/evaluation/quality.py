@@ -16,6 +16,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
+from drafttrain.config.base import ConfigError
 from drafttrain.data.inputs.clips import library
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
@@ -24,6 +25,7 @@ from drafttrain.evaluation.bootstrap import Array, Ratio, Statistic, difference,
 from drafttrain.evaluation.metrics import first_difference
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import GAP_TOLERANCE, Difference, Parity
+from drafttrain.models.weight_files import first_line
 
 Texts = Sequence[str]
 References = Sequence[str | None]
@@ -63,10 +65,22 @@ def text_figures(
     return figures
 
 
+def bleu_metric(tokenizer: str) -> BLEU:
+    """sacrebleu's BLEU. Raises ConfigError for a tokenizer that it lacks, or lacks a package or a
+    file for."""
+    try:
+        return BLEU(tokenize=tokenizer, force=True)
+    except Exception as error:  # of imports and of downloads
+        raise ConfigError(
+            f"bleu_tokenizer = {tokenizer!r} cannot be used ({first_line(error)}); give one of "
+            f"{', '.join(BLEU.TOKENIZERS)}"
+        ) from error
+
+
 def bleu(texts: Texts, references: References, tokenizer: str = "13a") -> Statistic:
     """BLEU of sacrebleu's default signature (mixed case, exponential smoothing), from the
     sentences' sufficient statistics; rows without a reference count nothing."""
-    metric = BLEU(tokenize=tokenizer, force=True)
+    metric = bleu_metric(tokenizer)
     present = [i for i, reference in enumerate(references) if reference is not None]
     found = metric._extract_corpus_statistics(
         [texts[i] for i in present], [[references[i] for i in present]]

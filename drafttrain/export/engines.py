@@ -53,7 +53,7 @@ tokenizer = AutoTokenizer.from_pretrained("{serving.target}")
 target = {kind}.from_pretrained("{serving.target}")
 inputs = tokenizer("...", return_tensors="pt", return_token_type_ids=False)
 output = target.generate(
-    **inputs, max_new_tokens=256,
+    **inputs, max_new_tokens=256, num_beams=1,
     assistant_model={kind}.from_pretrained("{serving.folder}"),
 )"""
 

@@ -11,7 +11,7 @@ neighbours change what becomes of a row.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_policy
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.logits_processing import unavailable
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.parts import DEFAULT_LENGTH
@@ -63,7 +64,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Tensor | None = None,
     generation_config: GenerationConfig | None = None,
-    assistant_model: PreTrainedModel | None = None,
+    assistant_model: PreTrainedModel | str | None = None,
     streamer: BaseStreamer | None = None,
     policy: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
@@ -75,12 +76,15 @@ def generate(
     torch's global generator. (Where policy.json names the lossy verifier spec-verification, greedy
     outputs may differ; its card says so.) `policy` is the content of a policy.json; default:
     that of the folder the drafter was loaded from, else as many tokens a round as the drafter's
-    generation_config says. Without an assistant_model the drafter is loaded from the folder or Hub
-    name that the call gives as custom_generate, once. `batch_size` is how many rows are decoded at
-    once, one entering as another one ends; default: all. Raises ValueError, before anything runs,
-    for arguments that cannot be honoured and models that do not go together.
+    generation_config says. The drafter may be given by its folder or Hub name; without an
+    assistant_model it is that which the call gives as custom_generate, loaded once. `batch_size` is
+    how many rows are decoded at once, one entering as another one ends; default: all. Raises
+    ValueError, before anything runs, for arguments that cannot be honoured and models that do not
+    go together.
     """
     folder = called_folder()
+    if isinstance(assistant_model, str | Path):
+        folder, assistant_model = str(assistant_model), None
     if assistant_model is None and folder is None:
         raise ValueError(
             "assistant_model is missing: load the drafter and give assistant_model=drafter (a "
@@ -155,7 +159,10 @@ def read_request(
     input_ids = inputs if inputs is not None else rest.pop("input_ids", None)
     mask = rest.pop("attention_mask", None)
     rest.pop("tokenizer", None)  # Transformers needs it for stop_strings, which are refused
-    check_config(config)
+    asked = (arguments, {} if generation_config is None else generation_config.to_dict())
+    check_config(
+        config, {name for one in asked for name, value in one.items() if value is not None}
+    )
     given = {name: value for name, value in rest.items() if value is not None}
     if left := [name for name, value in given.items() if value is not False and value != []]:
         raise ValueError(
@@ -176,7 +183,6 @@ def read_request(
         sources = [Source.of_text(row, start) for row, start in zip(rows, starts, strict=True)]
     else:
         sources = [Source.of_text(row, row) for row in rows]
-    asked = (arguments, {} if generation_config is None else generation_config.to_dict())
     limits = (*asked, model.generation_config.to_dict())
     limited = any(settings.get("max_length") is not None for settings in limits)
     max_new_tokens = _lengths(config, starts.shape[1], limited)
@@ -197,8 +203,9 @@ def read_request(
     )
 
 
-def check_config(config: GenerationConfig) -> None:
-    """Refuse by name settings that cannot be honoured (more: decoding/logits_processing.py)."""
+def check_config(config: GenerationConfig, given: Collection[str] = ()) -> None:
+    """Refuse by name settings that cannot be honoured; given: those of the call, which are not the
+    target's own. Raises ValueError."""
     if (config.num_beams or 1) > 1:
         raise ValueError(
             f"num_beams = {config.num_beams}, but drafts are verified along one sequence; give "
@@ -208,6 +215,11 @@ def check_config(config: GenerationConfig) -> None:
         raise ValueError(
             f"temperature = {config.temperature} with do_sample=True; give one above 0, or "
             "do_sample=False for greedy decoding"
+        )
+    if (name := unavailable(config, not config.do_sample)) in given:
+        raise ValueError(
+            f"{name} = {getattr(config, name)!r} cannot be honoured when drafts are verified; "
+            "leave it out of the call"
         )
     if asked := [name for name in UNAVAILABLE if getattr(config, name)]:
         raise ValueError(f"{asked[0]} is not available when drafts are verified; leave it out")

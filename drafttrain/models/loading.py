@@ -6,9 +6,11 @@ asked for it (`target.trust_remote_code`).
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -119,6 +121,29 @@ def cache_is_deep_enough(config: PretrainedConfig) -> bool:
     """Whether `generate` alone makes a cache that this model's decoder can use; see above."""
     layers = getattr(config, "num_decoder_layers", None)
     return layers is None or layers <= config.num_hidden_layers
+
+
+def say_how_it_decodes(target: LoadedTarget, temperature: float, beams: int = 1) -> None:
+    """A line where the target's own `generate` would by default use more beams, or sample otherwise
+    than at this temperature; each is said once."""
+    settings = target.model.generation_config
+    drawn, own = 1.0 if settings.temperature is None else settings.temperature, []
+    if (settings.num_beams or 1) > beams:
+        own.append(f"with {settings.num_beams} beams")
+    if settings.do_sample and drawn != temperature:
+        own.append(f"by sampling at temperature {drawn:g}")
+    if own:
+        how = f"samples at temperature {temperature:g}" if temperature else "decodes greedily"
+        _say_once(
+            f"target.path = {target.path!r}: by default its `generate` decodes "
+            f"{' and '.join(own)}; drafttrain {how}, with {beams} beam{'s' * (beams > 1)}, and "
+            "gives other outputs than that"
+        )
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def auto_class(

@@ -188,9 +188,9 @@ def other_weights(folder: Path) -> list[str]:
 def _refuse_others(folder: Path, name: str) -> None:
     """Of a folder without safetensors of Transformers' names. Raises ConfigError."""
     others = other_weights(folder)
-    if others and others[0].endswith(PICKLES):
+    if pickles := [one for one in others if one.endswith(PICKLES)]:
         raise ConfigError(
-            f"{name} holds its weights in {others[0]}, a pickle, which can run code when it is "
+            f"{name} holds its weights in {pickles[0]}, a pickle, which can run code when it is "
             f"read; make safetensors of it: `drafttrain convert --model {folder} --out FOLDER`"
         )
     if others:

@@ -191,3 +191,29 @@ def test_batches_are_written_in_order_and_equal_single_inputs(capsys, tiny_targe
     assert [line["row"] for line in single] == [0, 1, 2, 3]
     for size in ("2", "4", "9"):
         assert lines_of(capsys, tiny_target, *own, "--batch-size", size) == single
+
+
+def test_commands_say_that_a_target_with_beams_is_decoded_with_one(tiny_target, tmp_path, capsys):
+    file = tiny_target / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_beams": 6, "min_length": 3}))
+    (tmp_path / "rows.txt").write_text("w5 w6\nw9\n")
+    data = ("--data", tmp_path / "rows.txt", "--max-new-tokens", 4)
+    drafts, out = ("--drafter", "max-gram"), ("--out", tmp_path / "shards")
+    report = ("--report", tmp_path / "report.json", "repeats=1", "warmup=0")
+    commands = (("generate", *drafts), ("eval", *drafts, *report), ("distill", *out))
+    for place, command in enumerate(commands):
+        target = tiny_target.rename(tmp_path / f"target-{place}")  # each path is named once
+        assert ended(command[0], "--target", target, *command[1:], *data) == 0
+        assert f"target-{place}': by default" in (said := capsys.readouterr().err), command
+        assert "with 6 beams" in said
+        tiny_target = target
+
+
+def test_plots_need_no_package_of_a_notebook():
+    probe = "from drafttrain.commands.shell import quiet_libraries as quiet; quiet()\n"
+    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    for preamble, code in (("", 1), (probe, 0)):
+        line = [sys.executable, "-c", f"{preamble}import matplotlib"]
+        assert (
+            subprocess.run(line, env=os.environ | backend, capture_output=True).returncode == code
+        )

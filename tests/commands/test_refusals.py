@@ -41,6 +41,8 @@ INPUTS = {
     f"{DISTILL} sampling.max_new_tokens=999": ("max_new_tokens = 999", "max_new_tokens=256"),
     f"{EVAL} --target wide --drafter target": ("40 tokens", "48", "train"),
     f"{EVAL} --target llama --drafter shuffled": ("token 4", "'w5'", "'w4'", "give"),
+    f"{EVAL} --target llama --drafter small bleu_tokenizer=klingon": ("'klingon'", "13a", "give"),
+    f"{EVAL} --target llama --drafter small bleu_tokenizer=ja-mecab": ("'ja-mecab'", "give one of"),
     f"{CAUSAL} --batch-size 1,999": ("batch_sizes = 999", "inputs", "or smaller batches"),
     f"{GENERATE} --data rows.jsonl": ("--text and --data", "give one"),
     f"{TUNE} --drafter target": ("'target'", "decoder-only"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GenerationConfig,
     LogitsProcessorList,
     MaxTimeCriteria,
     PreTrainedModel,
@@ -248,6 +249,10 @@ def test_a_pair_is_wrapped_once_until_something_changes(assistant):
         ({"max_new_tokenz": 3}, "max_new_tokenz cannot be honoured"),
         ({"num_return_sequences": 2}, "do not support `num_return_sequences`"),
         ({"do_sample": True, "min_p": 0.1}, "min_p"),
+        ({"max_time": 3.0}, r"^max_time = 3\.0 cannot be honoured .* leave it out of the call"),
+        ({"stop_strings": ["x"]}, r"^stop_strings = \['x'\] .* leave it out of the call"),
+        ({"guidance_scale": 2.0}, r"^guidance_scale = 2\.0 .* leave it out of the call"),
+        ({"generation_config": GenerationConfig(max_time=3.0)}, "^max_time = .* of the call"),
         ({"do_sample": True, "temperature": 0.0}, "do_sample=False for greedy"),
         ({"do_sample": True, "policy": {"stop": "confidence", "confidence": 0.4}}, "own value"),
         ({"policy": {"stop": "head"}}, "no h; add h"),
@@ -266,6 +271,24 @@ def test_what_cannot_be_honoured_is_refused_by_name(assistant, settings, says):
     with pytest.raises(ValueError, match=says) as error:
         generate(tiny_model("llama"), **(ONE | settings), assistant_model=assistant)
     assert "\n" not in str(error.value)
+
+
+def test_a_setting_of_the_target_is_not_blamed_on_the_call(assistant):
+    target = tiny_model("llama")
+    target.generation_config.max_time = 3.0
+    with pytest.raises(ValueError, match="the target's generation_config sets max_time=3.0"):
+        generate(target, **ONE, assistant_model=assistant)
+    target.generation_config.max_time = None
+    assert generate(target, **ONE, **GREEDY, assistant_model=assistant, max_time=None).shape[1] > 3
+
+
+def test_a_drafter_is_given_by_its_folder_too(exported, assistant):
+    target = tiny_model("llama")
+    expected = target.generate(**ONE, **GREEDY)
+    for given in (str(exported), exported):
+        assert torch.equal(generate(target, **ONE, **GREEDY, assistant_model=given), expected)
+    with pytest.raises(ValueError, match="'/no/such/drafter': no such folder"):
+        generate(target, **ONE, assistant_model="/no/such/drafter")
 
 
 def test_models_that_do_not_go_together_are_refused(assistant):

@@ -23,6 +23,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models import loading
 from drafttrain.models.loading import (
+    LoadedTarget,
     cache_for_generate,
     cache_is_deep_enough,
     check_seq2seq,
@@ -30,6 +31,7 @@ from drafttrain.models.loading import (
     choose_device,
     load_processor,
     load_target,
+    say_how_it_decodes,
 )
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import save_target
@@ -192,6 +194,32 @@ def test_devices_that_are_not_there_are_refused(monkeypatch):
         choose_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "says"),
+    [
+        ({"num_beams": 6}, (0.0,), "with 6 beams; drafttrain decodes greedily, with 1 beam,"),
+        ({"num_beams": 6}, (0.0, 4), "with 6 beams; drafttrain decodes greedily, with 4 beams,"),
+        ({"num_beams": 4}, (0.0, 4), None),
+        ({"do_sample": True, "temperature": 0.6}, (0.0,), "temperature 0.6; drafttrain decodes gr"),
+        ({"do_sample": True, "temperature": 0.6}, (1.0,), "0.6; drafttrain samples at temperature"),
+        ({"do_sample": True, "temperature": 0.6}, (0.6,), None),
+        ({"do_sample": True}, (1.0,), None),
+        ({"num_beams": 2, "do_sample": True}, (0.0,), "2 beams and by sampling at temperature 1;"),
+        ({}, (1.0,), None),
+    ],
+)
+def test_a_target_that_decodes_otherwise_by_default_is_said_once(
+    tmp_path, capsys, own, asked, says
+):
+    model = tiny_model("marian")
+    model.generation_config.update(**own)
+    target = LoadedTarget(model, None, str(tmp_path))
+    for _ in range(2):
+        say_how_it_decodes(target, *asked)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (says is not None) and all(says in line for line in lines)
 
 
 def test_a_processor_is_loaded_where_inputs_are_no_token_ids(folder):

@@ -52,6 +52,7 @@ from drafttrain.models.loading import (
     load_target,
     load_tokenizer,
     outline_target,
+    say_how_it_decodes,
 )
 from drafttrain.models.speech import hears
 
@@ -75,6 +76,8 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     if target is None:
         read = load_target if config.decoded_by.reads_weights else outline_target
         target = read(config.target)
+    sampled, beams = config.method == "sample", generate_settings(config)["num_beams"]
+    say_how_it_decodes(target, config.sampling.temperature * sampled, beams)
     decoder = resolve_name(config.decoded_by.opens)(config, target)
     filling = Distilling(config, target, inputs, decoder)
     return fill_folder(filling, config.out, state)

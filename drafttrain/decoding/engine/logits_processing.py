@@ -153,14 +153,19 @@ def _paths(tokens: Tensor, draft: Tensor, parents: Tensor | None) -> list[Tensor
     return paths
 
 
-def check_generation_config(config: GenerationConfig, sampling: Sampling) -> None:
-    """Refuse by name what this engine cannot honour. Raises ValueError."""
+def unavailable(config: GenerationConfig, greedy: bool) -> str | None:
+    """The first setting that this engine cannot honour, if any."""
     values = config.to_dict()
-    names = REFUSED if sampling.greedy else REFUSED + REFUSED_WARPERS
-    for name in names:
-        value = values.get(name)
-        if value and value != NEUTRAL.get(name):
-            raise ValueError(
-                f"the target's generation_config sets {name}={value!r}, which cannot be honoured "
-                f"when drafts are verified; set model.generation_config.{name} = None"
-            )
+    names = REFUSED if greedy else REFUSED + REFUSED_WARPERS
+    asked = {name: value for name in names if (value := values.get(name))}
+    return next((name for name, value in asked.items() if value != NEUTRAL.get(name)), None)
+
+
+def check_generation_config(config: GenerationConfig, sampling: Sampling) -> None:
+    """Refuse by name what this engine cannot honour of a target's settings. Raises ValueError."""
+    if name := unavailable(config, sampling.greedy):
+        raise ValueError(
+            f"the target's generation_config sets {name}={getattr(config, name)!r}, which cannot "
+            f"be honoured when drafts are verified; set model.generation_config.{name} = None, or "
+            "take it out of its generation_config.json"
+        )
