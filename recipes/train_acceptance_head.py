@@ -69,7 +69,7 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
 
 def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     """Refuse settings and models that do not fit, before weights are read. -> the drafter's."""
-    if settings.train.precision != "fp32":
+    if settings.train.precision == "bf16":
         raise ConfigError(
             f"train.precision = {settings.train.precision!r}: heads are trained in fp32; leave it "
             "out"

@@ -20,8 +20,13 @@ from drafttrain.config.inputs import DataConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
-from drafttrain.data.distill.recipe_rows import distillations, frequent_tokens, row_lengths
-from drafttrain.data.encoded import ClipEncoding, text_encoding
+from drafttrain.data.distill.recipe_rows import (
+    count_outputs,
+    distillations,
+    frequent_tokens,
+    row_lengths,
+)
+from drafttrain.data.encoded import ClipEncoding, batch_encoding, text_encoding
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.block_along import block_rows
 from drafttrain.decoding.engine.sources import make_source
@@ -38,6 +43,7 @@ from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from drafttrain.models.spec_drafter.told import Fitted, fit_told
 from drafttrain.models.speech import hears
 from drafttrain.training.loop import Task, train
+from drafttrain.training.losses import constant_loss
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.recipe import Started, print_plan, start_run
 from drafttrain.training.run_folder import save_final
@@ -135,6 +141,7 @@ def make_task(
     if (size := config.output_tokens) is not None:
         chosen = frequent_tokens(rows, size, config.vocab_size, config.eos_token_id)
         drafter.draftable.copy_(torch.tensor(chosen))
+    texts = config.encoder == "target" and not hears(target.model.config)
     collate = SlotCollator(config, settings.objective.blocks, settings.train.seed)
     asked = settings.objective.total_variation > 0 or settings.drafter.target_states
     teacher = target.model if asked else None
@@ -148,8 +155,22 @@ def make_task(
         own = examples_for(settings, drafter.config, held_out, settings.held_out, target)
         validate = BlockValidation(own, collate, blocks_along)
     masks = settings.objective.blocks * drafter.config.mask_rows
-    examples = examples_for(settings, drafter.config, rows, settings.data, target)
-    return Task(objective, examples, row_lengths(rows) + [0, masks], collate, validate)
+    if texts:  # batches are made by other processes, encoded by this one
+        examples, collate = Examples(rows), replace(collate, encoded=False)
+    else:
+        examples = examples_for(settings, drafter.config, rows, settings.data, target)
+    return Task(
+        objective,
+        examples,
+        row_lengths(rows) + [0, masks],
+        collate,
+        validate,
+        complete=batch_encoding(target) if texts else None,
+        in_process=config.encoder == "target" and not texts,
+        constant_loss=constant_loss(
+            count_outputs(rows, config.vocab_size), settings.objective.label_smoothing
+        ),
+    )
 
 
 def first_outputs(task: Task) -> Iterator[Fitted]:
@@ -157,8 +178,8 @@ def first_outputs(task: Task) -> Iterator[Fitted]:
     left = FITTED_TOKENS
     generator = torch.Generator().manual_seed(FITTED_SEED)
     for chosen in torch.randperm(len(task.rows), generator=generator).split(FITTED_AT_ONCE):
-        batch = task.collate(task.rows.__getitems__([(0, row) for row in chosen.tolist()]))
-        batch = batch.to(task.objective.model.device)
+        keys = [(0, row) for row in chosen.tolist()]
+        batch = task.batch(keys, task.objective.model.device)
         lengths = (batch.layout.of_prefix(batch.layout.rows.block) == PREFIX).sum(1)
         tokens = task.objective.decoder_inputs(batch.targets)
         yield Fitted(batch.source, batch.attention_mask, tokens, lengths, batch.given)

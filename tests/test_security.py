@@ -211,14 +211,14 @@ def test_state_of_a_run_that_could_run_code_is_refused(trained, tmp_path):
             train_shortly(run, 2)
 
 
-def test_state_in_the_place_of_safetensors_is_not_run(trained, tmp_path):
+def test_weights_that_are_no_safetensors_are_not_run(trained, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     checkpoint = checkpoint_folders(run)[-1]
-    (checkpoint / "state" / "model.safetensors").unlink()
-    torch.save({"weight": Malicious()}, checkpoint / "state" / "pytorch_model.bin")
+    torch.save({"weight": Malicious()}, checkpoint / "weights.safetensors")
     progress = json.loads((checkpoint / PROGRESS).read_text())
-    del progress["files"]["state/model.safetensors"]
+    digest = hashlib.sha256((checkpoint / "weights.safetensors").read_bytes()).hexdigest()
+    progress["files"]["weights.safetensors"] = digest
     (checkpoint / PROGRESS).write_text(json.dumps(progress))
     with pytest.raises(CheckpointError, match="cannot be read as plain numbers"):
         train_shortly(run, 2)

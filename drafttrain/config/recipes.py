@@ -46,8 +46,12 @@ class TrainConfig(Config):
     """AdamW's; norms and biases have none."""
     clip: PositiveFloat | None = 5.0
     """Largest gradient norm."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: forward and backward in bfloat16, weights and optimizer in float32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: forward and backward in bfloat16, weights and optimizer in float32. auto: bf16 on a GPU
+    but under DeepSpeed, which rounds weights; else fp32."""
+    workers: NonNegativeInt | None = None
+    """Processes that make batches ahead of the steps; 0: made between steps. Batches are the same.
+    Default: 2 on a GPU, 0 on a CPU, whose cores all train."""
     threads: PositiveInt | None = None
     """CPU threads of a process. Default: OMP_NUM_THREADS if you set it, at most the cores it may
     use, shared among the processes of this machine; else all of these."""

@@ -8,6 +8,8 @@ weights. A file is made by distillation, or when it is first read; several runs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -18,7 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.batches.examples import Complete, Example
+from drafttrain.data.batches.examples import Complete, Example, visible_sources
+from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.data.inputs.clips import DIGESTS, hear
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.engine.encoding import Encoder
@@ -38,6 +41,19 @@ def text_encoding(target: LoadedTarget) -> Complete:
         with torch.no_grad():
             encoded = Encoder(target.model)(sources)
         return [e._replace(encoded=own) for e, own in zip(examples, encoded, strict=True)]
+
+    return complete
+
+
+def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
+    """Adds encoder states to a batch of texts, on its device."""
+
+    def complete(batch: SlotBatch) -> SlotBatch:
+        ids, mask = batch.input_ids, batch.attention_mask
+        seen = visible_sources(mask, target.model.dtype)
+        with torch.no_grad():
+            states = target.model.get_encoder()(input_ids=ids, attention_mask=seen)[0]
+        return replace(batch, encoded=states.masked_fill(mask[..., None] == 0, 0.0))
 
     return complete
 

@@ -1,8 +1,9 @@
 """Checkpoints of a run: written whole or not at all, resumed exactly, rotated, averaged.
 
-A checkpoint folder holds `weights.safetensors` (the trained model, whole, whatever the sharding),
-`state/` (Accelerate's own state: optimizer and sharded weights; read as plain tensors only, so that
-no file can run code) and `progress.json` with the digests of all these files. The folder is written
+A checkpoint folder holds `weights.safetensors` (what is trained of the model, whole, whatever the
+sharding; frozen weights are those that a run starts from), `state/` (Accelerate's own state:
+optimizer, and weights where they are sharded; read as plain tensors only, so that no file can run
+code) and `progress.json` with the digests of all these files. The folder is written
 under a temporary name and renamed last, so a folder with the final name is complete. Accelerate's
 own `total_limit` cannot be used: it deletes the oldest checkpoint before the new one is written,
 and counts those of runs that were asked to stop.
@@ -21,9 +22,9 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import load
+from accelerate.utils import DistributedType, load
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from drafttrain.data.shards.writing import complete_files, named_disk_errors
@@ -50,6 +51,11 @@ class Progress:
 
 class CheckpointError(ValueError):
     """A checkpoint is damaged or belongs to other settings."""
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether FSDP or DeepSpeed holds the weights."""
+    return accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
@@ -124,7 +130,9 @@ def save_checkpoint(
         weights = trained_weights(accelerator, objective)
         # tied weights are saved once, which is no warning
         logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+        hook = accelerator.register_save_state_pre_hook(lambda _, whole, __: whole.clear())
         accelerator.save_state(str(temporary / "state"), safe_serialization=True)
+        hook.remove()
         accelerator.wait_for_everyone()  # every process has written its part
         if main:
             save_file(weights, temporary / WEIGHTS)
@@ -142,7 +150,9 @@ def save_checkpoint(
     accelerator.wait_for_everyone()
 
 
-def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) -> Progress:
+def load_checkpoint(
+    accelerator: Accelerator, objective: nn.Module, folder: Path, fingerprint: str
+) -> Progress:
     """Put objective and optimizer back to a checkpoint. Raises CheckpointError."""
     progress = read_progress(folder)
     if progress.fingerprint != fingerprint:
@@ -160,7 +170,12 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, fingerprint: str) ->
     try:
         for file in sorted((folder / "state").glob("*.pkl")):
             load(file)  # Accelerate goes on without a file of random states that it cannot read
+        hook = accelerator.register_load_state_pre_hook(lambda whole, _: whole.clear())
         accelerator.load_state(str(folder / "state"), load_kwargs={"weights_only": True})
+        hook.remove()
+        if not is_sharded(accelerator):
+            model = accelerator.unwrap_model(objective).model
+            model.load_state_dict(load_file(folder / WEIGHTS), strict=False)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -204,12 +219,15 @@ def _broken(folder: Path, what: str) -> CheckpointError:
 
 
 def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str, Tensor]:
-    """Full weights of the objective's model, named as the model names them."""
+    """What is trained of the objective's model, whole and once, named as the model names it:
+    parameters that take a gradient, and buffers."""
     state = accelerator.get_state_dict(objective)
     if not accelerator.is_main_process:
         return {}
-    prefix = "model."
-    own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    model = accelerator.unwrap_model(objective).model
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names |= {name for name, _ in model.named_buffers()}
+    own = {name: state[f"model.{name}"] for name in names if f"model.{name}" in state}
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.items()}
 
 

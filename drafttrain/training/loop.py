@@ -13,16 +13,20 @@ import contextlib
 import hashlib
 import json
 import math
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from multiprocessing import get_all_start_methods
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, parse_flag_from_env, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers.integrations import unset_hf_deepspeed_config
@@ -39,6 +43,7 @@ from drafttrain.training.checkpoints import (
     Schedule,
     average_weights,
     checkpoint_folders,
+    is_sharded,
     load_checkpoint,
     save_checkpoint,
 )
@@ -46,9 +51,13 @@ from drafttrain.training.losses import LossSums
 from drafttrain.training.metrics_log import Meter, MetricsLog
 from drafttrain.training.objective import Objective
 from drafttrain.training.run_folder import LOOSE
-from drafttrain.training.sharding import check_sharding, copy_to_shard, is_sharded, whole_objective
+from drafttrain.training.sharding import check_sharding, copy_to_shard, whole_objective
 from drafttrain.training.stop_signal import StopSignal
 from drafttrain.training.threads import choose_threads
+
+
+class Diverged(ValueError):
+    """The loss is no number any more."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,22 @@ class Task:
     """Metrics of the model on held-out rows; called in evaluation mode on the main process."""
     slowed: Mapping[str, float] = field(default_factory=dict)
     """Parameters of the objective, by name, that learn at a share of the learning rate."""
+    complete: Callable[[Batch], Batch] | None = None
+    """What a batch needs besides, by a model on its device: the target's encoder states."""
+    in_process: bool = False
+    """Whether fetching rows may call a model, which no worker can."""
+    constant_loss: float | None = None
+    """Loss of the best constant prediction (`losses.constant_loss`), where losses compare to it."""
+
+    def batch(self, keys: Sequence[tuple[int, int]], device: torch.device) -> Batch:
+        """The batch of these (epoch, row)."""
+        batch = self.collate(fetchable(self.rows).__getitems__(keys)).to(device)
+        return batch if self.complete is None else self.complete(batch)
+
+
+def fetchable(rows: datasets.Dataset | Dataset) -> Dataset:
+    """Rows that are fetched by (epoch, row)."""
+    return Examples(rows) if isinstance(rows, datasets.Dataset) else rows
 
 
 @dataclass(frozen=True)
@@ -100,8 +125,12 @@ def count_steps(plan: BatchPlan, settings: TrainConfig, world_size: int) -> int:
 
 def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
     join_processes()  # first: it lets processes wait for each other's distillation
+    precision, on_gpu = settings.precision, PartialState().device.type == "cuda"
+    if precision == "auto":
+        whole = on_gpu and not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
+        precision = "bf16" if whole else "fp32"
     accelerator = Accelerator(
-        mixed_precision="bf16" if settings.precision == "bf16" else "no",
+        mixed_precision="bf16" if precision == "bf16" else "no",
         log_with=list(settings.trackers) or None,
         project_dir=str(run),
     )
@@ -109,7 +138,7 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
         count, source = choose_threads(settings.threads)
         torch.set_num_threads(count)
         accelerator.print(f"CPU threads of each process: {count} ({source})")
-        if settings.precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             accelerator.print(
                 "train.precision=bf16 is several times slower than fp32 here: this processor has "
                 "no products of bfloat16; start again with train.precision=fp32"
@@ -132,8 +161,9 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     fingerprint = _fingerprint(plan, settings, total, accelerator.num_processes)
     step = 0
     if existing := checkpoint_folders(run):
-        step = load_checkpoint(accelerator, existing[-1], fingerprint).step
+        step = load_checkpoint(accelerator, objective, existing[-1], fingerprint).step
         accelerator.print(f"resuming {run} at step {step} of {total}")
+    begun = step
     log = MetricsLog(accelerator, run, step, settings)
     keep = max(KEPT_CHECKPOINTS, settings.average)
     schedule = Schedule(settings.checkpoint_every, total, keep)
@@ -143,8 +173,10 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     prints = accelerator.is_local_main_process
     shown: dict[str, float] = {}
     objective.train()
+    if accelerator.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, where it is not bf16 anyway
     with stop, tracking(total, f"train {run.name}", "step", done=step, shown=prints) as work:
-        batches = batches_of(prepared, step, total)
+        batches = Waiting(batches_of(prepared, step, total))
         while step < total:
             rate = learning_rate(settings, step, total)
             for group in optimizer.param_groups:
@@ -153,8 +185,10 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
             step += 1
             last = step == total
             if step % settings.log_every == 0 or last:
-                shown |= meter.rates()
-                log.write(step, meter.rates() | {"learning_rate": rate})
+                rates = meter.rates()
+                check_finite(rates, step, run)
+                shown |= rates
+                log.write(step, rates | {"learning_rate": rate})
                 meter = Meter(names)
             if task.validate is not None and (step % settings.validate_every == 0 or last):
                 shown |= _validate(prepared, task, log, step)
@@ -163,6 +197,8 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
             work.update()
             stopping = stop.seen(accelerator)
             if step % settings.checkpoint_every == 0 or last or stopping:
+                if meter.counts:
+                    check_finite(meter.rates(), step, run)
                 where = Progress(step, accelerator.num_processes, fingerprint)
                 save_checkpoint(accelerator, objective, run, where, schedule)
             if stopping and not last:
@@ -170,12 +206,59 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                     f"stopped at step {step} of {total}; its checkpoint is in {run}; run the "
                     "same command again to continue"
                 )
+    for line in closing_lines(step - begun, batches.share(), shown.get("loss"), task.constant_loss):
+        accelerator.print(line)
     if accelerator.is_main_process:
         newest = schedule.due(checkpoint_folders(run))[-settings.average :]
         weights = average_weights(newest)
-        task.objective.model.load_state_dict(weights)
+        task.objective.model.load_state_dict(weights, strict=False)  # others are as they started
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+class Waiting:
+    """Batches, and the share of the time that the loop waits for them."""
+
+    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
+        self._batches, self._waited, self._began = batches, 0.0, perf_counter()
+
+    def __iter__(self) -> Waiting:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        began = perf_counter()
+        batch = next(self._batches)
+        self._waited += perf_counter() - began
+        return batch
+
+    def share(self) -> float:
+        """Of the time since the beginning."""
+        return self._waited / max(perf_counter() - self._began, 1e-9)
+
+
+def closing_lines(
+    steps: int, waited: float, loss: float | None, best: float | None
+) -> Iterator[str]:
+    """What a finished run says of itself. best: `Task.constant_loss`."""
+    if steps:
+        yield f"{steps} steps; waiting for batches took {waited:.1%} of their time"
+    if loss is not None and best is not None and loss >= best:
+        yield (
+            f"the loss, {loss:.3f}, is not below that of the best constant prediction, {best:.3f}: "
+            "nothing was learned; use a lower train.learning_rate, a longer train.warmup or more "
+            "steps"
+        )
+
+
+def check_finite(rates: Mapping[str, float], step: int, run: Path) -> None:
+    """Raises Diverged where a loss is not finite, before weights that are not either are kept."""
+    wrong = [name for name, rate in rates.items() if not math.isfinite(rate)]
+    if wrong:
+        raise Diverged(
+            f"{wrong[0]} is {rates[wrong[0]]} at step {step}; use a lower train.learning_rate, a "
+            f"longer train.warmup or train.precision=fp32, and run=ANOTHER_FOLDER if {run} has "
+            "checkpoints"
+        )
 
 
 def learning_rate(settings: TrainConfig, step: int, total_steps: int) -> float:
@@ -205,6 +288,8 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
     set_seed(settings.seed)
     if is_sharded(accelerator):
         task = replace(task, objective=copy_to_shard(accelerator, settings, task.objective))
+    else:
+        task.objective.to(accelerator.device)
     objective, optimizer = accelerator.prepare(task.objective, make_optimizer(task, settings))
     return Prepared(accelerator, task, settings, plan, objective, optimizer)
 
@@ -226,6 +311,7 @@ def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
         lr=settings.learning_rate,
         betas=settings.adam_betas,
         eps=settings.adam_eps,
+        fused=all(one.device.type == "cuda" for own in groups.values() for one in own) or None,
     )
 
 
@@ -234,22 +320,48 @@ def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int,
     accelerator, task = prepared.accelerator, prepared.task
     world, rank = accelerator.num_processes, accelerator.process_index
     first, last = step * prepared.batches_per_step, total * prepared.batches_per_step
-    mine = [
-        (number, keys)
-        for number, keys in enumerate(prepared.plan.stream(first, last), start=first)
-        if number % world == rank
-    ]
+    on_gpu, workers = accelerator.device.type == "cuda", prepared.settings.workers
+    if workers is None:
+        workers = 2 if on_gpu else 0
+    if task.in_process:
+        workers = 0
     loader = DataLoader(
-        Examples(task.rows) if isinstance(task.rows, datasets.Dataset) else task.rows,
-        batch_sampler=[keys for _, keys in mine],
+        fetchable(task.rows),
+        batch_sampler=Share(prepared.plan, first, last, rank, world),
         collate_fn=task.collate,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers and "fork" in get_all_start_methods() else None,
+        worker_init_fn=leave_signals,
+        pin_memory=on_gpu,
     )
-    for (number, _), batch in zip(mine, loader, strict=True):
-        yield number, batch.to(accelerator.device)
+    for number, batch in zip(range(first + rank, last, world), loader, strict=True):
+        batch = batch.to(accelerator.device)
+        yield number, batch if task.complete is None else task.complete(batch)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Keys of a process's batches among first..last-1, in order."""
+
+    plan: BatchPlan
+    first: int
+    last: int
+    rank: int
+    world: int
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return islice(self.plan.stream(self.first, self.last), self.rank, None, self.world)
+
+
+def leave_signals(_: int) -> None:
+    """In a worker: Ctrl-C is for the process that trains, which ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: float) -> Tensor:
-    """One optimizer step; returns the global sums of loss, weight, correct and counted.
+    """One optimizer step; returns the global sums of loss, weight, correct and counted, on the
+    device: a step does not wait for it.
 
     Gradients are added up relative to the first batch's global weight, which is right as it stands
     where a step is one batch, and rescaled to the whole step's weight where it is more.
@@ -284,7 +396,7 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
             accelerator.clip_grad_norm_(part.parameters(), settings.clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return totals.cpu()
+    return totals
 
 
 def _validate(prepared: Prepared, task: Task, log: MetricsLog, step: int) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,12 +29,19 @@ def smoothed_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Sum over rows of weight * label-smoothed cross entropy, and the sum of weights.
 
-    Shapes: logits [N, V], labels [N] (no ignored ones), weights [N]. N = 0 keeps a graph.
+    Shapes: logits [N, V], labels [N] (-100: no loss), weights [N]. N = 0 keeps a graph.
     """
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     return (losses * weights).sum(), weights.sum()
+
+
+def constant_loss(counts: np.ndarray, smoothing: float) -> float:
+    """Label-smoothed cross entropy of the best constant prediction of tokens of these frequencies,
+    in nats: the entropy of the smoothed frequencies. Shapes: counts [V]."""
+    probs = (1 - smoothing) * counts / counts.sum() + smoothing / len(counts)
+    return float(-(probs[probs > 0] * np.log(probs[probs > 0])).sum())
 
 
 def followed_cross_entropy(

@@ -20,14 +20,20 @@ class Meter:
 
     parts: Sequence[str] | None = None
     sums: Tensor | float = 0.0
-    """[4] or [4, parts]: loss, weight, correct, counted."""
+    """[4] or [4, parts]: loss, weight, correct, counted; on the device."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether a step was added."""
+        return isinstance(self.sums, Tensor)
 
     def add(self, totals: Tensor) -> None:
         self.sums = self.sums + totals
 
     def rates(self) -> dict[str, float]:
-        """Mean loss and accuracy; with parts, their means over the parts and then each part's."""
-        loss, weight, correct, counted = self.sums
+        """Mean loss and accuracy; with parts, their means over the parts and then each part's.
+        Waits for the device."""
+        loss, weight, correct, counted = self.sums.cpu()
         rates = {
             "loss": loss / weight.clamp(min=1e-9),
             "accuracy": correct / counted.clamp(min=1.0),

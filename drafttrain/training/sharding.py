@@ -14,18 +14,13 @@ from torch import nn
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import TrainConfig
-from drafttrain.training.checkpoints import trained_weights
+from drafttrain.training.checkpoints import is_sharded, trained_weights
 from drafttrain.training.objective import Objective
 
 ASKED_BY = {
     "ACCELERATE_USE_FSDP": DistributedType.FSDP,
     "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
 }
-
-
-def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether FSDP or DeepSpeed holds the weights."""
-    return accelerator.distributed_type in ASKED_BY.values()
 
 
 def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
@@ -80,6 +75,6 @@ def whole_objective(accelerator: Accelerator, objective: nn.Module, own: Objecti
         return accelerator.unwrap_model(objective)
     weights = trained_weights(accelerator, objective)
     if accelerator.is_main_process:
-        own.model.load_state_dict(weights)
+        own.model.load_state_dict(weights, strict=False)
         own.to(accelerator.device)
     return own

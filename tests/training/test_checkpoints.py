@@ -35,7 +35,7 @@ def test_tied_weights_are_saved_once_and_without_a_warning(
     accelerator, objective = Accelerator(cpu=True), torch.nn.Module()
     objective.model = small_drafter().float()
     objective.again = objective.model.embedding
-    accelerator.prepare(objective)
+    objective = accelerator.prepare(objective)
     with caplog.at_level(logging.WARNING):
         save_checkpoint(
             accelerator, objective, tmp_path, Progress(1, 1, "print"), Schedule(1, 1, 1)
@@ -44,5 +44,5 @@ def test_tied_weights_are_saved_once_and_without_a_warning(
     [folder] = checkpoint_folders(tmp_path)
     before = objective.again.weight.detach().clone()
     torch.nn.init.zeros_(objective.again.weight)
-    assert load_checkpoint(accelerator, folder, "print").step == 1
+    assert load_checkpoint(accelerator, objective, folder, "print").step == 1
     assert torch.equal(objective.again.weight, before)

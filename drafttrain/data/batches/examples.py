@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import datasets
@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from drafttrain.models.spec_drafter.slots import IGNORED, Layout
+from drafttrain.decoding.engine.forward import additive
+from drafttrain.models.spec_drafter.slots import IGNORED, moved
 
 
 class TopRows(NamedTuple):
@@ -68,9 +69,12 @@ class Batch:
     """What a collator makes of some rows; every objective knows the fields of its own."""
 
     def to(self, device: torch.device) -> Self:
-        """The same batch with its tensors on a device."""
-        movable = {k: v for k, v in vars(self).items() if isinstance(v, Tensor | Layout)}
-        return replace(self, **{name: value.to(device) for name, value in movable.items()})
+        """The same batch with its tensors on a device; copies of pinned ones are not waited for."""
+        return moved(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """The same batch in page-locked memory. Called by `DataLoader`."""
+        return moved(self, Tensor.pin_memory)
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
@@ -101,6 +105,12 @@ def padding_mask(lengths: Tensor) -> Tensor:
     return (torch.arange(int(lengths.max())) < lengths[:, None]).long()
 
 
+def visible_sources(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What encoders and cross-attention add to scores. Transformers would look at a mask of [B, S]
+    first, and so wait for the device. Shapes: [B, S] -> [B, 1, 1, S]."""
+    return additive(mask[:, None, None, :] > 0, dtype)
+
+
 @dataclass(frozen=True)
 class LabelledBatch(Batch):
     """What is read, and what is learned: outputs of sources, or the texts themselves."""
@@ -110,7 +120,14 @@ class LabelledBatch(Batch):
     attention_mask: Tensor
     """[B, S]"""
     labels: Tensor
-    """[B, T], IGNORED on padding."""
+    """[B, T], IGNORED on padding, and of texts on the first token, which nothing predicts."""
+    learned: Tensor = field(default=None, kw_only=True)
+    """[N] places of the labels, counted through all rows; as in `DocumentBatch`."""
+
+    def __post_init__(self) -> None:
+        if self.learned is None:
+            places = (self.labels.flatten() != IGNORED).nonzero().flatten()
+            object.__setattr__(self, "learned", places)
 
 
 @dataclass(frozen=True)
@@ -134,4 +151,6 @@ class TextCollator:
     def __call__(self, examples: Sequence[Example]) -> LabelledBatch:
         texts = [source + target for _, _, source, target, *_ in examples]
         input_ids, lengths = pad(texts, self.pad_token_id)
-        return LabelledBatch(input_ids, padding_mask(lengths), pad(texts, IGNORED)[0])
+        labels = pad(texts, IGNORED)[0]
+        labels[:, 0] = IGNORED
+        return LabelledBatch(input_ids, padding_mask(lengths), labels)

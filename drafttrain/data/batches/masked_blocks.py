@@ -9,7 +9,7 @@ its row is what the model says of [text up to the anchor, masks] alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -44,6 +44,25 @@ class BlocksBatch(DocumentBatch):
     the anchor's; -1 of the text, whose rows predict the first tokens of blocks."""
     columns: int
     """Columns of the texts, with their padding."""
+    text_learned: Tensor = field(default=None, kw_only=True)
+    """[M] places of the labels of texts, counted through `text`."""
+    packed: bool = field(default=False, kw_only=True)
+    """Whether a sequence has texts of several rows."""
+    widths: tuple[int, int] = field(default=(1, 1), kw_only=True)
+    """Most labels of a sequence, and most of its texts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text_learned is None:
+            labelled = self.labels != IGNORED
+            texts = labelled[:, : self.columns]
+            found = {
+                "text_learned": texts.flatten().nonzero().flatten(),
+                "packed": int(self.documents.max()) > 0,
+                "widths": tuple(max(1, int(one.sum(1).max())) for one in (labelled, texts)),
+            }
+            for name, value in found.items():
+                object.__setattr__(self, name, value)
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]: a text sees
@@ -61,20 +80,21 @@ class BlocksBatch(DocumentBatch):
         """The texts alone, as the target reads them."""
         fields = (self.input_ids, self.positions, self.labels, self.documents)
         ids, positions, labels, documents = (field[:, : self.columns] for field in fields)
-        documents = None if int(self.documents.max()) <= 0 else documents
+        documents = documents if self.packed else None
         known = {"likeliest": self.likeliest, "log_probs": self.log_probs}
+        known |= {"learned": self.text_learned}
         return DocumentBatch(ids, positions, labels, documents, **known)
 
     def slots(self) -> Tensor:
         """Of each labelled position, which token of its block it predicts, counted from 0. [N]"""
         depths = torch.where(self.before < 0, 0, self.positions - self.anchors)
-        return depths[self.labels != IGNORED]
+        return self.at_labels(depths)
 
     def same_in_text(self) -> Tensor:
         """Of each labelled position, the number of the one in `text` with the same label. [N]"""
         counted = self.labels[:, : self.columns] != IGNORED
         numbers = (counted.flatten().cumsum(0) - 1).view(counted.shape)
-        return numbers.gather(1, self.places.clamp(min=0))[self.labels != IGNORED]
+        return self.at_labels(numbers.gather(1, self.places.clamp(min=0)))
 
 
 @dataclass(frozen=True)
@@ -164,7 +184,7 @@ def blocks_of_rows(batch: BlocksBatch, tokens: Tensor, k: int, length: int) -> T
     position -> [L, k]; -1 where nothing was.
     """
     blocks = tokens.new_full((length, k), -1)
-    slots, positions = batch.slots(), batch.positions[batch.labels != IGNORED]
+    slots, positions = batch.slots(), batch.at_labels(batch.positions)
     if len(slots):
         prefixes = positions - slots
         blocks[prefixes - prefixes.max() + length - 1, slots] = tokens

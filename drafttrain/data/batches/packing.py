@@ -44,6 +44,18 @@ class DocumentBatch(Batch):
     """[N, k] tokens of the target's rows at the labels of texts, in order; None: not known."""
     log_probs: Tensor | None = field(default=None, kw_only=True)
     """[N, k] or [N, k + 1] the target's log-probabilities of these tokens (`TopRows`)."""
+    learned: Tensor = field(default=None, kw_only=True)
+    """[N] places of the labels, counted through all sequences. Found where the batch is made:
+    looking for them on a device would wait for it."""
+
+    def __post_init__(self) -> None:
+        if self.learned is None:
+            places = (self.labels.flatten() != IGNORED).nonzero().flatten()
+            object.__setattr__(self, "learned", places)
+
+    def at_labels(self, values: Tensor) -> Tensor:
+        """What stands at the labels. Shapes: [B, T, ...] -> [N, ...]."""
+        return values.flatten(0, 1)[self.learned]
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]; None: a model's

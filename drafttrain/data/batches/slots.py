@@ -54,6 +54,9 @@ class SlotCollator:
     config: SpecDrafterConfig
     blocks: int
     seed: int
+    encoded: bool = True
+    """Whether examples bring the encoder states that the drafter reads; else they are added on the
+    device (`Task.complete`)."""
 
     def __call__(self, examples: Sequence[Example]) -> SlotBatch:
         examples = [Example(*example) for example in examples]
@@ -78,7 +81,7 @@ class SlotCollator:
         if self._leaves_out:
             layout = layout.only_learned(self.blocks * self.config.mask_rows)
         mask, encoded = padding_mask(source_lengths), None
-        if self.config.encoder == "target":
+        if self.config.encoder == "target" and self.encoded:
             encoded, mask = pad_encoded(examples)
         numbers = torch.from_numpy(priority)
         return SlotBatch(input_ids, mask, layout, numbers, targets, given, encoded)

@@ -145,10 +145,15 @@ def frequent_tokens(
 
     count: None for the tokens that occur in outputs or end them, and no others.
     """
-    counts = np.bincount(_tokens(rows, "target_ids"), minlength=vocabulary)
+    counts = count_outputs(rows, vocabulary)
     counts[[] if ends is None else np.atleast_1d(ends)] = counts.max() + 1
     count = np.count_nonzero(counts) if count is None else count
     return np.sort(np.argsort(-counts, kind="stable")[:count]).tolist()
+
+
+def count_outputs(rows: datasets.Dataset, vocabulary: int) -> np.ndarray:
+    """How often each token occurs in the outputs. Shapes: -> [V]."""
+    return np.bincount(_tokens(rows, "target_ids"), minlength=vocabulary)
 
 
 def _tokens(rows: datasets.Dataset, name: str) -> np.ndarray:

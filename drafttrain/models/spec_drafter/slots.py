@@ -7,7 +7,9 @@ one pass trains (or predicts) many blocks (SpecDec trains one a sentence).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,17 @@ from drafttrain.models.spec_drafter.rows import PADDING, PREFIX, Rows
 
 IGNORED = -100
 """Label of rows that predict nothing inside the sentence."""
+
+
+def moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """The same value with each of its tensors, also those of dataclasses in it, moved."""
+    if isinstance(value, Tensor):
+        return move(value)
+    if not is_dataclass(value):
+        return value
+    fields = {name: moved(one, move) for name, one in vars(value).items()}
+    changed = {name: one for name, one in fields.items() if one is not getattr(value, name)}
+    return replace(value, **changed)
 
 
 @dataclass(frozen=True)
@@ -35,11 +48,21 @@ class Layout:
     columns: Tensor | None = None
     """[B, R] which block rows are fed, counted from the first of them; None: all."""
 
+    learned: Tensor | None = None
+    """[N] places of the labels, counted through [B, T]; found where the layout is made, as looking
+    for them on a device would wait for it."""
+    learned_in_blocks: Tensor | None = None
+    """[N'] the same in the block rows, counted through [B, A, M]."""
+
+    def __post_init__(self) -> None:
+        if self.learned is None:
+            there = self.labels != IGNORED
+            object.__setattr__(self, "learned", there.flatten().nonzero().flatten())
+            blocks = there[:, self.prefix_rows :].flatten().nonzero().flatten()
+            object.__setattr__(self, "learned_in_blocks", blocks)
+
     def to(self, device: torch.device) -> Layout:
-        rows = Rows(*(x.to(device) for x in vars(self.rows).values()))
-        moved = (x.to(device) for x in (self.labels, self.fill, self.previous))
-        columns = None if self.columns is None else self.columns.to(device)
-        return Layout(rows, *moved, self.blocks, self.mask_rows, columns)
+        return moved(self, lambda tensor: tensor.to(device))
 
     def only_learned(self, most: int) -> Layout:
         """The same, fed only the slots that predict something, of each sentence the first `most`.
@@ -59,6 +82,7 @@ class Layout:
             labels=self.labels.where(stays, IGNORED),
             fill=self.fill.where(stays, -1),
             columns=columns,
+            learned=None,
         )
 
     def fed(self) -> Rows:

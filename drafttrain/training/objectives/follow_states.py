@@ -31,9 +31,8 @@ class Columns:
     """[B, N] false behind the last one."""
 
     @staticmethod
-    def where(wanted: Tensor) -> Columns:
-        """Those that are wanted; at least one place in each sequence. Shapes: [B, T] bool."""
-        most = max(1, int(wanted.sum(1).max()))
+    def where(wanted: Tensor, most: int) -> Columns:
+        """Those that are wanted, `most` of a sequence, which is 1 or more. Shapes: [B, T] bool."""
         places = wanted.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         return Columns(places, wanted.gather(1, places))
 
@@ -64,14 +63,14 @@ class FollowStates(FollowInBlocks):
         embedding = target.get_input_embeddings().weight
         hidden = hidden_behind(self.model, embedding, batch, reading)
         if self.model.previous_token is not None:
-            before = batch.input_ids.gather(1, batch.places)[batch.labels != IGNORED]
+            before = batch.at_labels(batch.input_ids.gather(1, batch.places))
             embedded = F.embedding(before, embedding)
             hidden = self.model.previous_token(hidden, embedded, batch.slots() > 0)
         weight = target.get_output_embeddings().weight
         if self.draftable is not None:
             weight = weight[self.draftable]
         logits = F.linear(hidden, weight.to(hidden.dtype))
-        return logits, batch.labels[batch.labels != IGNORED]
+        return logits, batch.at_labels(batch.labels)
 
     def reading(self, batch: BlocksBatch) -> Reading:
         """What the target makes of a batch's texts; it reads each batch once."""
@@ -87,7 +86,7 @@ class FollowStates(FollowInBlocks):
     def target_log_probs(self, batch: BlocksBatch) -> Tensor:
         """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
         target = self.teacher.on(batch.input_ids.device)
-        hidden = self.reading(batch).hidden[batch.labels[:, : batch.columns] != IGNORED]
+        hidden = batch.text.at_labels(self.reading(batch).hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             logits = exact_enough(target.get_output_embeddings()(hidden))
         total = logits.logsumexp(-1, keepdim=True)
@@ -100,7 +99,8 @@ def hidden_behind(
 ) -> Tensor:
     """The drafter's last hidden states at every labelled position. Shapes: embedding [V, D],
     -> [N, D]."""
-    slots = Columns.where(batch.labels != IGNORED)
+    most, most_begun = batch.widths
+    slots = Columns.where(batch.labels != IGNORED, most)
 
     def of_slots(values: Tensor) -> Tensor:
         return values.gather(1, slots.places)
@@ -109,7 +109,8 @@ def hidden_behind(
     positions = of_slots(batch.positions)
     anchors, columns = positions - depths, of_slots(batch.places) - depths
     line = torch.arange(len(columns), device=columns.device)[:, None]
-    begun = Columns.where(batch.labels[:, : batch.columns] != IGNORED)  # a block behind each
+    texts = batch.labels[:, : batch.columns] != IGNORED
+    begun = Columns.where(texts, most_begun)  # a block behind each
     said = model.of_anchors(reading.states[line, (begun.places - 1).clamp(min=0)].flatten(0, 1))
     said = said.unflatten(0, begun.places.shape)
     number = torch.arange(begun.places.shape[1], device=columns.device).expand_as(begun.places)
@@ -129,4 +130,5 @@ def hidden_behind(
     mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
     mask = mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
     hidden = model(fed, positions, mask, reading.keys_values)
-    return hidden[slots.there]
+    ranks = batch.at_labels((batch.labels != IGNORED).cumsum(1) - 1)
+    return hidden[batch.learned // batch.labels.shape[1], ranks]

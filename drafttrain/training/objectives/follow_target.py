@@ -54,11 +54,10 @@ class FollowTarget(nn.Module):
         """In eval mode: the cross entropy of outputs, whatever it is trained on."""
         logits, labels = self.rows(batch)
         places = self.places(labels)
-        known = places != IGNORED
-        weights = torch.ones_like(places, dtype=torch.float)
-        loss, weight = smoothed_cross_entropy(logits[known], places[known], weights[known], 0.0)
+        weights = (places != IGNORED).float()
+        loss, weight = smoothed_cross_entropy(logits, places, weights, 0.0)
         if self.training:
-            weight = weights.sum()
+            weight = torch.ones_like(weights).sum()
             loss = self.cross_entropy * loss
             if self.divergences:
                 rows = self.compared_rows(batch, logits)
@@ -71,7 +70,7 @@ class FollowTarget(nn.Module):
         """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
         and the labels [N], by the target's vocabulary."""
         logits = text_rows(self.model, batch, self.draftable)
-        return logits, batch.labels[batch.labels != IGNORED]
+        return logits, batch.at_labels(batch.labels)
 
     def places(self, labels: Tensor) -> Tensor:
         """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""
@@ -126,7 +125,7 @@ def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | Non
     Where logits are a projection of the last hidden state, other positions go without it: it takes
     most of a shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
     """
-    scale, counted, mask = projection_scale(model), batch.labels != IGNORED, batch.mask(model.dtype)
+    scale, mask = projection_scale(model), batch.mask(model.dtype)
     if mask is not None:
         mask = layer_masks(attention_windows(model.config), mask, batch.positions, batch.positions)
     inputs = {
@@ -136,9 +135,10 @@ def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | Non
         "use_cache": False,
     }
     if scale is None:
-        logits = model(**inputs).logits[counted]
+        logits = batch.at_labels(model(**inputs).logits)
         return logits if wanted is None else logits[:, wanted]
-    hidden, output = model.get_decoder()(**inputs)[0][counted], model.get_output_embeddings()
+    hidden = batch.at_labels(model.get_decoder()(**inputs)[0])
+    output = model.get_output_embeddings()
     hidden = hidden if scale == 1.0 else hidden * scale
     if wanted is None:
         return output(hidden)

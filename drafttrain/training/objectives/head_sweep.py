@@ -97,5 +97,6 @@ def sweep_logits(heads: Sequence[AcceptanceHead], hidden: Tensor) -> Tensor:
             bias = torch.stack([head.blocks[number].bias for head in running])[..., None]
             x = x[:deeper]
             x = x + F.silu(torch.baddbmm(bias, weight, x))
-    back = torch.argsort(torch.tensor(order, device=hidden.device))
-    return torch.cat(logits)[back]
+    places = {index: place for place, index in enumerate(order)}
+    ordered = torch.cat(logits)
+    return torch.stack([ordered[places[index]] for index in range(len(heads))])

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.data.batches.examples import LabelledBatch
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.data.batches.examples import LabelledBatch, visible_sources
+from drafttrain.decoding.engine.forward import additive
 from drafttrain.training.losses import (
     LossSums,
     followed_cross_entropy,
@@ -69,12 +69,14 @@ class LanguageModelling(nn.Module):
 
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """The model's logits at each counted position, and the labels. Shapes: -> [N, V], [N]."""
-        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        labels = batch.labels
-        if model.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        inputs, pairs = {"input_ids": batch.input_ids}, model.config.is_encoder_decoder
+        if not pairs:  # without a mask Transformers looks for packed texts and waits
+            square = torch.ones(2 * batch.input_ids.shape[1:], device=batch.input_ids.device)
+            inputs["attention_mask"] = additive(square.tril() > 0, model.dtype)[None, None]
+        else:
+            inputs["attention_mask"] = visible_sources(batch.attention_mask, model.dtype)
+            ids = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
+            inputs["decoder_input_ids"] = ids
         logits = model(**inputs, use_cache=False).logits
-        if not model.config.is_encoder_decoder:  # a position predicts the next one's token
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        counted = labels != IGNORED
-        return logits[counted], labels[counted]
+        places = batch.learned if pairs else batch.learned - 1  # predicts the next one's token
+        return logits.flatten(0, 1)[places], batch.labels.flatten()[batch.learned]

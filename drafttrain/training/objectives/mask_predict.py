@@ -74,7 +74,8 @@ class MaskPredict(nn.Module):
         target_rows = None
         if self.training and self.settings.total_variation > 0:
             known = self.model.draftable_labels(labels, IGNORED)
-            target_rows = self._target_rows(batch, self._weights(known, layout) > 0)
+            counted = self._counted(layout, self._weights(known, layout))
+            target_rows = self._target_rows(batch, counted)
         return self._loss(hidden, labels, layout, target_rows)
 
     def _count_wrong(
@@ -97,12 +98,11 @@ class MaskPredict(nn.Module):
             hidden = hidden[:, layout.prefix_rows :]
         hidden = layout.spread(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
         labels = self.model.draftable_labels(layout.of_blocks(layout.labels), IGNORED)
-        inside = labels != IGNORED
-        previous = layout.of_blocks(layout.previous)[inside]
-        predicted = self.model.draftable_logits(hidden[inside], previous).argmax(-1)
-        wrong = torch.zeros_like(inside)
-        wrong[inside] = predicted != labels[inside]
-        return wrong.sum(-1)
+        learned, shape = layout.learned_in_blocks, labels.shape
+        labels, previous = labels.flatten(), layout.of_blocks(layout.previous).flatten()[learned]
+        logits = self.model.draftable_logits(hidden.flatten(0, 2)[learned], previous)
+        missed = (logits.argmax(-1) != labels[learned]) & (labels[learned] != IGNORED)
+        return torch.zeros_like(labels).scatter(0, learned, missed.long()).view(shape).sum(-1)
 
     @torch.no_grad()
     def target_states(self, batch: SlotBatch) -> Tensor | None:
@@ -125,7 +125,8 @@ class MaskPredict(nn.Module):
         """What the target finds likeliest where each counted row predicts, given all before it.
 
         A row stands at the place that it predicts, counted from 0, but for unshifted prefix rows,
-        which predict nothing. Shapes: counted [B, T] -> ids [N, C], their probabilities [N, C].
+        which predict nothing. Shapes: counted [N] places in [B, T] -> ids [N, C], their
+        probabilities [N, C].
         """
         teacher = self.teacher.on(batch.targets.device)
         if batch.encoded is None:
@@ -142,8 +143,8 @@ class MaskPredict(nn.Module):
         ).logits
         highest, ids = logits.float().topk(min(LIKELIEST, logits.shape[-1]), dim=-1)
         probs = (highest - logits.float().logsumexp(-1, keepdim=True)).exp()
-        sentence = torch.arange(len(counted), device=counted.device)[:, None].expand_as(counted)
-        places = sentence[counted], batch.layout.rows.positions[counted]
+        positions = batch.layout.rows.positions
+        places = counted // positions.shape[1], positions.flatten()[counted]
         return ids[places], probs[places]
 
     def _loss(
@@ -155,18 +156,27 @@ class MaskPredict(nn.Module):
     ) -> LossSums:
         labels = self.model.draftable_labels(labels, IGNORED)
         weights = self._weights(labels, layout)
-        counted = weights > 0
-        labels, weights = labels[counted], weights[counted]
-        logits = self.model.draftable_logits(hidden[counted], layout.previous[counted])
+        counted = self._counted(layout, weights)
+        labels, weights = labels.flatten()[counted], weights.flatten()[counted]
+        previous = layout.previous.flatten()[counted]
+        logits = self.model.draftable_logits(hidden.flatten(0, 1)[counted], previous)
         loss, weight = smoothed_cross_entropy(
             logits, labels, weights, self.settings.label_smoothing
         )
         if target_rows is not None:
             rejected = rejection_probability(self.model.spread(logits), *target_rows)
             loss = loss + self.settings.total_variation * (rejected * weights).sum()
-        in_block = (layout.rows.block >= 0)[counted]
+        in_block = (layout.rows.block >= 0).flatten()[counted] & (weights > 0)
         correct = (logits.argmax(-1) == labels) & in_block
         return LossSums(loss, weight, correct.sum(), in_block.sum())
+
+    def _counted(self, layout: Layout, weights: Tensor) -> Tensor:
+        """Places in [B, T] of rows that enter the loss. On a GPU of all that may: counting those
+        with a weight would wait for it. Shapes: weights [B, T] -> [N]."""
+        all_count = self.prefix_weight > 0 and self.settings.glancing_start == 0
+        if all_count or weights.device.type != "cpu":
+            return layout.learned
+        return layout.learned[weights.flatten()[layout.learned] > 0]
 
     def _weights(self, labels: Tensor, layout: Layout) -> Tensor:
         """Weight of each row's loss: slots 1 (or decaying), prefix rows prefix_weight. [B, T]"""

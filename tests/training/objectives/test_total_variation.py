@@ -47,7 +47,10 @@ def test_each_row_is_compared_with_the_target_at_the_place_that_it_predicts(slot
     batch = batch_for(ours)
     labels = batch.layout.labels
     counted = labels >= 0
-    target, found = shared("marian"), zip(*ours._target_rows(batch, counted), strict=True)
+    target, found = (
+        shared("marian"),
+        zip(*ours._target_rows(batch, counted.flatten().nonzero()[:, 0]), strict=True),
+    )
     for sentence, output in enumerate(OUTPUTS):
         source = batch.input_ids[sentence : sentence + 1, : 4 - sentence]
         fed = torch.tensor([[ours.model.config.decoder_start_token_id, *output[:-1]]])
@@ -70,7 +73,9 @@ def test_drafter_that_is_its_target_is_rejected_at_no_row_of_the_prefix(
     batch = batch_for(ours)
     prefix = (batch.layout.rows.block == -1) & (batch.layout.labels >= 0)
     hidden = ours.model(batch.input_ids, batch.attention_mask, batch.layout.rows)[prefix]
-    rejected = rejection_probability(ours.model.logits(hidden), *ours._target_rows(batch, prefix))
+    rejected = rejection_probability(
+        ours.model.logits(hidden), *ours._target_rows(batch, prefix.flatten().nonzero()[:, 0])
+    )
     assert rejected.max() < 1e-5
 
 
@@ -82,7 +87,8 @@ def test_term_is_added_with_the_weights_of_the_rows() -> None:
     counted = weights > 0
     hidden = without.model(batch.input_ids, batch.attention_mask, batch.layout.rows)[counted]
     rejected = rejection_probability(
-        without.model.logits(hidden), *with_term._target_rows(batch, counted)
+        without.model.logits(hidden),
+        *with_term._target_rows(batch, counted.flatten().nonzero()[:, 0]),
     )
     expected = plain.loss + 0.5 * (rejected * weights[counted]).sum()
     assert sums.loss.item() == pytest.approx(expected.item(), abs=1e-6)

@@ -1,0 +1,220 @@
+"""A step does not wait for the device, and batches are the same whoever makes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from drafttrain.config.recipes import (
+    FollowInBlocksConfig,
+    FollowTargetConfig,
+    HeadConfig,
+    ObjectiveConfig,
+)
+from drafttrain.data.batches.examples import Batch, Example, PairCollator, TextCollator
+from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.data.batches.packing import DocumentCollator
+from drafttrain.data.hidden.states import HeadBatch
+from drafttrain.training.checkpoints import checkpoint_folders
+from drafttrain.training.loop import (
+    Diverged,
+    Task,
+    batches_of,
+    make_accelerator,
+    prepare,
+    take_step,
+)
+from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.objectives.follow_states import FollowStates
+from drafttrain.training.objectives.follow_target import FollowTarget
+from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
+from drafttrain.training.objectives.language_modelling import LanguageModelling
+from drafttrain.training.objectives.mask_predict import MaskPredict
+from tests.tiny_drafters import behind_states
+from tests.tiny_models import EOS, tiny_model
+from tests.training.tiny_runs import SIX_STEPS, small_task, train_small
+
+ALWAYS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a GPU would be waited for: numbers, and shapes that depend on numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function).removeprefix("aten.").split(".")[0]
+        masks = [one for one in tree_leaves(args[1:]) if isinstance(one, Tensor)]
+        by_mask = name.startswith("index") and any(one.dtype == torch.bool for one in masks)
+        if name.strip("_") in [one.strip("_") for one in ALWAYS] or by_mask:
+            self.found.append(name)
+        return function(*args, **kwargs or {})
+
+
+@contextmanager
+def waits() -> Iterator[Waits]:
+    with Waits() as seen:
+        patches = []
+        for name in ("cpu", "tolist", "numpy"):
+            own: Callable = getattr(Tensor, name)
+            patches.append(mock.patch.object(Tensor, name, noted(seen, name, own)))
+        for one in patches:
+            one.start()
+        yield seen
+        for one in patches:
+            one.stop()
+
+
+def noted(seen: Waits, name: str, own: Callable) -> Callable:
+    def method(tensor: Tensor, *given, **named):
+        seen.found.append(name)
+        return own(tensor, *given, **named)
+
+    return method
+
+
+def plain_task() -> Task:
+    """The small task without glancing, as the quickstart has it."""
+    task = small_task()
+    settings = ObjectiveConfig(glancing_start=0, glancing_end=0)
+    return replace(task, objective=MaskPredict(task.objective.model, settings))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_step_does_not_wait_for_the_device(accumulation: int, tmp_path: Path) -> None:
+    settings = SIX_STEPS.model_copy(update={"accumulation": accumulation})
+    prepared = prepare(make_accelerator(settings, tmp_path), plain_task(), settings)
+    prepared.objective.train()
+    batches = batches_of(prepared, 0, 4)
+    take_step(prepared, batches, 0.0)  # what is looked up once
+    ready = iter([next(batches) for _ in range(accumulation)])
+    # on a CPU AdamW reads its count of steps, a number that lies on the CPU on any machine
+    with mock.patch.object(prepared.optimizer, "step"), waits() as seen:
+        take_step(prepared, ready, 0.5)
+    assert not seen.found
+
+
+SOURCES = [([5, 6, 7], [8, 9, 14, EOS]), ([10], [11, 12, 20, 9, EOS]), ([4, 4], [13, EOS])]
+ROWS = [Example(0, row, *pair) for row, pair in enumerate(SOURCES)]
+DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 14, 30])
+FOLLOW = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)
+FOLLOW_BLOCKS = FollowInBlocksConfig(cross_entropy=0.3, forward_kl=1.0)
+
+
+def follow_target() -> tuple[nn.Module, Batch]:
+    drafter, target = tiny_model("llama", num_hidden_layers=1), tiny_model("llama")
+    return FollowTarget(drafter, FOLLOW, target, DRAFTABLE), DocumentCollator(0)([ROWS])
+
+
+def follow_in_blocks() -> tuple[nn.Module, Batch]:
+    drafter, target = tiny_model("llama", num_hidden_layers=1), tiny_model("llama")
+    return FollowInBlocks(drafter, FOLLOW_BLOCKS, target), BlocksCollator(0, 0, 3)([ROWS])
+
+
+def follow_states(mode: str) -> tuple[nn.Module, Batch]:
+    target = tiny_model("llama", num_hidden_layers=4)
+    collate = BlocksCollator(0, 0, 3, reads_prompt=False)
+    drafter = behind_states(target, [1, 3], mode, k=3)
+    return FollowStates(drafter, FOLLOW_BLOCKS, target), collate.alone(ROWS)
+
+
+def head_sweep() -> tuple[nn.Module, Batch]:
+    heads = make_heads(HeadConfig(depths=(0, 3, 1)), 6, seed=0)
+    return HeadSweep(heads), HeadBatch(torch.randn(9, 6), torch.rand(9))
+
+
+def language_modelling(family: str) -> tuple[nn.Module, Batch]:
+    collate = PairCollator(0) if family == "t5" else TextCollator(0)
+    return LanguageModelling(tiny_model(family), 0.1, tiny_model(family)), collate(ROWS)
+
+
+OBJECTIVES = {
+    "follow_target": follow_target,
+    "follow_in_blocks": follow_in_blocks,
+    "follow_states_blocks": partial(follow_states, "linked"),
+    "follow_states_tokens": partial(follow_states, "tokens"),
+    "head_sweep": head_sweep,
+    "pairs": partial(language_modelling, "t5"),
+    "texts": partial(language_modelling, "llama"),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_objective_waits_for_the_device(name: str) -> None:
+    objective, batch = OBJECTIVES[name]()
+    objective.train()(batch, 0.0)  # what is looked up once
+    another = replace(batch)
+    with waits() as seen:
+        objective(another, 0.0).loss.sum().backward()
+    assert not seen.found
+
+
+def test_what_would_wait_is_counted() -> None:
+    values = torch.arange(4.0)
+    with waits() as seen:
+        values[values > 1], float(values.sum()), values.cpu(), values.tolist()
+    assert seen.found == ["index", "_local_scalar_dense", "cpu", "tolist"]
+
+
+def test_workers_make_the_same_batches(tmp_path: Path) -> None:
+    found = []
+    for workers in (0, 1, 2):
+        settings = SIX_STEPS.model_copy(update={"workers": workers})
+        prepared = prepare(make_accelerator(settings, tmp_path), small_task(), settings)
+        found.append(list(batches_of(prepared, 1, 6)))
+    for other in found[1:]:
+        assert [number for number, _ in other] == [number for number, _ in found[0]]
+        for (_, mine), (_, theirs) in zip(found[0], other, strict=True):
+            assert torch.equal(mine.priority, theirs.priority)
+            assert torch.equal(mine.layout.rows.tokens, theirs.layout.rows.tokens)
+            assert torch.equal(mine.layout.learned, theirs.layout.learned)
+
+
+def test_a_run_says_how_long_it_waited_for_batches(tmp_path: Path, capsys) -> None:
+    train_small(small_task(), SIX_STEPS, tmp_path)
+    assert re.search(r"6 steps; waiting for batches took \d+\.\d%", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("log_every", [1, 5])
+def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint(
+    log_every: int, tmp_path: Path
+) -> None:
+    task = small_task()
+    torch.nn.init.constant_(task.objective.model.embedding.weight, torch.nan)
+    settings = SIX_STEPS.model_copy(update={"log_every": log_every})
+    with pytest.raises(Diverged, match="train.learning_rate"):
+        train_small(task, settings, tmp_path)
+    assert not checkpoint_folders(tmp_path)
+
+
+@pytest.mark.parametrize(("best", "says"), [(100.0, False), (1e-9, True)])
+def test_a_run_that_learned_nothing_says_so(best: float, says: bool, tmp_path, capsys) -> None:
+    train_small(replace(small_task(), constant_loss=best), SIX_STEPS, tmp_path)
+    assert ("nothing was learned" in capsys.readouterr().out) == says
+
+
+def test_a_checkpoint_holds_what_is_trained_once(tmp_path: Path) -> None:
+    task = small_task()
+    frozen = task.objective.model.embedding.weight.requires_grad_(False)
+    before = frozen.clone()
+    final = train_small(task, SIX_STEPS, tmp_path)
+    folder = checkpoint_folders(tmp_path)[-1]
+    trained = [p for p in task.objective.model.parameters() if p.requires_grad]
+    kept = load_file(folder / "weights.safetensors")
+    assert "embedding.weight" not in kept and len(kept) >= len(trained)
+    assert not list((folder / "state").glob("*.safetensors"))
+    assert torch.equal(final["embedding.weight"], before)
