@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps, steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.trees.shapes import Choosing, Growth, Shape
+from drafttrain.decoding.trees.shapes import Likeliest, Shape, Tree
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 
@@ -102,13 +102,17 @@ class TreeSession:
         longest = self.rows.longest(tokens, stop.longest, target_state)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
-        growth = self.shape.plant(self.sampling, self.randomness, self.ends)
-        fed, depth = (yield from self.rows.first(growth, tokens, longest)), 1
-        while fed and depth < longest:
-            if not stop.should_draft(DraftState(depth, expected=growth.expected)):
+        tree = self.shape.plant(self.sampling, self.randomness, self.ends)
+        likeliest = self.shape.likeliest(self.sampling)
+        found = yield from self.rows.first(tokens, longest, likeliest)
+        while True:
+            fed = tree.choose(*found) if self.rows.chosen else tree.grow(*found)
+            if not fed or tree.level == longest:
                 break
-            fed, depth = (yield from self.rows.below(growth, fed)), depth + 1
-        return growth.proposal(self.rows.passes)
+            if not stop.should_draft(DraftState(tree.level, expected=tree.expected)):
+                break
+            found = yield from self.rows.below(tree)
+        return tree.proposal(self.rows.passes)
 
 
 class ModelRows:
@@ -116,6 +120,8 @@ class ModelRows:
 
     Nodes that were fed and then accepted stay cached for the next round.
     """
+
+    chosen = False
 
     def __init__(
         self, drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
@@ -134,19 +140,21 @@ class ModelRows:
         """Levels that can be drafted after these tokens, at most as many as wanted."""
         return self.own.longest(wanted, len(self.own.tokens(tokens)), target_state)
 
-    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
-        """Let the tree grow after all committed tokens [T]; its nodes that are to be fed next."""
+    def first(
+        self, tokens: Tensor, levels: int, likeliest: Likeliest | None
+    ) -> Steps[tuple[Tensor, Tensor]]:
+        """Row and state after all committed tokens [T]: what `Tree.grow` is handed."""
         tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
         self._keep_accepted(state, tokens[self._committed : -1].tolist())
         score = yield Call(self.model.catch_up_all, (state, tokens))
         self._committed = len(tokens)
         self._lines, self._columns = {-1: []}, {}
         self.passes = 1
-        return growth.grow(score.logits, score.hidden[-1:])
+        return score.logits, score.hidden[-1:]
 
-    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
-        """Let the tree grow below these nodes, all of one level; those to be fed next."""
-        tree, state = growth.tree, (yield from self.own.begin())
+    def below(self, tree: Tree) -> Steps[tuple[Tensor, Tensor]]:
+        """The same below the nodes that are to be fed, all of one level."""
+        nodes, state = tree.fed, (yield from self.own.begin())
         start = state.cached
         visible = np.zeros((len(nodes), start + len(nodes)), dtype=bool)
         visible[:, : self._committed] = True
@@ -155,14 +163,14 @@ class ModelRows:
             self._lines[node] = line = [*above, start + i]
             self._columns[above[-1] if above else -1, tree.tokens[node]] = start + i
             visible[i, line] = True
-        position = self._committed + tree.depths[nodes[0]] - 1
+        position = self._committed + tree.level - 1
         tokens = torch.tensor([tree.tokens[node] for node in nodes])
         positions = torch.full((len(nodes),), position)
         score = yield Call(
             self.model.extend_all, (state, tokens, torch.from_numpy(visible), positions)
         )
         self.passes += 1
-        return growth.grow(score.logits, score.hidden)
+        return score.logits, score.hidden
 
     def _keep_accepted(self, state: SequenceState, tokens: list[int]) -> None:
         """Of the last round's nodes, keep the path that was committed since, these tokens; the last
@@ -183,50 +191,54 @@ class SlotRows:
     """Rows of slots that are there at once: one pass, whatever the depth.
 
     Level l is predicted by slot l; where slots are linked, each node's row follows from the token
-    before it. A growth that chooses gets the likeliest tokens of its slots.
+    before it. A shape that chooses gets the likeliest tokens of its slots.
     """
 
     def __init__(
         self, drafter: SlotDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         self.session: SlotSession = drafter.open(source, sampling, randomness)
-        self.passes = 0
+        self.passes = 1
         self._states = self._logits = torch.empty(0)
-        self._level = 0
         self._likely: LikelyTokens | None = None
         """None where whole rows are wanted."""
+
+    @property
+    def chosen(self) -> bool:
+        """Whether tokens and their log-probabilities are found (`Tree.choose`), not whole rows."""
+        return self._likely is not None
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         return self.session.longest(tokens, wanted, target_state)
 
-    def first(self, growth: Growth, tokens: Tensor, levels: int) -> Steps[list[int]]:
-        session, self._level, self.passes = self.session, 0, 1
+    def first(
+        self, tokens: Tensor, levels: int, likeliest: Likeliest | None
+    ) -> Steps[tuple[Any, Any]]:
+        session, self._likely = self.session, None
         self._states, self._logits = yield from session.slot_rows(tokens, levels)
-        before, self._likely = session.told_first(tokens), None
-        if isinstance(growth, Choosing) and growth.likeliest is not None:
-            count, temperatures = growth.likeliest
+        before = session.told_first(tokens)
+        if likeliest is not None:
+            count, temperatures = likeliest
             if session.link is not None:
                 count = max(count, CANDIDATES_OF_TREES)
             self._likely = LikelyTokens(
                 self._states, self._logits, count, temperatures, session.link, before
             )
-        return self._grow(growth, [before])
+        return self._after(0, [before])
 
-    def below(self, growth: Growth, nodes: Sequence[int]) -> Steps[list[int]]:
+    def below(self, tree: Tree) -> Steps[tuple[Any, Any]]:
         yield from ()  # the rows are there already
-        self._level += 1
-        return self._grow(growth, [growth.tree.tokens[node] for node in nodes])
+        return self._after(tree.level, [tree.tokens[node] for node in tree.fed])
 
-    def _grow(self, growth: Growth, previous: list[int]) -> list[int]:
+    def _after(self, level: int, previous: list[int]) -> tuple[Any, Any]:
         if self._likely is not None:
-            assert isinstance(growth, Choosing)
-            return growth.choose(*self._likely.after(self._level, previous))
+            return self._likely.after(level, previous)
         nodes, link = len(previous), self.session.link
-        states = self._states[self._level].expand(nodes, -1)
-        logits = self._logits[self._level].expand(nodes, -1)
+        states = self._states[level].expand(nodes, -1)
+        logits = self._logits[level].expand(nodes, -1)
         if link is not None:
             logits = link.after(states, logits, torch.tensor(previous, device=logits.device))
-        return growth.grow(logits, states)
+        return logits, states
 
 
 class SeveralDrafters:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
 
-from drafttrain.config.kinds import DrawKind
-from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.trees.shapes import ROOT, Array, Growth, Tree, check_positive
-from drafttrain.decoding.types import Proposal, Sampling
+from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree, check_positive
+from drafttrain.decoding.types import Sampling
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Shape):
     """The same tree every round, given by the ranks of its tokens in the drafter's rows.
 
     Each node is the tuple of ranks on its path, 0 the drafter's first choice: (0,), (1,), (0, 0).
@@ -23,8 +22,6 @@ class Fixed:
 
     paths: frozenset[tuple[int, ...]]
     kind: str = "fixed"
-    draw_kind: DrawKind = "deterministic"
-    estimates = False
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -51,44 +48,36 @@ class Fixed:
     def branches(self) -> bool:
         return len(self.paths) > self.deepest
 
-    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
-        return FixedGrowth(self.paths, ends)
+    def likeliest(self, sampling: Sampling) -> Likeliest:
+        return self.widest, (1.0,)
 
+    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> list[int]:
+        ranks = [rank for path in tree.noted(()) for rank in self._below[path]]
+        widest = min(1 + max(ranks), logits.shape[-1])
+        return self._add(tree, logits.topk(widest, dim=-1).indices.tolist())
 
-class FixedGrowth:
-    """Ranks to tokens, level by level."""
-
-    def __init__(self, paths: frozenset[tuple[int, ...]], ends: Collection[int]) -> None:
-        self.tree, self.expected, self.ends = Tree(), [], ends
-        self._below: dict[tuple[int, ...], list[int]] = {}
-        for path in sorted(paths):
-            self._below.setdefault(path[:-1], []).append(path[-1])
-        self._fed: list[tuple[int, tuple[int, ...]]] = [(ROOT, ())]
-        self.likeliest = (1 + max(ranks[-1] for ranks in self._below.values()), (1.0,))
-
-    def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
-        widest = 1 + max(self._below[path][-1] for _, path in self._fed)
-        return self._add(logits.topk(min(widest, logits.shape[-1]), dim=-1).indices.tolist())
-
-    def choose(self, tokens: Array, log_probs: Array) -> list[int]:
+    def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> list[int]:
         order = np.argsort(-log_probs, axis=1, kind="stable")
-        return self._add(np.take_along_axis(tokens, order, axis=1).tolist())
+        return self._add(tree, np.take_along_axis(tokens, order, axis=1).tolist())
 
-    def _add(self, by_rank: list[list[int]]) -> list[int]:
+    @cached_property
+    def _below(self) -> dict[tuple[int, ...], list[int]]:
+        """The ranks below each path that goes on."""
+        below: dict[tuple[int, ...], list[int]] = {}
+        for path in sorted(self.paths):
+            below.setdefault(path[:-1], []).append(path[-1])
+        return below
+
+    def _add(self, tree: Tree, by_rank: list[list[int]]) -> list[int]:
         """Children by the ranks of the tokens below each node that was fed."""
-        fed = []
-        for (parent, path), tokens in zip(self._fed, by_rank, strict=True):
-            for rank in self._below[path]:
-                if rank >= len(tokens):
-                    break
-                node = self.tree.add(tokens[rank], parent)
-                if (*path, rank) in self._below and tokens[rank] not in self.ends:
-                    fed.append((node, (*path, rank)))
-        self._fed = fed
-        return [node for node, _ in fed]
-
-    def proposal(self, passes: int) -> Proposal:
-        return self.tree.chosen(range(len(self.tree)), passes)
+        children = [
+            (tokens[rank], node, (*path, rank))
+            for node, path, tokens in zip(tree.fed, tree.noted(()), by_rank, strict=True)
+            for rank in self._below[path]
+            if rank < len(tokens)
+        ]
+        added = tree.add(*map(list, zip(*children, strict=True)))
+        return [node for node in added if tree.notes[node] in self._below]
 
 
 def binary_tree(nodes: int) -> Fixed:

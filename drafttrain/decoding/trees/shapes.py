@@ -1,24 +1,24 @@
 """How draft trees grow: which children the nodes of a level get.
 
-A shape plants a `Growth` for each round. The growth is handed the drafter's rows below the nodes
-that were fed last, adds their children, and says which of these are to be fed next: those whose
-children may still enter the tree. Every random choice goes through `Randomness`. Shapes that draw
-(`drawn_shapes`) keep the rows they drew from, for rejection; shapes that choose (`chosen_shapes`)
-make point masses.
+A round's `Tree` is handed the drafter's rows below the nodes that were fed last. Its shape adds
+their children and says which nodes are to be fed next: those whose children may still enter the
+tree. Every random choice goes through `Randomness`. Shapes that draw (`drawn`) keep the rows that
+they drew from, for rejection; shapes that choose (`chosen`, `fixed`) make point masses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Proposal, Sampling
 
 Array = npt.NDArray
@@ -29,73 +29,91 @@ Judge = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Predicted acceptance of M candidates: states [F, D] and logits [F, V] of the level's rows, each
 candidate's row [M] and token [M] -> [M]."""
 
+Likeliest = tuple[int, Sequence[float]]
+"""How many tokens of each row, and the temperatures of their log-probabilities by level
+(`of_level`)."""
 
-@dataclass
+
+class Shape(Protocol):
+    """A kind of tree. Most are all that this says; each has a `grow` of its own."""
+
+    name: str
+    draw_kind: DrawKind = "deterministic"
+    branches: bool = True
+    estimates: bool = False
+    """Whether `Tree.expected` is worked out, for stop policies that go by it."""
+    widest: int = 1
+    """Most siblings that it is bound to ask for."""
+    deepest: int | None = None
+    """Levels that it ends at; None: it has as many as are asked for."""
+
+    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Tree:
+        """A tree for one round; tokens in `ends` get no children."""
+        return Tree(self, sampling, randomness, ends)
+
+    def likeliest(self, sampling: Sampling) -> Likeliest | None:
+        """The likeliest tokens that do in place of whole rows (`choose`); None: whole rows."""
+        return None
+
+    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> Sequence[int]:
+        """`Tree.grow`, of nodes that may end a sequence too."""
+        ...
+
+    def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> Sequence[int]:
+        """`Tree.choose`, likewise."""
+        raise NotImplementedError(f"{self.name} grows over whole rows")
+
+    def kept(self, tree: Tree) -> Sequence[int]:
+        """The nodes of a chosen tree in rising order, all their ancestors among them."""
+        return range(len(tree.tokens))
+
+
 class Tree:
     """A tree under way: nodes in the order they were added, parents first."""
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    draft_probs: list[Tensor] = field(default_factory=list)
-    known: int = 0
-    """Rows in draft_probs."""
+    def __init__(
+        self, shape: Shape, sampling: Sampling, randomness: Randomness, ends: Collection[int]
+    ) -> None:
+        self.shape, self.sampling, self.randomness, self.ends = shape, sampling, randomness, ends
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.rows: list[int] = []
+        """Of each node the row of `draft_probs` that it was drawn from."""
+        self.notes: list[Any] = []
+        """Of each node what its shape goes by: scores, ranks, or how many paths go through it."""
+        self.draft_probs: list[Tensor] = []
+        self.expected: list[float] = []
+        """Expected accepted tokens after each level, where the shape estimates them."""
+        self.level = 0
+        """Levels so far."""
+        self.fed = [ROOT]
+        """The nodes whose children come next."""
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def add(self, token: int, parent: int, row: int = 0) -> int:
-        """Index of the new node."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1 if parent >= 0 else 1)
-        self.rows.append(row)
-        return len(self.tokens) - 1
-
-    def add_level(self, tokens: list[int], parents: list[int]) -> None:
-        """Several nodes of one level, as point masses."""
-        depth = self.depths[parents[0]] + 1 if parents and parents[0] >= 0 else 1
+    def add(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        notes: Sequence[Any],
+        rows: Sequence[int] = (),
+    ) -> range:
+        """New nodes of a level; rows: those of drawn ones."""
+        first = len(self.tokens)
         self.tokens += tokens
         self.parents += parents
-        self.depths += [depth] * len(tokens)
-        self.rows += [0] * len(tokens)
+        self.notes += notes
+        self.rows += rows
+        return range(first, len(self.tokens))
 
-    def add_rows(self, draft_probs: Tensor) -> int:
-        """Keep rows that tokens are about to be drawn from; the number of the first. [F, V]."""
-        self.draft_probs.append(draft_probs)
-        self.known += len(draft_probs)
-        return self.known - len(draft_probs)
+    def noted(self, root: Any) -> list[Any]:
+        """The notes of the nodes that were fed, `root` of the last committed token."""
+        return [root if node == ROOT else self.notes[node] for node in self.fed]
 
-    def drawn(self, draw_kind: DrawKind, passes: int, counts: list[int] | None = None) -> Proposal:
-        """The tree with the rows it was drawn from."""
-        return Proposal(
-            tokens=torch.tensor(self.tokens, dtype=torch.long),
-            parents=torch.tensor(self.parents, dtype=torch.long),
-            draw_kind=draw_kind,
-            draft_probs=torch.cat(self.draft_probs),
-            rows=torch.tensor(self.rows, dtype=torch.long),
-            counts=None if counts is None else torch.tensor(counts),
-            passes=passes,
-        )
-
-    def chosen(self, nodes: Sequence[int], passes: int, expected: float | None = None) -> Proposal:
-        """Some nodes in rising order, all their ancestors among them, as point masses."""
-        place = {node: i for i, node in enumerate(nodes)}
-        return Proposal(
-            torch.tensor([self.tokens[node] for node in nodes], dtype=torch.long),
-            torch.tensor([place.get(self.parents[node], ROOT) for node in nodes]),
-            passes=passes,
-            expected=expected,
-        )
-
-
-class Growth(Protocol):
-    """One round's tree, growing level by level."""
-
-    tree: Tree
-    expected: list[float]
-    """Expected accepted tokens after each level, where the shape works them out."""
+    def warped(self, logits: Tensor) -> tuple[Tensor, int]:
+        """The rows that children are drawn from, which are kept, and the number of the first.
+        Shapes: [F, V] -> [F, V]."""
+        known, probs = sum(map(len, self.draft_probs)), warp(logits, self.sampling)
+        self.draft_probs.append(probs)
+        return probs, known
 
     def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
         """Add the children of the nodes fed last; those of them that are to be fed next.
@@ -103,42 +121,39 @@ class Growth(Protocol):
         Shapes: logits [F, V], hidden [F, D]: what the drafter says below each node that was fed,
         the last committed token in the first call.
         """
-        ...
+        return self._go_on(self.shape.grow(self, logits, hidden))
+
+    def choose(self, tokens: Array, log_probs: Array) -> list[int]:
+        """As `grow`, by the likeliest tokens. Shapes: tokens [F, C], log_probs [F, C]."""
+        return self._go_on(self.shape.choose(self, tokens, log_probs))
+
+    def _go_on(self, nodes: Sequence[int]) -> list[int]:
+        self.level += 1
+        self.fed = [node for node in nodes if self.tokens[node] not in self.ends]
+        return self.fed
 
     def proposal(self, passes: int) -> Proposal:
         """The tree as grown so far, by so many drafter calls."""
-        ...
-
-
-class Shape(Protocol):
-    """A kind of tree."""
-
-    name: str
-    draw_kind: DrawKind
-    branches: bool
-    estimates: bool
-    """Whether `Growth.expected` is worked out, for stop policies that go by it."""
-    widest: int
-    """Most siblings that it is bound to ask for."""
-    deepest: int | None
-    """Levels that it ends at; None: it has as many as are asked for."""
-
-    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Growth:
-        """A tree for one round; tokens in `ends` get no children."""
-        ...
-
-
-@runtime_checkable
-class Choosing(Protocol):
-    """A growth that may be given the likeliest tokens alone, in place of whole rows."""
-
-    likeliest: tuple[int, Sequence[float]] | None
-    """How many of each row, and the temperatures of their log-probabilities by level (`of_level`);
-    None: whole rows."""
-
-    def choose(self, tokens: Array, log_probs: Array) -> list[int]:
-        """As `grow`. Shapes: tokens [F, C], log_probs [F, C] below each node that was fed."""
-        ...
+        kind = self.shape.draw_kind
+        if kind != "deterministic":
+            return Proposal(
+                torch.tensor(self.tokens, dtype=torch.long),
+                torch.tensor(self.parents, dtype=torch.long),
+                kind,
+                torch.cat(self.draft_probs),
+                torch.tensor(self.rows, dtype=torch.long),
+                torch.tensor(self.notes) if kind == "iid" else None,
+                passes,
+            )
+        nodes = np.asarray(self.shape.kept(self), dtype=np.int64)
+        parents = np.array(self.parents, dtype=np.int64)[nodes]
+        places = np.where(parents == ROOT, ROOT, np.searchsorted(nodes, parents))
+        return Proposal(
+            torch.from_numpy(np.array(self.tokens, dtype=np.int64)[nodes]),
+            torch.from_numpy(places),
+            passes=passes,
+            expected=self.expected[-1] if self.expected else None,
+        )
 
 
 def of_level(temperatures: Sequence[float], level: int) -> float:

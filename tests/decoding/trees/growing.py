@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.trees.shapes import Growth
+from drafttrain.decoding.trees.shapes import Tree
 from drafttrain.decoding.types import Proposal
 from tests.decoding.toys import LogitsTable
 
@@ -13,22 +13,22 @@ START = (0,)
 Path = tuple[int, ...]
 
 
-def grow(growth: Growth, table: LogitsTable, levels: int) -> Proposal:
+def grow(tree: Tree, table: LogitsTable, levels: int) -> Proposal:
     """Grow a tree on the rows of a table, as a session does."""
     fed = [-1]
     for _ in range(levels):
-        paths = [(*START, *path_of(growth, node)) for node in fed]
+        paths = [(*START, *path_of(tree, node)) for node in fed]
         rows = torch.stack([table[path] for path in paths])
-        fed = growth.grow(rows, torch.zeros(len(rows), 1))
+        fed = tree.grow(rows, torch.zeros(len(rows), 1))
         if not fed:
             break
-    return growth.proposal(levels)
+    return tree.proposal(levels)
 
 
-def path_of(growth: Growth, node: int) -> Path:
+def path_of(tree: Tree, node: int) -> Path:
     if node < 0:
         return ()
-    return (*path_of(growth, growth.tree.parents[node]), growth.tree.tokens[node])
+    return (*path_of(tree, tree.parents[node]), tree.tokens[node])
 
 
 def paths_of(proposal: Proposal) -> list[Path]:
