@@ -123,7 +123,8 @@ def open_kind(
     target: PreTrainedModel | None,
 ) -> Drafter:
     """A drafter of a kind, from its model, its table of likeliest successors, or nothing."""
-    return resolve_name(kind.opens)(drafts_with, target)
+    given = (drafts_with, target) if kind.is_model else (drafts_with,)
+    return resolve_name(kind.opens)(*given)
 
 
 def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> Drafter:

@@ -37,8 +37,8 @@ class DrafterKind:
     words: str
     """What messages call one."""
     opens: str
-    """Function (what it drafts with, the target's model or None) -> Drafter; it drafts with a
-    model, with a table of likeliest successors, or with None."""
+    """What makes the Drafter: of its model and the target's (or None), else of a table of likeliest
+    successors, or of None."""
     drafts: Literal["tokens", "blocks", "copies", "nothing"]
     """One token a call of the model, a block of slots in one pass, copies of the text, nothing."""
     model: str | None = None
@@ -104,11 +104,11 @@ _Slots = partial(
     probs_along=f"{_AT}.slots:probs_along",
 )
 
-NONE = DrafterKind("none", "plain decoding", f"{_AT}.none:open_drafter", "nothing")
+NONE = DrafterKind("none", "plain decoding", f"{_AT}.none:NoDrafter", "nothing")
 MAX_GRAM = DrafterKind(
     name="max-gram",
     words="max-gram",
-    opens=f"{_AT}.max_gram:open_drafter",
+    opens=f"{_AT}.max_gram:MaxGramDrafter",
     drafts="copies",
     probs_along=f"{_AT}.along:proposed_along",
 )
@@ -116,7 +116,7 @@ MAX_GRAM = DrafterKind(
 CAUSAL = _Model(
     name="causal",
     words="a language model",
-    opens=f"{_AT}.causal:open_drafter",
+    opens=f"{_AT}.causal:CausalDrafter.of",
     drafts="tokens",
     states=("drawn", "token"),
     tree_rows=f"{_AT}.tree:ModelRows",
@@ -127,7 +127,7 @@ CAUSAL = _Model(
 SPEC_DRAFTER = _Slots(
     name="spec-drafter",
     words="a Spec-Drafter",
-    opens=f"{_AT}.block:open_drafter",
+    opens=f"{_AT}.block:BlockDrafter",
     model=f"{_MODELS}.spec_drafter.model:SpecDrafter",
     recipe=f"{_SETTINGS}.recipes:SpecDrafterRecipe",
     exports=("custom_generate",),
@@ -135,7 +135,7 @@ SPEC_DRAFTER = _Slots(
 BLOCK_HEADS = _Model(
     name="block-heads",
     words="block heads",
-    opens=f"{_AT}.block_heads:open_drafter",
+    opens=f"{_AT}.block_heads:BlockHeadsDrafter",
     drafts="blocks",
     model=f"{_MODELS}.block_heads:BlockHeads",
     recipe=f"{_SETTINGS}.recipes:BlockHeadsRecipe",
@@ -145,7 +145,7 @@ BLOCK_HEADS = _Model(
 STATE_DRAFTER = _Slots(
     name="state-drafter",
     words="a state drafter",
-    opens=f"{_AT}.behind_states:open_drafter",
+    opens=f"{_AT}.behind_states:BehindStatesDrafter",
     model=f"{_MODELS}.state_drafter:StateDrafter",
     checks=f"{_MODELS}.state_drafter:check_own_layers",
     recipe=f"{_SETTINGS}.recipes:StateDrafterRecipe",
@@ -156,7 +156,7 @@ STATE_DRAFTER = _Slots(
 PARALLEL = _Slots(
     name="parallel",
     words="a parallel drafter",
-    opens=f"{_AT}.parallel:open_drafter",
+    opens=f"{_AT}.parallel:ParallelDrafter.of",
     marked_by="pard_token",
     checks=f"{_MODELS}.parallel_drafter:check_blocks",
     recipe=f"{_SETTINGS}.recipes:ParallelDrafterRecipe",

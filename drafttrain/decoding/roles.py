@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from drafttrain.config.kinds import DrawKind, Evidence, StateKind
+from drafttrain.config.kinds import KINDS, DrawKind, Evidence, StateKind
 from drafttrain.config.methods import StopKind, VerifierRule
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -99,19 +99,22 @@ class DraftSession(Protocol):
 
 
 class Drafter(Protocol):
-    """What proposes tokens."""
+    """What proposes tokens. One of a kind of its own has what the kind's row says (`KINDS`)."""
 
     name: str
-    provides: frozenset[Evidence]
-    """What stop policies see of its drafts, beside depth."""
-    requires: TargetRequirements
+    requires: TargetRequirements = TargetRequirements()
     """What it reads of the target; nothing else is kept for it."""
-    branches: bool
+    branches: bool = False
     """Whether its drafts are trees wider than a chain."""
+
+    @property
+    def provides(self) -> frozenset[Evidence]:
+        """What stop policies see of its drafts, in addition to depth."""
+        return KINDS[self.name].provides
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         """How tokens will be drawn when the target decodes so; checked before anything runs."""
-        ...
+        return KINDS[self.name].draw_kind(sampling.greedy)
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> DraftSession:
         """Begin a sequence. All its random choices are taken from `randomness`."""

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.causal import CausalSession
 from drafttrain.decoding.drafters.parallel import ParallelSession
@@ -30,7 +29,7 @@ from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.forward import BatchedCall, CallOutput, DraftableHead, additive
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
@@ -78,15 +77,13 @@ class StateBody:
         return scores if self._head is None else self._head.drafted(scores)
 
 
-class BehindStatesDrafter:
+class BehindStatesDrafter(Drafter):
     """Drafts behind the states of the target that decodes.
 
     Raises ValueError for a target whose layers do not take positions by rotation alone.
     """
 
     name = "state-drafter"
-    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
-    branches = False
     lengths_differ = False
     feeds_first = False
 
@@ -131,9 +128,6 @@ class BehindStatesDrafter:
         rows = self.output.weight.to(told.out.weight.dtype) @ told.out.weight
         features = F.pad(told.features(self.embedding), (0, 0, 0, 1), value=SHUT)
         return Link(told.hidden, rows, features)
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return "deterministic" if sampling.greedy else "iid"
 
     def open(
         self, source: Source, sampling: Sampling, randomness: Randomness
@@ -321,9 +315,3 @@ class BehindStatesSequence:
         embedded = F.embedding(ids, self.drafter.embedding)
         fed = model.fed(self._said.expand(len(tokens), -1, -1), embedded, depths)
         return Feed(assigned, tokens, rows, embedded=fed)
-
-
-def open_drafter(model: StateDrafter, target: PreTrainedModel | None) -> BehindStatesDrafter:
-    """What the kind's row opens it with; it drafts on a target only."""
-    assert target is not None
-    return BehindStatesDrafter(model, target)

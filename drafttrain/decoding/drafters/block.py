@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.block_along import slots_along
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.slots import Slots, SlotSession
@@ -33,7 +32,7 @@ from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.spec_drafter import SpecDrafterBody
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -44,12 +43,10 @@ OfSlots = tuple[Tensor, Tensor]
 """Of slots: hidden states [slots, D] and scores without the token before [slots, V]."""
 
 
-class BlockDrafter:
+class BlockDrafter(Drafter):
     """Drafts blocks of slots with a trained Spec-Drafter."""
 
     name = "spec-drafter"
-    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
-    branches = False
     longest_block = None
 
     def __init__(self, model: SpecDrafter, target: PreTrainedModel | None = None):
@@ -146,9 +143,6 @@ class BlockDrafter:
         for state, *_ in asked:
             state.settle(state.chain)
         return [_last_rows(output) for output in outputs]
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return "deterministic" if sampling.greedy else "iid"
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
@@ -278,8 +272,3 @@ def link_of(model: SpecDrafter) -> Link:
     every = torch.arange(model.config.no_token + 1, device=model.device)
     features, rows = model.previous_token_features(every), model.previous_token_rows()
     return Link(model.previous_token_hidden, rows, features)
-
-
-def open_drafter(model: SpecDrafter, target: PreTrainedModel | None) -> BlockDrafter:
-    """What the kind's row opens it with."""
-    return BlockDrafter(model, target)

@@ -14,35 +14,29 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.slots import chain_of_slots
 from drafttrain.decoding.engine.teacher_forcing import check_projection, project, states_before
-from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
 
 
-class BlockHeadsDrafter:
+class BlockHeadsDrafter(Drafter):
     """Drafts with heads on the target that decodes.
 
     Raises ValueError for a target whose logits are more than a projection of that state.
     """
 
     name = "block-heads"
-    provides: frozenset[Evidence] = frozenset({"logits"})
     requires = TargetRequirements(layers=(-1,), first_row=True)
-    branches = False
 
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):
         check_projection(target)
         self.model, self.target = heads.eval(), target
         self.vocabulary: int = target.get_output_embeddings().out_features
         """Tokens that it can draft."""
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return "deterministic" if sampling.greedy else "iid"
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
         return BlockHeadsSession(self, sampling, randomness)
@@ -96,9 +90,3 @@ def predict_blocks(
     logits = head_logits(target, heads.each(before[:-1]).transpose(0, 1))
     nothing = torch.full((1, heads.config.heads), -1)
     return torch.cat((nothing, logits.argmax(-1).cpu()))
-
-
-def open_drafter(model: BlockHeads, target: PreTrainedModel | None) -> BlockHeadsDrafter:
-    """What the kind's row opens it with; heads draft on a target only."""
-    assert target is not None
-    return BlockHeadsDrafter(model, target)

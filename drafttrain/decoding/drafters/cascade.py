@@ -42,7 +42,7 @@ class Level:
         return self.drafter.model if kind is not None and kind.is_language_model else None
 
 
-class ReviewedDrafter:
+class ReviewedDrafter(Drafter):
     """Vertical cascade: a language model drafts by reviewing chains of `k` tokens from `inner`.
 
     leniency l: an inner token is accepted with min(1, l r / d) under sampling, r and d being the
@@ -52,7 +52,6 @@ class ReviewedDrafter:
     """
 
     provides: frozenset[Evidence] = frozenset()
-    branches = False
 
     def __init__(
         self,
@@ -133,14 +132,13 @@ class Quota:
     """What its calls are counted under. Default: the drafter's name."""
 
 
-class InTurnDrafter:
+class InTurnDrafter(Drafter):
     """Horizontal cascade: each drafter adds its quota to the draft of those before it.
 
     Raises ValueError for negative quotas, and where all are zero.
     """
 
     provides: frozenset[Evidence] = frozenset()
-    branches = False
 
     def __init__(
         self,

@@ -8,40 +8,41 @@ decoder-only model continues the same prompt; an encoder-decoder model encodes t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.along import at_every_prefix
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import own_source
-from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, SourceTooLong
 from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.draft_states import drawn_state
 
 
-class CausalDrafter:
+class CausalDrafter(Drafter):
     """Drafts chains with a language model, decoder-only or encoder-decoder."""
 
     name = "causal"
-    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
-    branches = False
-    requires = TargetRequirements()
 
     def __init__(self, model: CachedModel) -> None:
         self.model = model
         self.vocabulary, self.eos_ids = model.vocabulary, model.eos_ids
 
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return "deterministic" if sampling.greedy else "iid"
+    @classmethod
+    def of(cls, model: PreTrainedModel, target: PreTrainedModel | None) -> Self:
+        """One that has a score for every token of a target; None: of its own."""
+        size = None if target is None else target.get_output_embeddings().out_features
+        draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
+        return cls(CachedModel(model, draftable, size))
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
@@ -172,17 +173,6 @@ class CausalSession:
             return token
         probs.append(warp(row[None], self.sampling))
         return int(self.randomness.categorical(probs[-1]))
-
-
-def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> CausalDrafter:
-    """What the kind's row opens it with."""
-    draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
-    return CausalDrafter(CachedModel(model, draftable, vocabulary_of(target)))
-
-
-def vocabulary_of(target: PreTrainedModel | None) -> int | None:
-    """Tokens that a target gives scores; None: the drafter's own target is not at hand."""
-    return None if target is None else target.get_output_embeddings().out_features
 
 
 @torch.inference_mode()

@@ -15,32 +15,24 @@ from time import perf_counter
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.suffix_index import SuffixIndex
-from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
 
 MAX_GRAM = "max-gram"
 """Its name, in settings and in reports."""
 
 
-class MaxGramDrafter:
+class MaxGramDrafter(Drafter):
     """Drafts chains from the sequence itself, and from a table of likeliest successors."""
 
     name = MAX_GRAM
-    provides: frozenset[Evidence] = frozenset()
-    requires = TargetRequirements()
-    branches = False
 
     def __init__(self, bigrams: Sequence[int] | None = None) -> None:
         """bigrams[token]: the token that usually follows it, -1 where none is known."""
         self.bigrams = bigrams
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return "deterministic"
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> MaxGramSession:
         return MaxGramSession(self.bigrams, source)
@@ -130,8 +122,3 @@ class MaxGramSession:
         period = len(tokens) - first
         for place in count():
             yield tokens[first + place % period]
-
-
-def open_drafter(bigrams: Sequence[int] | None, target: PreTrainedModel | None) -> MaxGramDrafter:
-    """What the kind's row opens it with: a table of likeliest successors, or none."""
-    return MaxGramDrafter(bigrams)

@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from drafttrain.config.kinds import DrawKind, Evidence
 from drafttrain.decoding.drafters.candidates import Link
-from drafttrain.decoding.drafters.causal import OwnSequence, vocabulary_of
+from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed, StepOutput
@@ -26,30 +24,22 @@ from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.shared import Call, Steps
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.models.causal_drafter import draftable_tokens
 
 
-class ParallelDrafter:
+class ParallelDrafter(CausalDrafter):
     """Drafts blocks with a decoder-only language model whose config.json has `pard_token`."""
 
     name = "parallel"
-    provides: frozenset[Evidence] = frozenset({"logits", "hidden"})
-    branches = False
     lengths_differ = False
     feeds_first = False
     linked = False
     longest_block = None
-    requires = TargetRequirements()
 
     def __init__(self, model: CachedModel) -> None:
-        self.model = model
-        self.vocabulary, self.eos_ids = model.vocabulary, model.eos_ids
+        super().__init__(model)
         self.position_limit = model.position_limit
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return "deterministic" if sampling.greedy else "iid"
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
@@ -149,10 +139,3 @@ class ParallelSession(SlotSession):
         state = yield from self.own.begin()
         score = yield Call(self.drafter.blocks_all, (state, tokens, slots))
         return score.hidden[-slots:], score.logits
-
-
-def open_drafter(model: PreTrainedModel, target: PreTrainedModel | None) -> ParallelDrafter:
-    """What the kind's row opens it with."""
-    draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
-    vocabulary = vocabulary_of(target)
-    return ParallelDrafter(CachedModel(model, draftable=draftable, vocabulary=vocabulary))

@@ -35,7 +35,7 @@ class GrowingDrafter(Drafter, Protocol):
     eos_ids: frozenset[int]
 
 
-class TreeDrafter:
+class TreeDrafter(Drafter):
     """Drafts trees of one shape, with a drafter of a kind that has rows for them.
 
     draft_temperature: that of the rows tokens are drawn from; None: the target's. Shapes that
@@ -58,8 +58,11 @@ class TreeDrafter:
         else:
             self.name = f"{drafter.name} {shape.name}"
         self.requires, self.branches = drafter.requires, shape.branches
-        self.provides: frozenset[Evidence] = frozenset({"expected"} if shape.estimates else ())
         check_width(shape, drafter.vocabulary)
+
+    @property
+    def provides(self) -> frozenset[Evidence]:
+        return frozenset({"expected"} if self.shape.estimates else ())
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return self.shape.draw_kind
@@ -241,7 +244,7 @@ class SlotRows:
         return logits, states
 
 
-class SeveralDrafters:
+class SeveralDrafters(Drafter):
     """Trees of several drafters side by side (SpecInfer's many small models).
 
     Each sibling below the last committed token carries the row of the drafter it came from.

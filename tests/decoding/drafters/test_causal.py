@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession, open_drafter
-from drafttrain.decoding.drafters.none import open_drafter as open_none
+from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
+from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
@@ -187,7 +187,7 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
     target = tiny_model(family)
     whole, few = (noisy(target, family) for _ in range(2))
     tokens = few.config.draftable_tokens = [EOS, *range(6, VOCAB, 3)]
-    drafter = open_drafter(few, target)
+    drafter = CausalDrafter.of(few, target)
     every, part = CachedModel(whole), drafter.model
     assert part.vocabulary == VOCAB
     source = make_source(torch.tensor([5, 6, 7]), target)
@@ -201,7 +201,7 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
             CachedModel(target), one, FixedLength(3), verifier, sampling,
             lambda row: SampledRandomness(torch.Generator().manual_seed(row)),
         ).decode_all([source] * 4, LONGEST)
-        for one in (drafter, open_none(None, None))
+        for one in (drafter, NoDrafter())
     ]  # fmt: skip
     drafted = {token for one in outputs[0] for round in one.rounds for token in round.drafted}
     assert drafted and drafted <= {*tokens}
@@ -214,7 +214,7 @@ def test_policies_see_the_scores_of_drafted_tokens_alone(sampling) -> None:
     target = tiny_model("llama")
     few = noisy(target, "llama")
     tokens = few.config.draftable_tokens = list(range(6, VOCAB, 3))
-    drafter = open_drafter(few, target)
+    drafter = CausalDrafter.of(few, target)
     seen: list[list[Tensor]] = []
 
     def look(state: DraftState, value: float) -> bool:
