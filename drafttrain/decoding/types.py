@@ -221,6 +221,13 @@ class Proposal:
         return self.tokens.device.type != "cpu"
 
     @property
+    def is_copied(self) -> Tensor:
+        """[N] which tokens were copied, on the CPU."""
+        if self.copied is not None:
+            return self.copied
+        return torch.full((len(self.tokens),), self.draft_probs is None)
+
+    @property
     def is_chain(self) -> bool:
         return self.parents.tolist() == list(range(-1, len(self.tokens) - 1))
 

@@ -281,7 +281,8 @@ def residual(target_probs: Tensor, draft_probs: Tensor, weight: float = 1.0) -> 
 def draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tensor:
     """The distribution each token was drawn from. Shapes: tokens [N] -> [N, V]."""
     if proposal.draft_probs is None:
-        return torch.zeros_like(target_probs[: len(tokens)]).scatter_(-1, tokens[:, None], 1.0)
+        points = target_probs.new_zeros(len(tokens), target_probs.shape[-1])
+        return points.scatter_(-1, tokens[:, None], 1.0)
     rows = proposal.draft_probs.to(target_probs)
     return rows if proposal.rows is None else rows[proposal.rows.to(rows.device)]
 

@@ -9,7 +9,7 @@ the target's own review stays exact. Which level drafts, and how much, depends o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -25,7 +25,7 @@ from drafttrain.decoding.shared import Call, Steps, steps
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import residual
+from drafttrain.decoding.verifiers import acceptance_probability, draft_rows, residual
 
 
 @dataclass(frozen=True)
@@ -93,33 +93,34 @@ class ReviewedSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        fed = len(self.own.tokens(tokens))
-        longest = self.own.longest(stop.longest, fed, target_state)
-        found = Draft(tokens)
-        while len(found.tokens) < longest and stop.should_draft(DraftState(len(found.tokens))):
-            room = longest - len(found.tokens) - 1  # one token follows what is accepted
-            inner = Proposal.empty()
+        longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)), target_state)
+        parts, length = [], len(tokens)
+        while (count := len(tokens) - length) < longest and stop.should_draft(DraftState(count)):
+            room = min(self.drafter.k, longest - count - 1)  # one token follows what is accepted
+            inner = NOTHING
             if room > 0:
-                inner = yield from found.ask(
-                    self.inner, self.drafter.inner.name, min(self.drafter.k, room), target_state
-                )
-            yield from self._review(inner, found)
-            if found.cut_after(self.drafter.reviewer.eos_ids):
+                name = self.drafter.inner.name
+                inner = yield from ask(self.inner, name, tokens, room, target_state)
+            parts.append(replace(NOTHING, passes=inner.passes, calls=inner.calls))
+            parts.append((yield from self._review(inner, tokens)))
+            tokens = torch.cat((tokens, parts[-1].tokens))
+            if int(tokens[-1]) in self.drafter.reviewer.eos_ids:
                 break
-        return found.proposal()
+        return in_a_row(parts)
 
-    def _review(self, inner: Proposal, found: Draft) -> Steps[None]:
-        """Append what the reviewer makes of an inner draft."""
+    def _review(self, inner: Proposal, committed: Tensor) -> Steps[Proposal]:
+        """What the reviewer makes of an inner draft."""
         reviewer, state = self.drafter.reviewer, (yield from self.own.begin())
         began = perf_counter()
-        tokens = self.own.tokens(found.sequence())
-        score = yield Call(reviewer.score_all, (state, tokens, inner))
+        score = yield Call(reviewer.score_all, (state, self.own.tokens(committed), inner))
         emitted, rows = review(
             inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )
         reviewer.keep(state, torch.arange(len(emitted) - 1))
-        found.add(emitted, rows, lambda: score.logits[: len(emitted)].unbind())
-        found.count({self.drafter.of: Calls(1, perf_counter() - began)}, passes=1)
+        calls = {self.drafter.of: Calls(1, perf_counter() - began)}
+        logits = score.logits.unbind
+        found = Proposal.chain(torch.tensor(emitted), rows, logits=logits, calls=calls)
+        return found.until(reviewer.eos_ids)
 
 
 @dataclass
@@ -175,108 +176,64 @@ class InTurnSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        found = Draft(tokens)
+        parts, length = [], len(tokens)
         for quota, session in zip(self.drafter.quotas, self.sessions, strict=True):
-            room = min(quota.count, stop.longest - len(found.tokens))
-            if room <= 0 or not stop.should_draft(DraftState(len(found.tokens))):
+            count = len(tokens) - length
+            room = min(quota.count, stop.longest - count)
+            if room <= 0 or not stop.should_draft(DraftState(count)):
                 break
             name = quota.name or quota.drafter.name
-            found.append((yield from found.ask(session, name, room, target_state)))
-            if found.cut_after(self.drafter.ends):
+            part = yield from ask(session, name, tokens, room, target_state)
+            part = part.until(self.drafter.ends)
+            parts.append(part)
+            tokens = torch.cat((tokens, part.tokens))
+            if len(part.tokens) > 0 and int(tokens[-1]) in self.drafter.ends:
                 break
-        return found.proposal()
+        return in_a_row(parts)
 
 
-class Draft:
-    """A chain under way, put together from pieces of several drafters."""
-
-    def __init__(self, committed: Tensor) -> None:
-        self.committed = committed
-        self.tokens: list[int] = []
-        self.rows: list[Tensor | None] = []
-        """[V] what each token was drawn from; None: a point mass."""
-        self.logits: list[Callable[[], Sequence[Tensor | None]]] = []
-        """Each part's rows [V] before warping, None for copied tokens."""
-        self.passes = 0
-        self.calls: dict[str, Calls] = {}
-
-    def sequence(self) -> Tensor:
-        """The committed tokens and the draft so far."""
-        return torch.cat((self.committed, self.committed.new_tensor(self.tokens)))
-
-    def ask(
-        self, session: DraftSession, name: str, room: int, target_state: TargetState | None
-    ) -> Steps[Proposal]:
-        """What a drafter says behind the draft; its calls are counted, nothing is appended."""
-        began = perf_counter()
-        asked = session.propose(self.sequence(), target_state, FixedLength(room))
-        part = (yield from steps(asked)).on_host()
-        own = {name: Calls(part.passes, perf_counter() - began)}
-        self.count(own if part.calls is None else part.calls, part.passes)
-        return part
-
-    def count(self, calls: Mapping[str, Calls], passes: int) -> None:
-        """Add up what drafters did."""
-        self.passes += passes
-        for name, of_one in calls.items():
-            self.calls[name] = self.calls.get(name, Calls(0, 0.0)) + of_one
-
-    def add(
-        self,
-        tokens: Sequence[int],
-        rows: Sequence[Tensor | None],
-        logits: Callable[[], Sequence[Tensor]] | None,
-    ) -> None:
-        """Append tokens, with the rows that they follow."""
-        self.tokens += tokens
-        self.rows += rows
-        nothing: list[Tensor | None] = [None] * len(tokens)
-        self.logits.append((lambda: nothing) if logits is None else logits)
-
-    def append(self, part: Proposal) -> None:
-        """Append another drafter's chain."""
-        rows = [None] * len(part.tokens) if part.draft_probs is None else list(part.draft_probs)
-        self.add(part.tokens.tolist(), rows, part.logits)
-
-    def cut_after(self, ends: frozenset[int]) -> bool:
-        """Leave out what follows the first token that ends the sequence; whether there is one."""
-        for place, token in enumerate(self.tokens):
-            if token in ends:
-                del self.tokens[place + 1 :], self.rows[place + 1 :]
-                return True
-        return False
-
-    def proposal(self) -> Proposal:
-        """The chain; point masses among drawn tokens get rows of their own."""
-        drawn = next((row for row in self.rows if row is not None), None)
-        probs = None
-        if drawn is not None:
-            rows = [
-                _point(token, drawn) if row is None else row
-                for token, row in zip(self.tokens, self.rows, strict=True)
-            ]
-            probs = torch.stack(rows)
-        tokens = torch.tensor(self.tokens, dtype=torch.long)
-
-        def logits() -> list[Tensor | None]:
-            return [row for part in self.logits for row in part()][: len(self.tokens)]
-
-        found = Proposal.chain(tokens, probs, self.passes, logits=logits, calls=self.calls)
-        if drawn is None:
-            return found
-        return replace(found, copied=torch.tensor([row is None for row in self.rows]))
+NOTHING = Proposal.empty()
 
 
-def _point(token: int, like: Tensor) -> Tensor:
-    """A row that is all on one token. Shapes: like [V] -> [V]."""
-    row = torch.zeros_like(like)
-    row[token] = 1.0
-    return row
+def ask(
+    session: DraftSession, name: str, tokens: Tensor, room: int, target_state: TargetState | None
+) -> Steps[Proposal]:
+    """What a drafter drafts behind committed tokens and others' drafts [T]; its calls counted."""
+    began = perf_counter()
+    part = (yield from steps(session.propose(tokens, target_state, FixedLength(room)))).on_host()
+    own = {name: Calls(part.passes, perf_counter() - began)}
+    return part if part.calls is not None else replace(part, calls=own)
+
+
+def in_a_row(parts: Sequence[Proposal]) -> Proposal:
+    """Chains of several drafters, each behind the one before it, as one chain.
+
+    Point masses among drawn tokens get rows of their own. Passes and calls add up.
+    """
+    calls: dict[str, Calls] = {}
+    for part in parts:
+        for name, own in (part.calls or {}).items():
+            calls[name] = calls.get(name, Calls(0, 0.0)) + own
+
+    def logits() -> list[Tensor | None]:
+        known = ([None] * len(p.tokens) if p.logits is None else p.logits() for p in parts)
+        pairs = zip(parts, known, strict=True)
+        return [row for part, rows in pairs for row in rows[: len(part.tokens)]]
+
+    tokens = torch.cat([NOTHING.tokens, *(part.tokens for part in parts)])
+    passes = sum(part.passes for part in parts)
+    found = Proposal.chain(tokens, passes=passes, logits=logits, calls=calls)
+    drawn = [part.draft_probs for part in parts if part.draft_probs is not None]
+    if not drawn:
+        return found
+    rows = [draft_rows(part, part.tokens.to(drawn[0].device), drawn[0]) for part in parts]
+    copied = [part.is_copied for part in parts]
+    return replace(found, draw_kind="iid", draft_probs=torch.cat(rows), copied=torch.cat(copied))
 
 
 def review(
     inner: Proposal, logits: Tensor, sampling: Sampling, randomness: Randomness, leniency: float
-) -> tuple[list[int], list[Tensor | None]]:
+) -> tuple[list[int], Tensor | None]:
     """Accept a run of the inner draft and add one token; the rows that these follow.
 
     Under sampling a reviewed token follows min(d, l r) + (1 - sum min(d, l r)) Norm[(r - d)+], d
@@ -286,49 +243,29 @@ def review(
     """
     tokens = inner.tokens.tolist()
     if sampling.greedy:
-        return _review_greedily(inner, tokens, logits, leniency)
+        best, accepted = logits.argmax(dim=-1).tolist(), 0
+        for place, token in enumerate(tokens):
+            if token != best[place] and not _leniently(inner, place, token, logits, leniency):
+                break
+            accepted += 1
+        return [*tokens[:accepted], best[accepted]], None
     probs = warp(logits, sampling)
-    if not tokens:
-        return [int(randomness.categorical(probs)[0])], [probs[0]]
-    lenient = torch.full((len(tokens), 1), leniency, dtype=probs.dtype, device=probs.device)
-    if inner.copied is not None:
-        lenient = lenient.masked_fill(inner.copied.to(probs.device)[:, None], 1.0)
-    if inner.draft_probs is None:
-        lenient.fill_(1.0)
-        draft = torch.zeros_like(probs[:-1]).scatter_(
-            1, inner.tokens[:, None].to(probs.device), 1.0
-        )
-    else:
-        draft = inner.draft_probs.to(probs)
+    at_token = inner.tokens.to(probs.device)
+    lenient = probs.new_full((len(tokens), 1), leniency)
+    lenient = lenient.masked_fill(inner.is_copied.to(probs.device)[:, None], 1.0)
+    draft = draft_rows(inner, at_token, probs)
     shared = torch.minimum(draft, lenient * probs[:-1])
-    at_token = inner.tokens[:, None].to(probs.device)
-    smallest = torch.finfo(draft.dtype).tiny
-    likely = (shared.gather(1, at_token) / draft.gather(1, at_token).clamp_min(smallest))[:, 0]
-    accepted = randomness.accept_run(likely.clamp_max(1.0))
-    rows: list[Tensor | None] = []
-    for row, mine, theirs in zip(shared, probs, draft, strict=False):
-        rows.append(row + (1.0 - row.sum()).clamp_min(0.0) * residual(mine, theirs))
-        if len(rows) > accepted:
-            break
+    accepted = randomness.accept_run(acceptance_probability(shared, draft, at_token))
+    rows = [
+        row + (1.0 - row.sum()).clamp_min(0.0) * residual(mine, theirs)
+        for row, mine, theirs in zip(shared[: accepted + 1], probs, draft, strict=False)
+    ]
+    left = probs[accepted]
     if accepted == len(tokens):
-        rows.append(probs[accepted])
-        left = probs[accepted]
+        rows.append(left)
     else:
-        left = residual(probs[accepted], draft[accepted])
-    return [*tokens[:accepted], int(randomness.categorical(left[None])[0])], rows
-
-
-def _review_greedily(
-    inner: Proposal, tokens: list[int], logits: Tensor, leniency: float
-) -> tuple[list[int], list[Tensor | None]]:
-    best = logits.argmax(dim=-1).tolist()
-    accepted = 0
-    for place, token in enumerate(tokens):
-        if token != best[place] and not _leniently(inner, place, token, logits, leniency):
-            break
-        accepted += 1
-    emitted = [*tokens[:accepted], best[accepted]]
-    return emitted, [None] * len(emitted)
+        left = residual(left, draft[accepted])
+    return [*tokens[:accepted], int(randomness.categorical(left[None])[0])], torch.stack(rows)
 
 
 def _leniently(inner: Proposal, place: int, token: int, logits: Tensor, leniency: float) -> bool:

@@ -9,12 +9,12 @@ from torch import Tensor
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.cascade import (
-    Draft,
     InTurnDrafter,
     Level,
     Quota,
     ReviewedDrafter,
     cascade,
+    in_a_row,
     review,
 )
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -211,10 +211,11 @@ def test_copies_are_reviewed_strictly_whatever_the_leniency():
 
 def mixed(sampled: bool, copies: list[int]) -> Proposal:
     """A draft of one token from a model's row, then copies of max-gram's."""
-    part, draft = torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64), Draft(torch.tensor([0]))
-    draft.add([1], [part if sampled else None], lambda: [part.log()])
-    draft.append(Proposal.chain(torch.tensor(copies, dtype=torch.long)))
-    return draft.proposal()
+    row = torch.tensor([[0.3, 0.4, 0.3]], dtype=torch.float64)
+    drawn = Proposal.chain(
+        torch.tensor([1]), row if sampled else None, logits=lambda: [row[0].log()]
+    )
+    return in_a_row([drawn, Proposal.chain(torch.tensor(copies, dtype=torch.long))])
 
 
 @pytest.mark.parametrize("copies", [[], [2]])
