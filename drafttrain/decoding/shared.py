@@ -112,11 +112,6 @@ def _finite_arg_max(rows: Tensor) -> list[int]:
     return np.where(np.isfinite(top), best, -1).tolist()
 
 
-def joined(rows: Sequence[Tensor]) -> Tensor:
-    """The rows of several sequences in one tensor; not copied where there is one."""
-    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
-
-
 def _go_on(
     place: int, work: Any, result: Any, results: list, asked: list[tuple[int, Call]]
 ) -> None:

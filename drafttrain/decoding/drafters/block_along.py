@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafttrain.decoding.drafters.candidates import best_alone
+from drafttrain.decoding.drafters.candidates import Candidates
 from drafttrain.decoding.drafters.slots import Slots
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.types import Source
@@ -91,7 +91,7 @@ def rows_after(
         alone = model.project(states)
     if not model.config.previous_token_rank:
         return alone
-    best = best_alone(alone.reshape(-1, alone.shape[-1]))[1]
+    best = Candidates(states, alone.reshape(1, -1, alone.shape[-1]), None).tokens
     best = best.view(*alone.shape[:-1], best.shape[-1])
     after = model.logits(states, previous)
     return alone.scatter(-1, best, after.gather(-1, best))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.drafters.along import NOT_DRAFTED
-from drafttrain.decoding.drafters.candidates import Link
+from drafttrain.decoding.drafters.candidates import Candidates, Link
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, likeliest_of_each
@@ -197,14 +197,14 @@ def linked_chain(
         tokens = yield Call(link.chains, (states, alone, last))
         rows = partial(_rows_after, link, states, alone, last, tokens)
         return Proposal.chain(tokens, hidden=hidden, logits=rows)
-    candidates = link.candidates([hidden], [logits])
+    candidates = Candidates(hidden[None], logits[None], link)
     states, known = hidden.unbind(), list(logits.unbind())
     drawn: list[Tensor] = []
     probs: list[Tensor] = []
     notes: dict[str, list[float]] = {}
-    previous = torch.tensor([last], device=logits.device)
+    previous = torch.tensor([[last]], device=logits.device)
     for depth in range(len(states)):
-        [after], best = candidates.after(depth, previous), candidates.tokens[0, depth]
+        after, best = candidates.after(depth, previous)[0, 0], candidates.tokens[0, depth]
         known[depth] = known[depth].index_copy(0, best, after.to(logits.dtype))
         shown = states if first is None else states[: depth + 1]
         if not stop.should_draft(DraftState(depth, known[: depth + 1], shown, notes=notes)):
@@ -212,7 +212,7 @@ def linked_chain(
         row = warp(known[depth], sampling)
         begun = first if depth == 0 else None
         drawn.append(randomness.categorical(row[None]) if begun is None else begun)
-        previous = drawn[-1]
+        previous = drawn[-1][None]
         probs.append(row)
     if not drawn:
         return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)

@@ -224,9 +224,8 @@ class SlotRows:
             count, temperatures = likeliest
             if session.link is not None:
                 count = max(count, CANDIDATES_OF_TREES)
-            self._likely = LikelyTokens(
-                self._states, self._logits, count, temperatures, session.link, before
-            )
+            wanted = count, temperatures
+            self._likely = LikelyTokens(self._states, self._logits, wanted, session.link)
         return self._after(0, [before])
 
     def below(self, tree: Tree) -> Steps[tuple[Any, Any]]:

@@ -1,8 +1,9 @@
 """Candidates: a chain is the best of each slot after the one before, in whatever company."""
 
+import numpy as np
 import torch
 
-from drafttrain.decoding.drafters.candidates import CANDIDATES, Candidates, LikelyTokens, Link
+from drafttrain.decoding.drafters.candidates import CANDIDATES, LikelyTokens, Link
 
 VOCABULARY, RANK = 5 * CANDIDATES, 6
 
@@ -13,12 +14,12 @@ def test_chains_are_those_of_each_sequence_alone() -> None:
     lengths, last = [3, 1, 4], [5, 9, 0]
     logits = torch.randn(8, VOCABULARY, dtype=torch.float64)
     from_hidden = torch.randn(8, RANK, dtype=torch.float64)
-    found = Candidates(logits, from_hidden, lengths, rows, features).likeliest_chains(last).tolist()
-    starts = [0, 3, 4]
-    for start, length, token, chain in zip(starts, lengths, last, found, strict=True):
-        own = slice(start, start + length)
-        alone = Candidates(logits[own], from_hidden[own], [length], rows, features)
-        assert alone.likeliest_chains([token]).tolist() == [chain[:length]]
+    link = Link(lambda hidden: hidden, rows, features)
+    parts = from_hidden.split(lengths), logits.split(lengths), last
+    found = link.chains(list(zip(*parts, strict=True)))
+    for asked, chain in zip(zip(*parts, strict=True), found, strict=True):
+        [alone] = link.chains([asked])
+        assert alone.tolist() == chain.tolist()
 
 
 def test_the_token_before_decides_among_candidates() -> None:
@@ -30,21 +31,22 @@ def test_the_token_before_decides_among_candidates() -> None:
     logits[0, 2], logits[1, 3:5] = 1.0, 1.0
     for first, second in ((2, 4), (1, 3)):
         logits[0, first] = 2.0
-        candidates = Candidates(logits, torch.zeros(2, 2), [2], rows, features)
-        assert candidates.likeliest_chains([0]).tolist() == [[first, second]]
+        link = Link(lambda hidden: hidden, rows, features)
+        [chain] = link.chains([(torch.zeros(2, 2), logits, 0)])
+        assert chain.tolist() == [first, second]
 
 
-def test_what_is_fetched_from_elsewhere_scores_as_what_lies_in_reach() -> None:
-    """Tables in a type that NumPy does not know take the way of those on another device."""
+def test_tables_of_a_type_that_numpy_does_not_know_score_alike() -> None:
     torch.manual_seed(0)
     rows, features = torch.randn(2, VOCABULARY, RANK).bfloat16()
     states, logits = torch.randn(3, RANK), torch.randn(3, VOCABULARY)
     found = []
     for tables in ((rows.float(), features.float()), (rows, features)):
         link = Link(lambda hidden: 2 * hidden, *tables)
-        likely = LikelyTokens(states, logits, 20, (0.7, 1.0), link, last=5)
+        likely = LikelyTokens(states, logits, (20, (0.7, 1.0)), link)
         above = likely.tokens[0, [7, 0, 3]].tolist()
         found.append([likely.after(0, [5]), likely.after(1, above), likely.after(2, [above[0]])])
-    for (tokens, log_probs), (others, fetched) in zip(*found, strict=True):
+        found[-1].append((link.chains([(states, logits, 5)])[0].numpy(), 0.0))
+    for (tokens, log_probs), (others, same) in zip(*found, strict=True):
         assert (tokens == others).all()
-        assert abs(log_probs - fetched).max() < 1e-5
+        assert np.abs(log_probs - same).max() < 1e-5

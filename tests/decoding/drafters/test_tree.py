@@ -156,8 +156,9 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     vocabulary = drafter.vocabulary
     rows = drafter.project(states)
     temperatures = (0.7, 0.4)
-    asked = {"temperatures": temperatures, "link": session.link, "last": last}
-    every, few = (LikelyTokens(states, rows, count, **asked) for count in (vocabulary, 5))
+    every, few = (
+        LikelyTokens(states, rows, (count, temperatures), session.link) for count in (vocabulary, 5)
+    )
     for slot in range(4):
         previous = every.tokens[slot - 1].tolist() if slot else [last]
         after = rows[slot].expand(len(previous), -1)
