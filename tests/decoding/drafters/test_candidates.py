@@ -15,11 +15,9 @@ def test_chains_are_those_of_each_sequence_alone() -> None:
     logits = torch.randn(8, VOCABULARY, dtype=torch.float64)
     from_hidden = torch.randn(8, RANK, dtype=torch.float64)
     link = Link(lambda hidden: hidden, rows, features)
-    parts = from_hidden.split(lengths), logits.split(lengths), last
-    found = link.chains(list(zip(*parts, strict=True)))
-    for asked, chain in zip(zip(*parts, strict=True), found, strict=True):
-        [alone] = link.chains([asked])
-        assert alone.tolist() == chain.tolist()
+    asked = list(zip(from_hidden.split(lengths), logits.split(lengths), last, strict=True))
+    for one, chain in zip(asked, link.chains(asked), strict=True):
+        assert link.chains([one])[0].tolist() == chain.tolist()
 
 
 def test_the_token_before_decides_among_candidates() -> None:
