@@ -13,13 +13,9 @@ import contextlib
 import hashlib
 import json
 import math
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from multiprocessing import get_all_start_methods
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import datasets
@@ -28,15 +24,16 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, parse_flag_from_env, set_seed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers.integrations import unset_hf_deepspeed_config
 
-from drafttrain.config.base import Interrupted
+from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.data.batches.batch_plan import BatchPlan
-from drafttrain.data.batches.examples import Batch, Example, Examples
+from drafttrain.data.batches.examples import Batch, Example
 from drafttrain.data.shards.writing import join_processes
+from drafttrain.training.batches import Share, Waiting, fetchable, load_batches
 from drafttrain.training.checkpoints import (
     KEPT_CHECKPOINTS,
     Progress,
@@ -87,11 +84,6 @@ class Task:
         """The batch of these (epoch, row)."""
         batch = self.collate(fetchable(self.rows).__getitems__(keys)).to(device)
         return batch if self.complete is None else self.complete(batch)
-
-
-def fetchable(rows: datasets.Dataset | Dataset) -> Dataset:
-    """Rows that are fetched by (epoch, row)."""
-    return Examples(rows) if isinstance(rows, datasets.Dataset) else rows
 
 
 @dataclass(frozen=True)
@@ -181,7 +173,8 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
             rate = learning_rate(settings, step, total)
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["share"]
-            meter.add(take_step(prepared, batches, progress=step / max(total - 1, 1)))
+            with advice_on_memory(settings, step):
+                meter.add(take_step(prepared, batches, progress=step / max(total - 1, 1)))
             step += 1
             last = step == total
             if step % settings.log_every == 0 or last:
@@ -216,26 +209,6 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     accelerator.end_training()
 
 
-class Waiting:
-    """Batches, and the share of the time that the loop waits for them."""
-
-    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
-        self._batches, self._waited, self._began = batches, 0.0, perf_counter()
-
-    def __iter__(self) -> Waiting:
-        return self
-
-    def __next__(self) -> tuple[int, Any]:
-        began = perf_counter()
-        batch = next(self._batches)
-        self._waited += perf_counter() - began
-        return batch
-
-    def share(self) -> float:
-        """Of the time since the beginning."""
-        return self._waited / max(perf_counter() - self._began, 1e-9)
-
-
 def closing_lines(
     steps: int, waited: float, loss: float | None, best: float | None
 ) -> Iterator[str]:
@@ -248,6 +221,20 @@ def closing_lines(
             "nothing was learned; use a lower train.learning_rate, a longer train.warmup or more "
             "steps"
         )
+
+
+@contextlib.contextmanager
+def advice_on_memory(settings: TrainConfig, steps: int) -> Iterator[None]:
+    """Raises ConfigError where a step, after so many, does not fit into memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        smaller = max(1, settings.batch_tokens // 2)
+        raise ConfigError(
+            f"out of memory in step {steps + 1} with train.batch_tokens = {settings.batch_tokens}; "
+            f"use train.batch_tokens={smaller} train.accumulation={2 * settings.accumulation} "
+            "(free until the first checkpoint; after it give run=ANOTHER_FOLDER)"
+        ) from error
 
 
 def check_finite(rates: Mapping[str, float], step: int, run: Path) -> None:
@@ -285,6 +272,8 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
     task's own objective stays whole: for validation, and for the final weights.
     """
     plan = make_plan(task.lengths, settings)
+    if text := plan.left_out():
+        accelerator.print(text)
     set_seed(settings.seed)
     if is_sharded(accelerator):
         task = replace(task, objective=copy_to_shard(accelerator, settings, task.objective))
@@ -321,42 +310,13 @@ def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int,
     world, rank = accelerator.num_processes, accelerator.process_index
     first, last = step * prepared.batches_per_step, total * prepared.batches_per_step
     on_gpu, workers = accelerator.device.type == "cuda", prepared.settings.workers
-    if workers is None:
-        workers = 2 if on_gpu else 0
-    if task.in_process:
-        workers = 0
-    loader = DataLoader(
-        fetchable(task.rows),
-        batch_sampler=Share(prepared.plan, first, last, rank, world),
-        collate_fn=task.collate,
-        num_workers=workers,
-        multiprocessing_context="fork" if workers and "fork" in get_all_start_methods() else None,
-        worker_init_fn=leave_signals,
-        pin_memory=on_gpu,
-    )
-    for number, batch in zip(range(first + rank, last, world), loader, strict=True):
+    if task.in_process or workers is None:
+        workers = 2 if on_gpu and not task.in_process else 0
+    share = Share(prepared.plan, first, last, rank, world)
+    loader = load_batches(fetchable(task.rows), task.collate, share, workers, pin=on_gpu)
+    for number, batch in zip(share.numbers, loader, strict=True):
         batch = batch.to(accelerator.device)
         yield number, batch if task.complete is None else task.complete(batch)
-
-
-@dataclass(frozen=True)
-class Share:
-    """Keys of a process's batches among first..last-1, in order."""
-
-    plan: BatchPlan
-    first: int
-    last: int
-    rank: int
-    world: int
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return islice(self.plan.stream(self.first, self.last), self.rank, None, self.world)
-
-
-def leave_signals(_: int) -> None:
-    """In a worker: Ctrl-C is for the process that trains, which ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.recipes import (
     CausalDrafterRecipe,
@@ -28,13 +29,14 @@ from drafttrain.config.recipes import (
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of
-from drafttrain.data.distill.distill import check_distillation, plan_distillation
+from drafttrain.data.distill.distill import check_distillation, plan_distillation, sampled_lengths
 from drafttrain.data.distill.recipe_rows import (
     distillations,
     distilled_rows,
     row_lengths,
     taught_rows,
 )
+from drafttrain.data.inputs.clips import AUDIO
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.checkpoints import KEPT_CHECKPOINTS
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
@@ -88,12 +90,26 @@ def begin_run(
     """
     check_run(settings.run, settings)
     for group, distillation in (wanted or {}).items():
-        check_distillation(distillation, group)
+        inputs = check_distillation(distillation, group)
+        texts = AUDIO not in inputs.column_names and not isinstance(settings, HeadRecipe)
+        if group == "data" and texts:
+            check_lengths(sampled_lengths(distillation, inputs)[1], settings.train)
     accelerator = make_accelerator(settings.train, settings.run)
     if accelerator.is_main_process:
         open_run(settings.run, settings)
     accelerator.wait_for_everyone()
     return accelerator
+
+
+def check_lengths(sources: Sequence[int], settings: TrainConfig) -> None:
+    """Refuse batches that most rows do not fit in, before the target has answered anything; an
+    output has a token at least. Raises ConfigError."""
+    longer = sorted(length + 1 for length in sources if length + 1 > settings.batch_tokens)
+    if 2 * len(longer) > len(sources):
+        raise ConfigError(
+            f"train.batch_tokens = {settings.batch_tokens}, but most rows of data have more, up to "
+            f"{longer[-1]} tokens with the first of their outputs; give a larger one"
+        )
 
 
 def keep_start(
@@ -163,7 +179,7 @@ def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) 
     lengths = np.full(rows, max(1, tokens // max(rows, 1)))
     plan, world = make_plan(lengths, settings), Accelerator().num_processes
     checkpoints, mib = max(KEPT_CHECKPOINTS, settings.average), 2**20
-    disk = (checkpoints * 16 + 4) * parameters  # weights and optimizer each; final/
+    disk = (checkpoints * 12 + 4) * parameters  # weights and two means each; final/
     steps = count_steps(plan, settings, world)
     print(f"batches      {plan.batches_per_epoch:,} an epoch of {settings.batch_tokens:,} tokens")
     print(f"steps        {steps:,} of {settings.accumulation * world} batches")

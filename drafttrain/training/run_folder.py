@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from drafttrain.data.shards.writing import only_writer, remove_leftovers, rename
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.language_models import keep_writable
 from drafttrain.models.target_embeddings import saved_weights
-from drafttrain.training.checkpoints import remove_unfinished, whole_folder
+from drafttrain.training.checkpoints import checkpoint_folders, remove_unfinished, whole_folder
 
-LOOSE = frozenset({"threads", "trackers", "validate_every", "checkpoint_every", "log_every"})
+LOOSE = frozenset({"threads", "workers", "trackers"})
+LOOSE |= {"validate_every", "checkpoint_every", "log_every"}
 """Settings of a run that may change when it goes on: they do not decide what is computed."""
 OWNED: dict[Path, FileLock] = {}
 """Locks of the runs that this process works on, by their absolute paths: held until it ends."""
@@ -33,6 +34,7 @@ PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors")
 def check_run(run: Path, settings: Config) -> None:
     """Refuse a folder that is a file, or belongs to a run with other settings; write nothing.
 
+    Settings of the training (`train`) are free until the first checkpoint: distilled outputs stay.
     Raises ConfigError naming the first setting that differs.
     """
     if run.exists() and not run.is_dir():
@@ -49,7 +51,8 @@ def check_run(run: Path, settings: Config) -> None:
             f"{file} cannot be read ({error}); delete this file to go on with the settings given "
             "now (the checkpoints check them), or give run=ANOTHER_FOLDER"
         ) from None
-    if difference := _first_difference(before, settings.model_dump(mode="json")):
+    free = LOOSE if checkpoint_folders(run) else LOOSE | {"train"}
+    if difference := _first_difference(before, settings.model_dump(mode="json"), free):
         key, old, new = difference
         raise ConfigError(
             f"run = {str(run)!r} was begun with {key}={old!r}, not {new!r}; give "
@@ -100,13 +103,13 @@ def _write(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _first_difference(before: dict, now: dict, path: str = ""):
+def _first_difference(before: dict, now: dict, free: Collection[str], path: str = ""):
     for key in sorted(before.keys() | now.keys()):
         old, new, name = before.get(key), now.get(key), f"{path}{key}"
-        if key in LOOSE or old == new:
+        if key in free or old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            if difference := _first_difference(old, new, f"{name}."):
+            if difference := _first_difference(old, new, free, f"{name}."):
                 return difference
             continue
         return name, old, new

@@ -17,6 +17,7 @@ FROZEN = "objective.freeze_tokens=true drafter.slot_weights=own drafter.encoder=
 WRONG = {
     f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'train.learning_rate'"),
     f"{SPEC} target.path=llama": ("target.path = 'llama'", "encoder-decoder", "T5"),
+    f"{SPEC} train.batch_tokens=1": ("train.batch_tokens = 1", "larger"),
     f"{SPEC} run=begun": ("run = 'begun'", "run=ANOTHER_FOLDER"),
     f"{SPEC} objective.freeze_tokens=true": ("drafter.slot_weights=own",),
     f"{SPEC} {FROZEN} drafter.decoder_layers=1": ("drafter.decoder_layers=2",),

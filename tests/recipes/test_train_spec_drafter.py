@@ -86,10 +86,12 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     plans_and_writes_nothing(main, arguments, tmp_path / "run", capsys)
 
 
-def test_a_budget_smaller_than_a_row_ends_in_one_line(
+def test_a_budget_too_small_costs_no_distillation(
     arguments: list[str], capsys: pytest.CaptureFixture
 ) -> None:
     capsys.readouterr()  # what the fixture wrote
-    assert exit_code(main, *arguments, "train.batch_tokens=20") == 2
-    error = capsys.readouterr().err
-    assert "train.batch_tokens=20" in error and "Traceback" not in error
+    assert exit_code(main, *arguments, "train.batch_tokens=12") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "train.batch_tokens=12" in error and "raise it" in error
+    assert exit_code(main, *arguments, "train.batch_tokens=20") == 0
+    assert "rows are longer than train.batch_tokens=20" in capsys.readouterr().out

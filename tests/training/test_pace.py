@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import (
     FollowInBlocksConfig,
     FollowTargetConfig,
@@ -218,3 +219,10 @@ def test_a_checkpoint_holds_what_is_trained_once(tmp_path: Path) -> None:
     assert "embedding.weight" not in kept and len(kept) >= len(trained)
     assert not list((folder / "state").glob("*.safetensors"))
     assert torch.equal(final["embedding.weight"], before)
+
+
+def test_a_step_that_does_not_fit_says_what_to_change(tmp_path: Path) -> None:
+    full = mock.Mock(side_effect=torch.OutOfMemoryError)
+    with mock.patch("drafttrain.training.loop.take_step", full):
+        with pytest.raises(ConfigError, match="train.batch_tokens=60 train.accumulation=2"):
+            train_small(small_task(), SIX_STEPS, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,13 +31,33 @@ class BatchPlan:
     def __post_init__(self) -> None:
         if len(self.lengths) == 0:
             raise ValueError("no rows to train on; see the manifest for rows that were left out")
-        totals = self.lengths.reshape(len(self.lengths), -1).sum(1)
-        longest = int(totals.max())
-        if longest > self.batch_tokens:
+        if 2 * len(self.kept) < len(self.lengths):
+            row = int(np.argmax(~np.isin(np.arange(len(self.lengths)), self.kept)))
             raise ValueError(
-                f"row {int(totals.argmax())} has {longest} tokens, more than "
-                f"train.batch_tokens={self.batch_tokens}; raise it or leave long rows out"
+                f"most rows are longer than train.batch_tokens={self.batch_tokens}, as row {row} "
+                f"with {int(self.totals[row])} tokens; raise it, the distilled outputs stay"
             )
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """[rows] tokens of a row, what is padded apart together."""
+        return self.lengths.reshape(len(self.lengths), -1).sum(1)
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Rows that a batch can hold, in rising order; longer ones are left out."""
+        return np.flatnonzero(self.totals <= self.batch_tokens)
+
+    def left_out(self) -> str:
+        """Says which rows are left out; empty where none is."""
+        count, row = len(self.lengths) - len(self.kept), int(self.totals.argmax())
+        if not count:
+            return ""
+        return (
+            f"{count} of {len(self.lengths)} rows are longer than train.batch_tokens="
+            f"{self.batch_tokens} and left out, the longest row {row} with "
+            f"{int(self.totals[row])} tokens"
+        )
 
     @property
     def batches_per_epoch(self) -> int:
@@ -45,7 +66,7 @@ class BatchPlan:
     def epoch(self, epoch: int) -> list[np.ndarray]:
         """All batches of an epoch, in order of use."""
         random = np.random.default_rng((self.seed, epoch))
-        order = np.lexsort((random.random(len(self.lengths)), *self._sort_keys()))
+        order = self.kept[np.lexsort((random.random(len(self.kept)), *self._sort_keys()))]
         batches = [order[start:end] for start, end in self._edges()]
         return [batches[i] for i in random.permutation(len(batches))]
 
@@ -60,7 +81,8 @@ class BatchPlan:
             yield [(epoch, int(row)) for row in batches[number % per_epoch]]
 
     def _edges(self) -> list[tuple[int, int]]:
-        lengths = self.lengths[np.lexsort(self._sort_keys())].reshape(len(self.lengths), -1)
+        ordered = self.kept[np.lexsort(self._sort_keys())]
+        lengths = self.lengths[ordered].reshape(len(ordered), -1)
         edges, start = [], 0
         longest = lengths[0]
         for end in range(1, len(lengths) + 1):
@@ -76,10 +98,10 @@ class BatchPlan:
 
     def _sort_keys(self) -> tuple[np.ndarray, ...]:
         """Keys of the sorted order, the last one first. Rows with the same keys are as long."""
-        totals = self.lengths.reshape(len(self.lengths), -1).sum(1)
+        totals = self.totals[self.kept]
         if self.lengths.ndim == 1:
             return (totals,)
         alike = np.floor(np.log(totals) / ALIKE).astype(int)
-        sources = self.lengths[:, 0]
+        sources = self.lengths[self.kept, 0]
         there_and_back = np.where(alike % 2 == 0, sources, -sources)  # no jump between groups
         return totals, there_and_back, alike

@@ -284,19 +284,29 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
     inputs = check_distillation(config)
     model_config, most = check_target(config.target), config.sampling.max_new_tokens
     decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
-    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // SAMPLE)))
+    chosen, lengths = sampled_lengths(config, inputs)
     if heard:
-        lengths = [source_limit(model_config) or 0] * len(chosen)
         outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
     else:
-        tokenizer = load_tokenizer(config.target)
-        lengths = [len(ids) for ids in tokenize_prompts(tokenizer, chosen, decoder_only)]
         outputs = [most if decoder_only else min(length, most) for length in lengths]
     rows, scale = len(inputs), len(inputs) / len(chosen)
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
     # two bytes a token after zstd; clips are not copied
     disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
     return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows))
+
+
+def sampled_lengths(
+    config: DistillConfig, inputs: datasets.Dataset
+) -> tuple[datasets.Dataset, list[int]]:
+    """Some of the inputs, evenly spaced, and the tokens of each."""
+    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // SAMPLE)))
+    model_config = check_target(config.target)
+    if AUDIO in inputs.column_names:
+        return chosen, [source_limit(model_config) or 0] * len(chosen)
+    tokenizer = load_tokenizer(config.target)
+    found = tokenize_prompts(tokenizer, chosen, not model_config.is_encoder_decoder)
+    return chosen, [len(ids) for ids in found]
 
 
 def check_distill_settings(config: DistillConfig) -> None:

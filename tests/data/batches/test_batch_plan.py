@@ -44,11 +44,20 @@ def test_epochs_differ_and_a_later_start_gives_the_same_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "message"), [([], "no rows"), ([5, 500], "row 1 has 500 tokens")]
+    ("lengths", "message"), [([], "no rows"), ([5, 500, 400], "row 1 with 500 tokens")]
 )
 def test_impossible_plans_are_refused(lengths: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BatchPlan(np.array(lengths), 120, seed=0)
+
+
+def test_rows_that_no_batch_can_hold_are_left_out_and_named() -> None:
+    lengths = np.array([5, 500, 7, 6])
+    plan, short = BatchPlan(lengths, 120, seed=0), BatchPlan(lengths[lengths < 120], 120, seed=0)
+    assert "1 of 4 rows" in plan.left_out() and "row 1 with 500 tokens" in plan.left_out()
+    assert sorted(np.concatenate(plan.epoch(0))) == [0, 2, 3] and not short.left_out()
+    kept = np.array([0, 2, 3])
+    assert [kept[rows].tolist() for rows in short.epoch(2)] == [r.tolist() for r in plan.epoch(2)]
 
 
 def test_draws_depend_on_seed_epoch_and_row_alone() -> None:
