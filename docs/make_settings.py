@@ -130,16 +130,20 @@ def bounded(words: str, bounds: Sequence[Any]) -> str:
         if isinstance(bound, Gt) and words == "integer":
             found.append(f", {bound.gt + 1} or more")
         elif isinstance(bound, Gt):
-            found.append(f" above {bound.gt:g}")
+            found.append(f" above {number(bound.gt)}")
         elif isinstance(bound, Ge):
-            found.append(f", {bound.ge:g} or more")
+            found.append(f", {number(bound.ge)} or more")
         elif isinstance(bound, Lt):
-            found.append(f", below {bound.lt:g}")
+            found.append(f", below {number(bound.lt)}")
         elif isinstance(bound, Le):
-            found.append(f", up to {bound.le:g}")
+            found.append(f", up to {number(bound.le)}")
         elif isinstance(bound, MinLen):
             found.append("; not empty")
     return "".join([words, *found])
+
+
+def number(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
 def default(field: FieldInfo) -> str:

@@ -21,6 +21,7 @@ from drafttrain.config.decode import (
 from drafttrain.config.kinds import (
     KINDS,
     MAX_GRAM,
+    NONE,
     DrawKind,
     Evidence,
     copies_text,
@@ -36,6 +37,8 @@ from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.draft_states import drafts_tokens
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 
+MOST_NODES = 1024
+"""Draft tokens of a tree."""
 Drafters = tuple[tuple[str, ...], str | None]
 """What checked methods draft with, for `load_pair(target, *drafters)`: all drafters, that of the
 first method first, and max-gram's table, if it has one."""
@@ -103,9 +106,21 @@ def _check_method(decode: DecodeConfig) -> None:
     stop = STOPS[decode.stop.kind]
     rule = rule_of(decode.verifier, sampling.greedy, decode.tree)
     check_pairing(drafts, stop, rule, sampling)
+    if named_kind(decode.drafter) is NONE:
+        _check_plain(decode)
     if stop.reads_head:
         drafter = str(decode.drafter)
         find_head(decode.stop.head, drafter, read_drafter_settings(drafter))
+
+
+def _check_plain(decode: DecodeConfig) -> None:
+    for group in ("stop", "verifier"):
+        for name, value in getattr(decode, group).model_dump(exclude_unset=True).items():
+            if value not in ("auto", "fixed"):
+                raise ConfigError(
+                    f"{group}.{name} = {value!r}, but drafter {NONE.name!r} drafts nothing; leave "
+                    "it out, or give a drafter"
+                )
 
 
 def _check_tree(decode: DecodeConfig) -> Drafts:
@@ -135,6 +150,11 @@ def _check_tree(decode: DecodeConfig) -> Drafts:
                 f"tree.drafters = {other!r} is {read_kind(other).words}; paths of several drafters "
                 "are drawn by language models; give one, or use it alone"
             )
+    if (nodes := kind.nodes(tree, decode.stop.k)) > MOST_NODES:
+        raise ConfigError(
+            f"tree.kind = {tree.kind!r} has {nodes} draft tokens as it is set, but at most "
+            f"{MOST_NODES} are verified at once; give a smaller tree.{kind.settings[0]} or stop.k"
+        )
     shape = build_shape(tree, decode.stop.k)
     check_width(shape, settings.get_text_config(decoder=True).vocab_size)
     if tree.head is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -37,7 +39,38 @@ def _split_at_commas(value: object) -> object:
 
 Listed = BeforeValidator(_split_at_commas)
 """For lists of settings: `a,b` is [a, b] and a number the only one."""
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+CountOrZero = Annotated[int, Field(ge=0, le=10_000_000)]
+Width = Annotated[int, Field(ge=1, le=2**16)]
+Few = Annotated[int, Field(ge=1, le=1024)]
+"""What takes memory times something: draft tokens of a round, layers, beams."""
+FewOrZero = Annotated[int, Field(ge=0, le=1024)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+@dataclass(frozen=True)
+class CountsFor:
+    """Marks a setting, or a group of them, that is read only where another one is of some values.
+
+    What a user gives without effect is refused (`reading.check_read`).
+    """
+
+    remedy: str
+    """`name=value`, or `a|b` of several values; of a list one suffices, and `...` is all but 0,
+    false, null and nothing. The name is of the same class; dots lead into groups."""
+    names: tuple[str, ...] = ()
+    """Of a group the settings that this is about. Empty: all."""
+    attribute: str | None = None
+    """What to look at in place of the name."""
+
+    def holds(self, settings: Config) -> bool:
+        """Whether what is marked is read, by the settings of its class."""
+        name, _, wanted = self.remedy.partition("=")
+        value = attrgetter(self.attribute or name)(settings)
+        found = value if isinstance(value, tuple) else (value,)
+        known = {"null" if one is None else str(one) for one in found}
+        return bool(value) if wanted == "..." else not known.isdisjoint(wanted.split("|"))
 
 
 def fields_of(kind: type[Config]) -> dict[str, FieldInfo]:

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from drafttrain.config.base import Config, Fraction, Listed
+from drafttrain.config.base import (
+    Config,
+    Count,
+    CountOrZero,
+    CountsFor,
+    Few,
+    FewOrZero,
+    Fraction,
+    Listed,
+    Seed,
+)
 from drafttrain.config.decode import (
     DecodeConfig,
     SamplingConfig,
@@ -45,8 +48,6 @@ class Backend:
     checks: str | None = None
     """Function (DistillConfig) -> None: refuses what only this backend knows to be wrong, before
     any weights are read."""
-    takes_drafter: bool = False
-    """Whether a drafter may draft for it."""
     reads_weights: bool = True
     """Whether the target decodes in this process; otherwise its tokenizer and settings suffice."""
 
@@ -63,7 +64,6 @@ BACKENDS = {
             "drafttrain.build.distilling:open_engine",
             ("greedy", "sample"),
             checks="drafttrain.build.distilling:check_engine",
-            takes_drafter=True,
         ),
         Backend(  # a decoder-only target that OpenAI-compatible servers run
             "server",
@@ -86,7 +86,7 @@ Compile = Annotated[
 ]
 """YAML reads on and off as true and false."""
 BatchSizes = Annotated[
-    tuple[PositiveInt, ...], Listed, AfterValidator(lambda sizes: tuple(sorted({1, *sizes})))
+    tuple[Count, ...], Listed, AfterValidator(lambda sizes: tuple(sorted({1, *sizes})))
 ]
 """In rising order, with 1."""
 
@@ -98,18 +98,25 @@ class ServerConfig(Config):
     """Its address, as http://localhost:8000/v1. Key: OPENAI_API_KEY."""
     model: str | None = None
     """The name that it has for the target. Default: the only one, or the target's path."""
-    concurrency: PositiveInt = 32
+    concurrency: Few = 32
     """Open requests, a row each."""
-    retries: NonNegativeInt = 6
+    retries: FewOrZero = 6
     """Attempts to repeat a failed request, with growing pauses."""
     extra_body: dict[str, bool | int | float | str] = {}
     """More fields of each request, as {return_token_ids: true, top_k: -1, min_p: 0.0} for vLLM."""
 
 
+_SAMPLED = CountsFor("method=sample", ("temperature", "top_k", "top_p"))
+_ENGINE = CountsFor("backend=engine", attribute="decoded_by.name")
+_SERVER = CountsFor("backend=server", attribute="decoded_by.name")
+_GENERATE = CountsFor("backend=transformers", attribute="decoded_by.name")
+_OURS = CountsFor("backend=transformers|engine", ("dtype", "device"), "decoded_by.name")
+
+
 class DistillConfig(Config):
     """`drafttrain distill`: the target's own outputs, as Parquet shards with a manifest."""
 
-    target: TargetConfig
+    target: Annotated[TargetConfig, _OURS]
     data: DataConfig
     out: Path
     """Folder for the shards and manifest.json."""
@@ -119,25 +126,25 @@ class DistillConfig(Config):
     """What decodes. transformers: its `generate`. engine: as `drafttrain generate`. server: for
     decoder-only targets. auto: server with server.url, engine with a drafter, else transformers.
     """
-    server: ServerConfig = ServerConfig()
+    server: Annotated[ServerConfig, _SERVER] = ServerConfig()
     """server: where it is, and how it is asked."""
-    drafter: str | None = None
+    drafter: Annotated[str | None, _ENGINE] = None
     """engine: what drafts: a run, the folder or Hub name of a drafter, or max-gram."""
-    bigrams: str | None = None
+    bigrams: Annotated[str | None, _ENGINE] = None
     """engine: table of likeliest successors, where the drafter is max-gram."""
-    stop: StopConfig = StopConfig()
+    stop: Annotated[StopConfig, CountsFor("drafter=...")] = StopConfig()
     """engine: when a round of drafting ends. Default: as the drafter's run or policy.json says."""
-    num_beams: PositiveInt = 5
+    num_beams: Annotated[Few, CountsFor("method=beam")] = 5
     """Beams, where method is beam."""
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Annotated[SamplingConfig, _SAMPLED] = SamplingConfig()
     """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
-    batch_tokens: PositiveInt = 4096
+    batch_tokens: Annotated[Count, _GENERATE] = 4096
     """transformers: source tokens (rows x longest row) in a batch of a process."""
-    batch_rows: PositiveInt = 32
+    batch_rows: Annotated[Count, _ENGINE] = 32
     """engine: rows in a batch of a process. The next row enters when one has ended."""
     shard_rows: PositiveInt = 2048
     """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
-    max_source_tokens: PositiveInt = 512
+    max_source_tokens: Count = 512
     """Inputs longer than this are skipped and reported by row number."""
     encoded: Path | None = None
     """Folder for the encoder states of clips, in half precision. Default: they are not kept."""
@@ -176,6 +183,9 @@ class DecodingConfig(Compiling):
     beside the drafter."""
 
 
+_TIMED = CountsFor("mode=decode")
+
+
 class EvalConfig(DecodingConfig):
     """`drafttrain eval`: what a drafter is worth on a target and inputs."""
 
@@ -192,20 +202,20 @@ class EvalConfig(DecodingConfig):
     setting is a policy; beta and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
-    baselines: Annotated[tuple[Baseline, ...], Listed] = ("generate", "beam")
+    baselines: Annotated[tuple[Baseline, ...], Listed, _TIMED] = ("generate", "beam")
     """Transformers' own `generate`, beam search, and assisted generation with the language models
     among the drafters (batch size 1 only)."""
-    num_beams: PositiveInt = 5
+    num_beams: Annotated[Few, _TIMED, CountsFor("baselines=beam")] = 5
     """Beams of that search."""
     batch_sizes: BatchSizes = (1,)
     """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them."""
-    repeats: PositiveInt = 3
+    repeats: Annotated[Count, _TIMED] = 3
     """Interleaved timing rounds; medians are reported."""
-    warmup: NonNegativeInt = 3
+    warmup: Annotated[CountOrZero, _TIMED] = 3
     """Inputs decoded by every method before timing starts."""
-    bootstrap: PositiveInt = 1000
+    bootstrap: Count = 1000
     """Resamples of the prompts for the 95 % intervals."""
-    bleu_tokenizer: str = "13a"
+    bleu_tokenizer: Annotated[str, _TIMED] = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
     report: Path | None = None
     """Where report.json goes, with samples and plot beside it. Default: in the drafter's run, else
@@ -219,7 +229,7 @@ class GenerateConfig(DecodingConfig):
     """Default: the lines of standard input, each a text."""
     chat: bool = False
     """Put every text through the tokenizer's chat template, as a user's message."""
-    batch_size: PositiveInt = 1
+    batch_size: Count = 1
     """Most inputs decoded at once; outputs come in order."""
 
 
@@ -244,19 +254,19 @@ class CacheConfig(Config):
     position, a pass later (SpecDec++)."""
     mixing: float | None = Field(default=None, ge=0.0, lt=1.0)
     """r, for `token` states: share of positions that keep the target's token. Default: 0.15."""
-    mixes: PositiveInt = 1
+    mixes: Count = 1
     """R: how often draft tokens and mixing are drawn anew; epochs cycle over them."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored hidden states; float16 takes half the disk."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of every random choice."""
-    batch_tokens: PositiveInt = 4096
+    batch_tokens: Count = 4096
     """Tokens (rows x longest row) in a forward pass."""
     shard_rows: PositiveInt = 512
     """Distilled rows a shard."""
-    k: PositiveInt | None = None
+    k: Few | None = None
     """Blocks: their slots. Default: those that the drafter was trained with."""
-    blocks_per_row: PositiveInt | None = None
+    blocks_per_row: Count | None = None
     """Blocks drawn from each output. Default: one at every prefix."""
     encoded: Path | None = None
     """Folder of the encoder states of clips, which runs may share. Default: beside `distilled`."""
@@ -278,10 +288,10 @@ class TuneConfig(Compiling):
     """Prompts for the final figures. Default: a third of `data`, which is not used to choose."""
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made; greedy decoding without heads."""
-    k: Annotated[tuple[PositiveInt, ...] | None, Listed] = None
+    k: Annotated[tuple[Few, ...] | None, Listed] = None
     """Fixed draft lengths. Default: 1,2,3,4,6,8 token by token; for blocks 2,3,4,6,8,12 and the
     length that the drafter was trained for."""
-    h: tuple[Fraction, ...] = (0.3, 0.5, 0.7)
+    h: Annotated[tuple[Fraction, ...], CountsFor("heads=...")] = (0.3, 0.5, 0.7)
     """Thresholds of acceptance heads, beside that of SpecDec++'s Theorem 3.1."""
     entropy: tuple[PositiveFloat, ...] = (1.0, 2.0)
     """Thresholds of the entropy stop."""
@@ -289,11 +299,11 @@ class TuneConfig(Compiling):
     """Thresholds of the confidence stop (greedy decoding only)."""
     cumulative: tuple[Fraction, ...] = (0.2, 0.4, 0.6)
     """Thresholds of the cumulative confidence stop."""
-    max_draft: PositiveInt = 20
+    max_draft: Few = 20
     """Most draft tokens under these stops. Default: for blocks the length of the training."""
     trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
     """Kinds of draft trees; [] for none. Drawn kinds count where tokens are sampled."""
-    nodes: tuple[PositiveInt, ...] = (8, 16, 30)
+    nodes: Annotated[tuple[Few, ...], CountsFor("trees=...")] = (8, 16, 30)
     """Draft tokens of those trees."""
     candidates: dict[str, DecodeConfig] = {}
     """More candidates by name, at most 40 in all: {deep: {cascade: {drafters: [small, max-gram],
@@ -320,7 +330,7 @@ class ExportConfig(Config):
     """Folder of an acceptance head, or a run of heads, whose policy.json names one."""
     policy: Path | None = None
     """The policy.json. Default: the one beside the head, if there is one."""
-    h: Fraction | None = None
+    h: Annotated[Fraction | None, CountsFor("head=...")] = None
     """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     verifier: VerifierConfig | None = None
     """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
@@ -337,7 +347,7 @@ class ExportConfig(Config):
     engines: Annotated[tuple[EngineName, ...], Listed] = ()
     """Programs that are to draft with the export, as vllm,llama.cpp: their needs are
     checked and their commands printed. Default: none; the card has the commands of all."""
-    num_assistant_tokens: PositiveInt | None = None
+    num_assistant_tokens: Few | None = None
     """Draft length of other programs. Default: the policy's, else the fastest in the report, else
     the drafter's run's, else 4."""
     check: Literal["auto", "target", "drafter"] = "auto"

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from drafttrain.config.base import Config, ConfigError, Fraction, Listed
+from drafttrain.config.base import (
+    Config,
+    ConfigError,
+    Count,
+    CountOrZero,
+    CountsFor,
+    Few,
+    FewOrZero,
+    Fraction,
+    Listed,
+    Seed,
+)
 from drafttrain.config.kinds import copies_text
 from drafttrain.config.methods import RULES, STOPS, TREES, StopKind, TreeKind, VerifierRule
 
@@ -23,18 +27,21 @@ VerifierName = Literal["auto", *RULES]
 TreeName = Literal[*TREES]
 
 
+_SAMPLED = CountsFor("temperature=...")
+
+
 class SamplingConfig(Config):
     """How the target decodes. Temperature 0 is greedy decoding."""
 
     temperature: NonNegativeFloat = 0.0
     """0: greedy decoding; above: sampling. Logits are divided by it before sampling."""
-    top_k: NonNegativeInt = 0
+    top_k: Annotated[CountOrZero, _SAMPLED] = 0
     """Keep the k most likely tokens; 0 keeps all."""
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_p: Annotated[float, Field(gt=0.0, le=1.0), _SAMPLED] = 1.0
     """Keep the smallest set of tokens whose probability reaches this."""
-    max_new_tokens: PositiveInt = 128
+    max_new_tokens: Count = 128
     """Most tokens to generate for an input."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of every random choice."""
 
 
@@ -45,9 +52,9 @@ class StopConfig(Config):
     """What ends a round. fixed: k tokens. head: an acceptance head (SpecDec++). entropy: a row of
     high entropy. confidence: an improbable token (greedy decoding only). cumulative: the draft
     tokens together are improbable. gain: a level adds little to an opt-tree, the default there."""
-    k: PositiveInt = 10
+    k: Few = 10
     """Tokens drafted in a round, where that is fixed; levels of a tree."""
-    max_draft: PositiveInt = 20
+    max_draft: Few = 20
     """Most draft tokens (levels of a tree) of the other kinds. Default: policy.json's for a head;
     for blocks the slots of the training."""
     head: str | None = None
@@ -72,7 +79,7 @@ class VerifierConfig(Config):
     temperature 0, above it rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths
     (multi-round with several drafters), target-walk for other trees. block, for chains, and
     traversal, for drawn trees, accept a little more."""
-    beta: PositiveInt = 3
+    beta: Count = 3
     """Spec-Verification: the token must be among the target's top beta."""
     tau: NonNegativeFloat = 1.0
     """Spec-Verification: largest log-probability gap to the target's first choice (nats)."""
@@ -87,11 +94,11 @@ class TreeConfig(Config):
     opt-tree: the tree of the most expected accepted tokens (OPT-Tree). binary, eagle: fixed trees.
     sequoia: the best fixed tree for measured acceptance by rank. Drawn trees are chains at
     temperature 0, unless draft_temperature is set."""
-    width: PositiveInt = 3
+    width: Few = 3
     """paths: how many. rsd-s: sequences a level."""
-    branching: tuple[PositiveInt, ...] = Field(default=(2, 2, 2), min_length=1)
+    branching: tuple[Few, ...] = Field(default=(2, 2, 2), min_length=1)
     """rsd-c: siblings below every node of each level."""
-    nodes: PositiveInt = 25
+    nodes: Few = 25
     """opt-tree, binary, sequoia: tokens of the tree (eagle has 25)."""
     by_rank: tuple[float, ...] | None = Field(default=None, min_length=1)
     """sequoia: how often the target's token is the drafter's first, second, ... choice. Default:
@@ -122,7 +129,7 @@ class CascadeConfig(Config):
     drafters: Annotated[tuple[str, ...], Listed] = Field(min_length=1)
     """Folders or Hub names, from the largest down, as a rule to `max-gram`."""
     increments: Annotated[
-        tuple[tuple[NonNegativeInt, ...], ...] | None, BeforeValidator(_split_rows)
+        tuple[tuple[FewOrZero, ...], ...] | None, BeforeValidator(_split_rows)
     ] = None
     """Matrix K: tokens that each drafter adds to a round / in reviews of each depth, as
     5,3,0/4,10/10. Default: 5 a model; from max-gram 10 in reviews, none in a round."""

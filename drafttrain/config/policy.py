@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import ConfigDict, PositiveFloat, ValidationError
 
-from drafttrain.config.base import Config, ConfigError, Fraction
+from drafttrain.config.base import Config, ConfigError, Count, Few, Fraction
 from drafttrain.config.decode import DecodeConfig, StopConfig, VerifierConfig, check_given
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.reading import first_problem
@@ -40,9 +40,9 @@ class Policy(Config):
 
     stop: PolicyStop
     """Kind of the stop policy, as StopConfig has it."""
-    k: PositiveInt | None = None
+    k: Few | None = None
     """Tokens drafted in a round by a fixed policy."""
-    max_draft: PositiveInt = 20
+    max_draft: Few = 20
     """Most tokens drafted in a round by the others."""
     head: str | None = None
     """Name of the head (D3-w6): its folder in a run of heads."""
@@ -65,7 +65,7 @@ class Policy(Config):
     that it was chosen for."""
     speculate: bool = True
     """False: plain decoding was faster than every draft, in decoding of that kind."""
-    batches: dict[PositiveInt, Policy] = {}
+    batches: dict[Count, Policy] = {}
     """The policies of larger numbers of sequences decoded at once."""
 
     def at(self, batch_size: int) -> Policy:

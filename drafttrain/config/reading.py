@@ -6,7 +6,7 @@ OmegaConf reads and merges; text such as `${name}` stays as it is written and is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
-from drafttrain.config.base import Config, ConfigError, fields_of
+from drafttrain.config.base import Config, ConfigError, CountsFor, fields_of
 
 Settings = TypeVar("Settings", bound=Config)
 UNREADABLE = (YAMLError, OmegaConfBaseException)
@@ -30,15 +30,50 @@ def load_settings(
 ) -> Settings:
     """Settings from a YAML file, then `key=value` overrides, then command-line flags.
 
-    Later ones win. Keys are dotted paths (`train.learning_rate`). fill adds what the user left
-    out, once what was given is known to be right. Raises ConfigError naming the key, the value and
-    the nearest known name.
+    The command line wins over the file. Keys are dotted paths (`train.learning_rate`). fill adds
+    what the user left out, once what was given is known to be right. Raises ConfigError naming the
+    key, the value and the nearest known name; also for what is given but not read (`check_read`).
     """
+    written, typed = merge_values(file), merge_values(None, overrides, flags)
     values = merge_values(file, overrides, flags)
     if fill is not None:
         check_settings(kind, values)
         values = fill(values)
-    return validate_settings(kind, values)
+    settings = validate_settings(kind, values)
+    check_read(settings, written, in_file=True)
+    check_read(settings, typed)
+    return settings
+
+
+def check_read(
+    settings: Config,
+    given: Mapping[str, Any],
+    prefix: str = "",
+    in_file: bool = False,
+    unread: Sequence[tuple[CountsFor, str]] = (),
+) -> None:
+    """Refuse settings that are given, as nested mappings, but not read: see `CountsFor`.
+
+    What is 0, false or empty asks for nothing, nor does a default in a file, which may write all
+    out. prefix: of their names. unread: marks of a group that is not read, with the prefix of its
+    class. Raises ConfigError.
+    """
+    for name, value in given.items():
+        own, field = getattr(settings, name), type(settings).model_fields[name]
+        marks = [one for one in unread if not one[0].names or name in one[0].names]
+        conditions = [one for one in field.metadata if isinstance(one, CountsFor)]
+        marks += [(one, prefix) for one in conditions if not one.holds(settings)]
+        groups = own if isinstance(own, dict) else {"": own}
+        if isinstance(value, Mapping) and all(isinstance(one, Config) for one in groups.values()):
+            for key, group in groups.items():
+                below = f"{prefix}{name}.{key}." if key else f"{prefix}{name}."
+                check_read(group, value.get(key, {}) if key else value, below, in_file, marks)
+        elif marks and own and not (in_file and own == field.default):
+            mark, above = marks[0]
+            raise ConfigError(
+                f"{prefix}{name} = {value!r} counts only with {above}{mark.remedy}; give that, or "
+                "leave it out"
+            )
 
 
 def merge_values(
@@ -49,7 +84,14 @@ def merge_values(
     """What the user wrote, as nested mappings, before defaults and types are applied."""
     values = OmegaConf.create() if file is None else _read_yaml(file)
     given = [(*_parse(override), override) for override in overrides]
-    given += [(key, value, key) for key, value in (flags or {}).items() if value is not None]
+    said = dict(leaf for key, value, _ in given for leaf in _leaves(key, value))
+    for key, value in (flags or {}).items():
+        if value is not None:
+            given.append((key, value, key))
+            if str(said.get(key, value)) != str(value):
+                raise ConfigError(
+                    f"{key} = {said[key]}, but its option says {value}; give one of the two"
+                )
     for key, value, shown in given:
         try:
             OmegaConf.update(values, key, value, merge=False)
@@ -89,7 +131,9 @@ def settings_of_group(
     """
     if clash := sorted(given.keys() & fixed.keys()):
         raise ConfigError(f"{group}.{clash[0]}: give it as {clash[0]}= at the top level")
-    return validate_settings(kind, {**fixed, **given}, within=group)
+    settings = validate_settings(kind, {**fixed, **given}, within=group)
+    check_read(settings, given, f"{group}.", in_file=True)
+    return settings
 
 
 def dump_settings(settings: Config) -> str:
@@ -178,6 +222,15 @@ def _parse(override: str) -> tuple[str, Any]:
         ) from None
     is_text = isinstance(value, dict) and not text.lstrip().startswith("{")
     return key, text if is_text else value  # data.prefix="Question: " is meant as text
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """All single settings in a value, by their dotted names."""
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name, one in value.items():
+        yield from _leaves(f"{key}.{name}", one)
 
 
 def _problem(error: Exception) -> str:

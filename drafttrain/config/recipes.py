@@ -5,16 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
-from drafttrain.config.base import Config, Precision
+from drafttrain.config.base import Config, Count, CountsFor, Few, FewOrZero, Precision, Seed, Width
 from drafttrain.config.inputs import DataConfig, TargetConfig
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -26,11 +19,11 @@ class TrainConfig(Config):
 
     epochs: PositiveFloat = 10.0
     """Passes over the data; may be a fraction."""
-    max_steps: PositiveInt | None = None
+    max_steps: Count | None = None
     """Optimizer steps, instead of epochs."""
-    batch_tokens: PositiveInt = 4096
+    batch_tokens: Count = 4096
     """Tokens (rows x longest row, source and output together) in a batch of a process."""
-    accumulation: PositiveInt = 1
+    accumulation: Count = 1
     """Batches of a process in an optimizer step."""
     learning_rate: PositiveFloat = 5e-4
     """The highest one, at the end of the warm-up."""
@@ -49,23 +42,23 @@ class TrainConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16: forward and backward in bfloat16, weights and optimizer in float32. auto: bf16 on a GPU
     but under DeepSpeed, which rounds weights; else fp32."""
-    workers: NonNegativeInt | None = None
+    workers: FewOrZero | None = None
     """Processes that make batches ahead of the steps; 0: made between steps. Batches are the same.
     Default: 2 on a GPU, 0 on a CPU, whose cores all train."""
-    threads: PositiveInt | None = None
+    threads: Few | None = None
     """CPU threads of a process. Default: OMP_NUM_THREADS if you set it, at most the cores it may
     use, shared among the processes of this machine; else all of these."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of every random choice."""
-    validate_every: PositiveInt = 500
+    validate_every: Count = 500
     """Steps between validations."""
-    checkpoint_every: PositiveInt = 500
+    checkpoint_every: Count = 500
     """Steps between checkpoints."""
-    average: PositiveInt = 1
+    average: Few = 1
     """Weights of the last n checkpoints averaged into final/ (the paper: 10)."""
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
     """Where metrics go besides metrics.jsonl."""
-    log_every: PositiveInt = 20
+    log_every: Count = 20
     """Steps between logged losses."""
 
 
@@ -90,7 +83,7 @@ class DistillingRecipe(Recipe):
     distill: dict[str, Any] = {}
     """Settings of `drafttrain distill` (method, batch_tokens, ...); target.dtype=bfloat16 counts
     for the target's answers alone."""
-    validation_rows: PositiveInt = 500
+    validation_rows: Count = 500
     """Held-out rows used in validation."""
 
 
@@ -102,21 +95,21 @@ class DrafterConfig(Config):
     """own: an encoder of its own, as in the paper. target: it reads the target's encoder states
     (ours), so a round costs its decoder alone; cross-attention keys and values stay the target's
     where its layers are copied. Default: own for texts, target for audio."""
-    encoder_layers: PositiveInt | None = None
+    encoder_layers: Few | None = None
     """Layers of its own encoder. Default: the target's number."""
-    source_pooling: PositiveInt = 1
+    source_pooling: Few = 1
     """Target encoder states averaged into one (ours): of a speech encoder's 50 a second, 4 are 80
     ms. Rounds and training steps get cheaper."""
-    d_model: PositiveInt | None = None
+    d_model: Width | None = None
     """Width. Default: the target's. Another one needs initialise=none; the size of an attention
     head and the ratio of ffn_dim to the width then stay the target's."""
-    attention_heads: PositiveInt | None = None
+    attention_heads: Few | None = None
     """Attention heads. Default: see d_model. Another number needs initialise=none."""
-    ffn_dim: PositiveInt | None = None
+    ffn_dim: Width | None = None
     """Inner width of feed-forward layers. Default: see d_model. Another needs initialise=none."""
-    decoder_layers: PositiveInt = 2
+    decoder_layers: Few = 2
     """Decoder layers, few: the decoder runs once a round (Latency Principle)."""
-    k: PositiveInt = 10
+    k: Few = 10
     """Draft tokens of a round, in training."""
     slots: Literal["anchored", "paper"] = "anchored"
     """anchored: the last committed token predicts the next one, k - 1 masks follow. paper: k masks
@@ -135,13 +128,13 @@ class DrafterConfig(Config):
     is then for this target alone, whose decoder reads every training batch."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Parts that start from the target's weights."""
-    output_tokens: PositiveInt | Literal["used"] | None = None
+    output_tokens: Count | Literal["used"] | None = None
     """Tokens that it can draft (ours), the most frequent of the distilled outputs; used: all that
     occur there. Fewer make training and drafting cheaper; outputs stay exact. Default: all."""
     slot_weights: Literal["shared", "own"] = "shared"
     """own: masks have decoder weights of their own (ours); both sets start from the target's. See
     objective.freeze_tokens."""
-    previous_token_rank: NonNegativeInt = 128
+    previous_token_rank: Annotated[int, Field(ge=0, le=2**16)] = 128
     """Rank of the previous-token features: a correction of each slot by the token drafted before it
     (ours); 0: off, as in the paper."""
     dropout: Smoothing = 0.1
@@ -151,7 +144,7 @@ class DrafterConfig(Config):
 class ObjectiveConfig(Config):
     """The mask-predict objective with glancing (SpecDec Section 3.1.3)."""
 
-    blocks: PositiveInt = 2
+    blocks: Few = 2
     """Masked blocks drawn from each sentence in a step (the paper: 1)."""
     label_smoothing: Smoothing = 0.1
     """Share of the target probability that is spread over the whole vocabulary."""
@@ -176,28 +169,32 @@ class ObjectiveConfig(Config):
     rejects a token (ours). Above 0 the target reads every batch too."""
 
 
+_ANCHORED = CountsFor("drafter.slots=anchored", ("prefix_weight",))
+_COPIES = CountsFor("drafter.initialise=encoder|both", ("copied_rate", "freeze_embeddings"))
+
+
 class SpecDrafterRecipe(DistillingRecipe):
     """`recipes/train_spec_drafter.py`: distil the target if need be, then train a drafter."""
 
     encoded: Path | None = None
     """Folder of the encoder states of clips, which runs may share. Default: RUN/encoded."""
     drafter: DrafterConfig = DrafterConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
+    objective: Annotated[ObjectiveConfig, _ANCHORED, _COPIES] = ObjectiveConfig()
 
 
 class BlockHeadsShape(Config):
     """The shape of block heads (Blockwise Decoding)."""
 
-    k: int = Field(default=25, ge=2)
+    k: int = Field(default=25, ge=2, le=1024)
     """Tokens of a block: the target's own next token, and one of each of k - 1 heads."""
-    ffn_size: PositiveInt | None = None
+    ffn_size: Width | None = None
     """Width of each head's hidden layer. Default: that of the target's last hidden state."""
 
 
 class PredictAheadConfig(Config):
     """The objective of block heads: later tokens of the target's own output."""
 
-    positions: PositiveInt = 8
+    positions: Few = 8
     """Positions of each output drawn for the first head in a step; head j has a j-th of them, one
     at least, or all where there are fewer."""
     label_smoothing: Smoothing = 0.0
@@ -214,7 +211,7 @@ class BlockHeadsRecipe(DistillingRecipe):
 class HeadConfig(Config):
     """The acceptance heads to train, all at once: every depth with every weight."""
 
-    depths: tuple[NonNegativeInt, ...] = Field((3,), min_length=1)
+    depths: tuple[FewOrZero, ...] = Field((3,), min_length=1)
     """D: residual blocks before the last linear layer."""
     rejection_weights: tuple[PositiveFloat, ...] = Field((6.0,), min_length=1)
     """w_rej: weight of rejections in the loss; acceptances weigh 1."""
@@ -239,6 +236,9 @@ class HeadRecipe(Recipe):
     heads: HeadConfig = HeadConfig()
 
 
+_NO_TEACHER = CountsFor("teacher=null")
+
+
 class TargetRecipe(Recipe):
     """`recipes/train_target.py`: a small target from scratch, or a drafter that follows one."""
 
@@ -248,26 +248,26 @@ class TargetRecipe(Recipe):
     """Existing tokenizer. Default: the teacher's, else a BPE trained on the data."""
     teacher: TargetConfig | None = None
     """A target whose distribution is learned instead of the references' tokens, for drafters."""
-    vocab_size: PositiveInt = 4000
+    vocab_size: Annotated[Count, CountsFor("tokenizer=null"), _NO_TEACHER] = 4000
     """Size of the BPE trained on the data."""
     save_dtype: Precision = "float32"
     """Type of the weights in final/."""
-    label_smoothing: Smoothing = 0.1
+    label_smoothing: Annotated[Smoothing, _NO_TEACHER] = 0.1
     """Share of the target probability that is spread over the whole vocabulary."""
-    max_tokens: PositiveInt = 96
+    max_tokens: Count = 96
     """Longer pairs (on either side; decoder-only: together) are left out, and counted."""
-    validation_rows: PositiveInt = 500
+    validation_rows: Count = 500
     """Held-out rows used in validation."""
 
 
 class CausalDrafterShape(Config):
     """The shape of a drafter that drafts token by token for a decoder-only target."""
 
-    layers: PositiveInt = 2
+    layers: Few = 2
     """Layers, where it starts from the target's."""
-    k: PositiveInt = 5
+    k: Few = 5
     """Draft tokens of a round, in validation and in an export's settings."""
-    output_tokens: PositiveInt | None = None
+    output_tokens: Count | None = None
     """Tokens that it can draft: the ends of outputs, then the most frequent of the distilled
     outputs; an export gives the others rows that never win. Outputs stay exact. Default: all."""
     embeddings: Literal["own", "target"] = "own"
@@ -278,7 +278,10 @@ class CausalDrafterShape(Config):
 class CausalStart(Config):
     """What a causal drafter starts from: layers of its target, or another model."""
 
-    layers: Literal["first", "last", "even"] | tuple[NonNegativeInt, ...] = "even"
+    layers: Annotated[
+        Literal["first", "last", "even"] | tuple[FewOrZero, ...],
+        CountsFor("path=null"),
+    ] = "even"
     """Which of the target's layers it copies: first, last or evenly spaced ones, or a list,
     counted from 0; and its embeddings, final norm and output projection."""
     path: str | None = None
@@ -300,9 +303,12 @@ class FollowTargetConfig(Config):
     frozen: tuple[Literal["embeddings", "output"], ...] = ("embeddings", "output")
     """Parts that stay as they start; where the two are tied, either name holds both. Random weights
     cannot stay: give frozen=[] for them."""
-    packed_tokens: PositiveInt | None = None
+    packed_tokens: Count | None = None
     """Tokens of a sequence that several rows share; each sees itself alone, and the loss is the
     same. Default: a sequence a row, padded."""
+
+
+_CACHED = CountsFor("kind=cached")
 
 
 class TeacherConfig(Config):
@@ -311,19 +317,22 @@ class TeacherConfig(Config):
     kind: Literal["online", "cached"] = "online"
     """online: the target reads every batch. cached: it reads each distilled answer once; its
     likeliest tokens and their probabilities are kept on disk."""
-    top_k: PositiveInt = 48
+    top_k: Annotated[Count, _CACHED] = 48
     """Tokens kept at each position; all others count as one token. All: the same as online."""
-    folder: Path | None = None
+    folder: Annotated[Path | None, _CACHED] = None
     """Folder of what is kept, which runs may share. Default: DISTILLED-teacher."""
-    dtype: Precision | None = None
+    dtype: Annotated[Precision | None, _CACHED] = None
     """Weights and activations of the target meanwhile. Default: the target's."""
+
+
+_COPIED = CountsFor("initialise.path=null", ("layers",))
 
 
 class CausalDrafterRecipe(DistillingRecipe):
     """`recipes/train_causal_drafter.py`: distil the target if need be, then train a language model
     that drafts for it token by token."""
 
-    drafter: CausalDrafterShape = CausalDrafterShape()
+    drafter: Annotated[CausalDrafterShape, _COPIED] = CausalDrafterShape()
     initialise: CausalStart = CausalStart()
     objective: FollowTargetConfig = FollowTargetConfig()
     teacher: TeacherConfig = TeacherConfig()
@@ -334,7 +343,7 @@ class CausalDrafterRecipe(DistillingRecipe):
 class ParallelDrafterShape(CausalDrafterShape):
     """The shape of a language model that drafts a block in one call (PARD)."""
 
-    k: int = Field(default=8, ge=2)
+    k: int = Field(default=8, ge=2, le=1024)
     """Draft tokens of a call: the last committed token predicts the first, each of k - 1 masks
     another one."""
 
@@ -356,26 +365,26 @@ class ParallelDrafterRecipe(CausalDrafterRecipe):
     """`recipes/train_parallel_drafter.py`: distil the target if need be, then train a language
     model that drafts several tokens in one call."""
 
-    drafter: ParallelDrafterShape = ParallelDrafterShape()
+    drafter: Annotated[ParallelDrafterShape, _COPIED] = ParallelDrafterShape()
     objective: FollowInBlocksConfig = FollowInBlocksConfig()
 
 
 class StateDrafterShape(Config):
     """The shape of a drafter that reads its target's keys, values and hidden states."""
 
-    k: PositiveInt = 4
+    k: Few = 4
     """Draft tokens of a round."""
     drafts: Literal["blocks", "tokens"] = "blocks"
     """blocks: all of them in one call. tokens: one a call, which knows the one before it."""
-    previous_token_rank: NonNegativeInt = 256
+    previous_token_rank: Annotated[int, Field(ge=0, le=2**16), CountsFor("drafts=blocks")] = 256
     """Rank of the previous-token features of a block's slots; 0: none."""
-    layers: tuple[NonNegativeInt, ...] | None = None
+    layers: tuple[FewOrZero, ...] | None = None
     """The target's layers that it copies, counted from 0; in their places it reads the target's
     keys and values. Default: the last two."""
-    states: tuple[int, ...] | None = None
+    states: tuple[Annotated[int, Field(ge=-1, le=1024)], ...] | None = None
     """Layers of the target whose outputs it is fed, counted from 0; -1: the last hidden state.
     Default: one at a quarter, one at two thirds of the depth, the one before `layers`, and -1."""
-    output_tokens: PositiveInt | None = None
+    output_tokens: Count | None = None
     """Tokens that it can draft: the ends of outputs, then the most frequent of the distilled
     outputs. Default: all."""
 

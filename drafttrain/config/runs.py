@@ -20,8 +20,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.kinds import MAX_GRAM, NONE, named_kind, own_kind
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.policy import POLICY, Policy, read_policy
-from drafttrain.config.reading import load_settings
+from drafttrain.config.reading import merge_values, validate_settings
 from drafttrain.config.recipes import CausalDrafterRecipe, DistillingRecipe, HeadRecipe
+from drafttrain.config.sweep import check_sweep
 
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"
@@ -99,7 +100,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_run(folder: Path) -> Run:
     """The finished run in a folder, from its run.yaml."""
-    return Run(folder, load_settings(_recipe_of(folder), folder / "run.yaml"))
+    return Run(folder, validate_settings(_recipe_of(folder), merge_values(folder / "run.yaml")))
 
 
 def _recipe_of(run: Path) -> type[DistillingRecipe | HeadRecipe] | None:
@@ -120,6 +121,7 @@ def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
     Runs among the drafters of other methods are what they trained. Raises ConfigError where nothing
     says which drafter, target or inputs.
     """
+    check_sweep(values)
     values = fill_data(fill_from_run(values))
     for other in (values.get("others") or {}).values():
         if run := run_of(str(other.get("drafter"))):

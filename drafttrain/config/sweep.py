@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, Literal
 
+from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.reading import validate_settings
@@ -17,6 +18,25 @@ RULE_OF = {name: rule for rule in RULES.values() for name in rule.settings}
 SWEEPABLE = (*STOP_OF, *RULE_OF)
 Swept = Literal[SWEEPABLE]
 Sweep = Mapping[str, Sequence[float]]
+
+
+def check_sweep(values: Mapping[str, Any]) -> None:
+    """Refuse settings of a stop or verifier, as the user gave them, that a sweep leaves unread.
+
+    values: of `eval`, before a run fills in what it knows. Raises ConfigError.
+    """
+    sweep, decode = values.get("sweep") or {}, values.get("decode") or {}
+    for group, kinds, swept in (("stop", STOPS, STOP_OF), ("verifier", RULES, RULE_OF)):
+        given = decode.get(group) or {}
+        used = [swept[name] for name in sweep if name in swept]
+        used += [kinds[given["kind"]]] if used and given.get("kind") in kinds else []
+        read = {name for kind in used for name in kind.settings} - {*sweep}
+        if used and (unread := sorted(given.keys() - {"kind", *read})):
+            name = unread[0]
+            raise ConfigError(
+                f"decode.{group}.{name} = {given[name]!r} is not read where {', '.join(sweep)} is "
+                "swept; leave it out, or sweep what reads it"
+            )
 
 
 def expand_sweep(decode: DecodeConfig, sweep: Sweep) -> list[DecodeConfig]:

@@ -27,7 +27,7 @@ from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.quality import bleu_metric
 from drafttrain.evaluation.report import check_report_file
-from drafttrain.evaluation.runner import WAVE_BATCHES, decode_by
+from drafttrain.evaluation.runner import RESERVED, WAVE_BATCHES, decode_by
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 from drafttrain.models.loading import cache_is_deep_enough, check_target
 from drafttrain.models.speech import hears
@@ -118,6 +118,11 @@ def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
     """
     found = []
     for name, other in settings.others.items():
+        if name.partition(" ")[0] in RESERVED:
+            raise ConfigError(
+                f"others.{name} has a name that reports keep for plain decoding and baselines "
+                f"({', '.join(RESERVED)}); give it another one"
+            )
         if "sampling" in other.model_fields_set:
             raise ConfigError(
                 f"others.{name}.sampling is given, but all methods decode as decode.sampling says; "

@@ -36,7 +36,7 @@ from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.models.loading import cache_for_generate
 
-PLAIN, GENERATE, BEAM, ASSISTED = "plain", "generate", "beam", "assisted"
+RESERVED = PLAIN, GENERATE, BEAM, ASSISTED = "plain", "generate", "beam", "assisted"
 WAVE_BATCHES = 4
 """Batches in a wave, at least."""
 

@@ -3,7 +3,7 @@ give to `eval`, heads and prompts; checked before weights load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,6 +115,7 @@ def make_candidates(
             )
         parts = {field: getattr(one, field) for field in one.model_fields_set}
         found.append(Candidate(name, _decode(settings, **parts)))
+    _check_tried(settings, found)
     names = ["plain", *(one.name for one in found)]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -129,6 +130,22 @@ def make_candidates(
             "trees=[]"
         )
     return found
+
+
+def _check_tried(settings: TuneConfig, found: Sequence[Candidate]) -> None:
+    """Refuse settings that the user gave and no candidate has. Raises ConfigError."""
+    stops = {one.decode.stop.kind for one in found}
+    trees = {one.decode.tree.kind for one in found}
+    tried = {name: name in stops for name in BY_ROWS}
+    tried |= {"trees": {*settings.trees} <= trees, "nodes": trees != {"none"}}
+    tried["max_draft"] = stops != {"fixed"}
+    for name in tried:
+        value = getattr(settings, name)
+        if value and not tried[name] and name in settings.model_fields_set:
+            raise ConfigError(
+                f"{name} = {value!r} is not all tried: drafter {settings.drafter!r} cannot draft "
+                "so, or not at this temperature; leave out what it cannot"
+            )
 
 
 def _chains(

@@ -20,7 +20,7 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
 SHORT = ["baselines=[generate]", "repeats=1", "warmup=0", "bootstrap=20"]
-SHORT += ["decode.sampling.max_new_tokens=12", "decode.sampling.top_k=20"]
+SHORT += ["decode.sampling.max_new_tokens=12"]
 
 
 @pytest.fixture(scope="module")

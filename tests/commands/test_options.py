@@ -56,13 +56,16 @@ def test_options_set_what_they_stand_for():
     assert parsed(*arguments) == [settings, True]
 
 
-def test_options_win_over_overrides_and_these_over_the_file(tmp_path):
+def test_options_and_overrides_win_over_the_file_and_must_agree(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("group: {path: file, sizes: [1]}\nswap: true\n")
     [settings, dry_run] = parsed("--config", str(file), "group.path=given", "group.sizes=[2]")
     assert settings.group == Group(path="given", sizes=(2,)) and settings.swap and not dry_run
-    [settings, _] = parsed("--config", str(file), "group.path=given", "--a-group", "option")
+    [settings, _] = parsed("--config", str(file), "group.path=option", "--a-group", "option")
     assert settings.group == Group(path="option", sizes=(1,))
+    for given in ("group.path=given", "group={path: given}"):
+        with pytest.raises(ConfigError, match=r"group\.path = given, but its option says option"):
+            parsed("--config", str(file), given, "--a-group", "option")
 
 
 def test_lists_and_mappings_are_read_from_options():

@@ -25,14 +25,14 @@ def message(*overrides: str, kind=DistillConfig, file: Path | None = None) -> st
     return str(caught.value)
 
 
-def test_overrides_win_over_the_file_and_flags_over_both(tmp_path):
+def test_overrides_and_flags_win_over_the_file(tmp_path):
     file = yaml_file(
         tmp_path, "target: {path: from-file, dtype: bfloat16}\ndata: {path: a}\nout: o"
     )
     settings = load_settings(
         DistillConfig,
         file,
-        ["target.path=from-override", "data.path=b"],
+        ["data.path=b"],
         {"target.path": "from-flag", "data.limit": None},
     )
     assert settings.target.path == "from-flag"

@@ -321,17 +321,6 @@ def check_distill_settings(config: DistillConfig) -> None:
             f"method = {config.method!r}, but backend {backend.name!r} decodes by "
             f"{' or '.join(backend.methods)} only; use {remedy}, or method={backend.methods[0]}"
         )
-    if config.drafter is not None and not backend.takes_drafter:
-        able = [one.name for one in BACKENDS.values() if one.takes_drafter]
-        raise ConfigError(
-            f"drafter = {config.drafter!r} counts for backend {' or '.join(able)} only, but the "
-            f"backend is {backend.name!r}; leave it out, or use backend={able[0]}"
-        )
-    if config.server.url and backend.reads_weights:
-        raise ConfigError(
-            f"server.url = {config.server.url!r}, but the backend is {backend.name!r}; leave one "
-            "of them out"
-        )
     if config.method == "sample" and config.sampling.temperature == 0:
         raise ConfigError(
             "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "

@@ -275,11 +275,9 @@ def test_what_servers_are_not_told_is_refused(local, ask, fake):
         file.write_text(before)
 
 
-def test_encoder_decoder_targets_and_other_backends_are_refused(tiny_target):
+def test_encoder_decoder_targets_and_a_missing_address_are_refused(tiny_target):
     server = {"server": {"url": "http://127.0.0.1:1"}}
     with pytest.raises(ConfigError, match="encoder-decoder model; leave --server out"):
         check_distill_settings(settings(tiny_target, **server))
-    with pytest.raises(ConfigError, match="backend is 'transformers'; leave one of them out"):
-        check_distill_settings(settings(tiny_target, **server, backend="transformers"))
     with pytest.raises(ConfigError, match="there is no address; give --server"):
         check_distill_settings(settings(tiny_target, backend="server"))
