@@ -13,7 +13,7 @@ from tests.tiny_targets import save_target
 
 LENGTH = 10
 SHORT = ["baselines=[generate]", "repeats=1", "warmup=0", "bootstrap=20"]
-SHORT += [f"decode.sampling.max_new_tokens={LENGTH}", "decode.sampling.top_k=20"]
+SHORT += [f"decode.sampling.max_new_tokens={LENGTH}"]
 PAIR = ["--target", "llama", "--drafter", "small", "--data", "texts.txt"]
 
 

@@ -16,8 +16,8 @@ from drafttrain.training import loop
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
-QUICK = ["repeats=1", "warmup=0", "bootstrap=20", "baselines=[]"]
-QUICK += ["decode.sampling.max_new_tokens=8"]
+ONCE = ["bootstrap=20", "decode.sampling.max_new_tokens=8"]
+QUICK = ["repeats=1", "warmup=0", "baselines=[]", *ONCE]
 """Of `eval`: a measurement as short as can be."""
 
 
@@ -103,7 +103,7 @@ def plans_and_writes_nothing(
 def forced_length(run: Path, *more: str) -> float:
     """The mean acceptance length of a run's drafter by `eval --mode teacher-forced`."""
     report = run.parent / "forced.json"
-    forced = [*QUICK, "--mode", "teacher-forced", "--report", str(report), *more]
+    forced = [*ONCE, "--mode", "teacher-forced", "--report", str(report), *more]
     assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
     metrics = json.loads(report.read_text())["runs"][-1]["metrics"]
     return metrics["mean_acceptance_length"]["value"]
