@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.slots import chain_of_slots
+from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.teacher_forcing import check_projection, project, states_before
-from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
+from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
 
 
@@ -41,35 +41,36 @@ class BlockHeadsDrafter(Drafter):
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
         return BlockHeadsSession(self, sampling, randomness)
 
-    def rows_all(self, asked: Sequence[tuple[Tensor, int, int]]) -> list[Tensor]:
-        """Rows of heads number first..last-1 from each sequence's newest state ([1, D], first,
-        last), in one product of all. Shapes: -> [heads, V] each."""
+    def rows_all(self, asked: Sequence[tuple[Tensor, int, int]]) -> list[tuple[Tensor, Tensor]]:
+        """States and rows of heads number first..last-1 from each sequence's newest state ([1, D],
+        first, last), in one product of all. Shapes: -> [heads, D], [heads, V] each."""
         first, last = min(one[1] for one in asked), max(one[2] for one in asked)
         states = self.model.each(torch.cat([newest for newest, *_ in asked]), first, last)
         own = [
             states[start - first : end - first, place]
             for place, (_, start, end) in enumerate(asked)
         ]
-        logits = head_logits(self.target, torch.cat(own))
-        return list(logits.split([len(rows) for rows in own]))
+        logits = head_logits(self.target, torch.cat(own)).split([len(rows) for rows in own])
+        return list(zip(own, logits, strict=True))
 
 
-class BlockHeadsSession:
+class BlockHeadsSession(SlotSession):
     """One sequence; nothing is kept between rounds, as all is in the target's state."""
 
     def __init__(self, drafter: BlockHeadsDrafter, sampling: Sampling, randomness: Randomness):
         self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
 
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         """Where others have drafted behind the committed tokens, the later heads go on."""
         if target_state is None:
-            return Proposal.empty()
-        skipped = len(tokens) - target_state.committed
-        newest = target_state.hidden[-1][-1:]
-        logits = yield Call(self.drafter.rows_all, (newest, skipped, skipped + stop.longest))
-        return (yield from chain_of_slots(logits, stop, self.sampling, self.randomness))
+            return 0
+        self._newest = target_state.hidden[-1][-1:]
+        self._skipped = len(tokens) - target_state.committed
+        return min(wanted, max(0, self.drafter.model.config.heads - self._skipped))
+
+    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
+        asked = self._newest, self._skipped, self._skipped + slots
+        return (yield Call(self.drafter.rows_all, asked))
 
 
 def head_logits(target: PreTrainedModel, states: Tensor) -> Tensor:

@@ -123,15 +123,13 @@ def probs_along(
     return found
 
 
-def slots_to_draft(
-    stop: StopPolicy, logits: Tensor, hidden: Tensor | None = None, later: bool = True
-) -> int:
+def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor, later: bool = True) -> int:
     """How many slots of a block a stop policy drafts. Shapes: logits [K, V], hidden [K, D].
 
     later: whether it is shown the states behind the slot it is asked about; not where they depend
     on that slot's token, which it must not see.
     """
-    rows, states = logits.unbind(), () if hidden is None else hidden.unbind()
+    rows, states = logits.unbind(), hidden.unbind()
     notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
         shown = states if later else states[: depth + 1]
@@ -145,36 +143,41 @@ def chain_of_slots(
     stop: StopPolicy,
     sampling: Sampling,
     randomness: Randomness,
-    hidden: Tensor | None = None,
+    hidden: Tensor,
     first: Tensor | None = None,
+    link: Link | None = None,
+    last: int = 0,
 ) -> Steps[Proposal]:
-    """The draft of slots that do not depend on each other's tokens, as far as the policy drafts.
+    """The draft of slots, as far as the policy drafts.
 
-    The arg-max of every row, or a token drawn from each. Whether a slot is drafted depends on rows
-    and states alone, which are there before any token is drawn; but for the first, where that has
-    been drawn from its row already. Shapes: logits [K, V], hidden [K, D], where the drafter shows
-    states, first [1].
+    Greedy drafts are the likeliest token of every slot; with a link left to right, each after the
+    one before it, `last` in front of the block. A policy is shown the rows without that token.
+    Under sampling each token is drawn from its row, with a link that after the token before it,
+    which the policy is shown. Whether a slot is drafted depends on rows and states alone, which are
+    there before its token is drawn; but for the first, where that has been drawn from its row
+    already. Shapes: logits [K, V], hidden [K, D], first [1].
     """
-    if len(logits) == 0:
-        return Proposal.empty()
+    if link is not None and not sampling.greedy:
+        return _linked_draws(hidden, logits, link, last, stop, sampling, randomness, first)
     count = slots_to_draft(stop, logits, hidden, later=first is None)
+    states, alone = hidden[:count], logits[:count]
     if count == 0:
         return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)
-    logits = logits[:count]
-    rows = logits.unbind()
+    if link is not None:
+        tokens = yield Call(link.chains, (states, alone, last))
+        rows = partial(_rows_after, link, states, alone, last, tokens)
+        return Proposal.chain(tokens, hidden=hidden, logits=rows)
     if sampling.greedy:
-        tokens = yield Call(likeliest_of_each, logits)
-        return Proposal.chain(tokens, hidden=hidden, logits=lambda: rows)
-    probs = warp(logits, sampling)
-    if first is None:
-        drawn = randomness.categorical(probs).cpu()
-    else:
-        later = randomness.categorical(probs[1:]).cpu() if count > 1 else first[:0].cpu()
-        drawn = torch.cat((first.cpu(), later))
-    return Proposal.chain(drawn, probs, hidden=hidden, logits=lambda: rows)
+        tokens = yield Call(likeliest_of_each, alone)
+        return Proposal.chain(tokens, hidden=hidden, logits=alone.unbind)
+    probs = warp(alone, sampling)
+    begun = 0 if first is None else 1
+    drawn = [randomness.categorical(probs[begun:])] if begun < count else []
+    tokens = torch.cat([*([first] if begun else []), *drawn]).cpu()
+    return Proposal.chain(tokens, probs, hidden=hidden, logits=alone.unbind)
 
 
-def linked_chain(
+def _linked_draws(
     hidden: Tensor,
     logits: Tensor,
     link: Link,
@@ -182,21 +185,9 @@ def linked_chain(
     stop: StopPolicy,
     sampling: Sampling,
     randomness: Randomness,
-    first: Tensor | None = None,
-) -> Steps[Proposal]:
-    """The draft of slots whose rows depend on the token before them, `last` in front of the block.
-
-    Greedy drafts are the likeliest tokens left to right, and a policy is shown the rows without the
-    token before; under sampling each token is drawn from its row after the one before it, which the
-    policy is shown, but for the first, where that has been drawn so already. Shapes: hidden [K, D],
-    logits [K, V], first [1].
-    """
-    if sampling.greedy:
-        count = slots_to_draft(stop, logits, hidden)
-        states, alone = hidden[:count], logits[:count]
-        tokens = yield Call(link.chains, (states, alone, last))
-        rows = partial(_rows_after, link, states, alone, last, tokens)
-        return Proposal.chain(tokens, hidden=hidden, logits=rows)
+    first: Tensor | None,
+) -> Proposal:
+    """`chain_of_slots` under sampling, of slots whose rows depend on the token before them."""
     candidates = Candidates(hidden[None], logits[None], link)
     states, known = hidden.unbind(), list(logits.unbind())
     drawn: list[Tensor] = []
@@ -260,8 +251,6 @@ class SlotSession(ABC):
         if slots == 0:
             return Proposal.empty()
         hidden, logits, first = yield from self.chain_rows(tokens, slots)
-        drawing = stop, self.sampling, self.randomness
-        if self.link is None:
-            return (yield from chain_of_slots(logits, *drawing, hidden, first))
+        drawing = stop, self.sampling, self.randomness, hidden, first
         last = self.told_first(tokens)
-        return (yield from linked_chain(hidden, logits, self.link, last, *drawing, first))
+        return (yield from chain_of_slots(logits, *drawing, self.link, last))

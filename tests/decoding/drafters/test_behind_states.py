@@ -105,14 +105,14 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     decoder = Decoder(
         CachedModel(target), drafter, stop, verifier, sampling, lambda _: randomness()
     )
-    linked_chain = slots.linked_chain
+    chain_of_slots = slots.chain_of_slots
 
-    def kept(hidden, logits, *rest):
-        proposal = yield from linked_chain(hidden, logits, *rest)
+    def kept(logits, stop, sampling, randomness, hidden, *rest):
+        proposal = yield from chain_of_slots(logits, stop, sampling, randomness, hidden, *rest)
         rows.append((hidden, logits, proposal))
         return proposal
 
-    monkeypatch.setattr(slots, "linked_chain", kept)
+    monkeypatch.setattr(slots, "chain_of_slots", kept)
     decoder.decode_all([make_source(PROMPTS[1], target)], 8)
     assert len(rows) > 1
     embedding, moved = target.get_input_embeddings().weight, 0.0
