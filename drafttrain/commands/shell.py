@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -137,5 +138,8 @@ def quiet_libraries() -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings(
+        "ignore", "Recommended: pip install sacremoses"
+    )  # not used
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are told by us
     datasets.disable_progress_bars()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +266,29 @@ def test_a_target_with_sentencepiece_files_decodes_as_opus_mt_does(tmp_path):
     assert decoder.tokenizer.decode(ids, skip_special_tokens=True) == text
     [found] = decoder.generate([text], max_new_tokens=5)
     assert found.tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "file"),
+    [("t5", "spiece.model"), ("mbart", "sentencepiece.bpe.model"), ("llama", "tokenizer.model")],
+)
+def test_sentencepiece_files_alone_are_a_tokenizer_with_the_declared_packages(
+    tmp_path, family, file
+):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    declared = {name.partition(">")[0] for name in project["dependencies"]}
+    assert {"sentencepiece", "protobuf"} <= declared  # Transformers reads the files with both
+    written = io.BytesIO()
+    how = {"model_type": "bpe" if family == "llama" else "unigram", "pad_id": 3}
+    texts = [f"the house number {i} is small and the dog {7 * i} is big" for i in range(40)]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=written, vocab_size=50, minloglevel=2, **how
+    )
+    tiny_model(family, vocab_size=120).save_pretrained(tmp_path)
+    (tmp_path / file).write_bytes(written.getvalue())
+    tokenizer = load_target(config(tmp_path)).tokenizer
+    ids = tokenizer("the small dog").input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the small dog"
 
 
 @pytest.mark.parametrize("decoder_layers", [1, 2, 3])
