@@ -138,8 +138,6 @@ def quiet_libraries() -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    warnings.filterwarnings(
-        "ignore", "Recommended: pip install sacremoses"
-    )  # not used
+    warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")  # not used
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are told by us
     datasets.disable_progress_bars()

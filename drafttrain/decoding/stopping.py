@@ -18,7 +18,7 @@ from torch import Tensor
 from drafttrain.config.kinds import StateKind
 from drafttrain.config.methods import STOPS
 from drafttrain.decoding.roles import StopPolicy
-from drafttrain.decoding.types import DraftState
+from drafttrain.decoding.types import DraftState, NotFinite
 from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 
 
@@ -119,7 +119,13 @@ class HeadJudge:
             judged.append(self.judge(new[0]))
         elif new:
             judged.extend(self.head.acceptance(torch.stack(tuple(new))).tolist())
-        return 1.0 - math.prod(judged[: state.depth + 1])
+        acceptance = math.prod(judged[: state.depth + 1])
+        if math.isnan(acceptance):
+            raise NotFinite(
+                f"the acceptance head {self.head.name_or_path!r} gives NaN; load the drafter in "
+                "float32 or bfloat16, or train the head again"
+            )
+        return 1.0 - acceptance
 
 
 def entropy(logits: Tensor) -> float:

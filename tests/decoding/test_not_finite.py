@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import NotFinite, Proposal, Sampling
+from drafttrain.decoding.stopping import FixedLength, HeadJudge
+from drafttrain.decoding.types import DraftState, NotFinite, Proposal, Sampling
 from drafttrain.decoding.verifiers import make_verifier
 from tests.decoding.enumeration import enumerate_output, replaced, total_variation
 from tests.decoding.toys import EOS, ToyDrafter, ToyTarget, autoregressive_law, toy_source
+from tests.export.pairs import make_head
+from tests.tiny_models import tiny_model
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
 RULES = {
@@ -125,3 +128,18 @@ def test_an_error_names_the_input_and_the_token() -> None:
     )
     with pytest.raises(NotFinite, match=r"input \d, new token \d+: .*row \d of the draft's"):
         decoder.decode_all([toy_source(), toy_source()], 6, 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+def test_a_model_whose_finite_weights_give_no_numbers_is_refused_by_that(family: str) -> None:
+    model = tiny_model(family).float()
+    with torch.no_grad():
+        model.lm_head.weight *= 1e38
+    with pytest.raises(NotFinite, match=r"gives NaN or infinite logits in torch\.float32"):
+        CachedModel(model)
+
+
+def test_a_head_that_gives_no_number_is_an_error_and_not_the_end_of_a_draft() -> None:
+    judge = HeadJudge(make_head(tiny_model("llama")))
+    with pytest.raises(NotFinite, match="acceptance head .* gives NaN"):
+        judge(DraftState(1, hidden=[torch.full((16,), torch.nan)]), 0.5)

@@ -21,7 +21,7 @@ from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.types import Proposal, Source
+from drafttrain.decoding.types import NotFinite, Proposal, Source
 
 TOKENS = 8
 """Of the path that is tried."""
@@ -54,7 +54,7 @@ def probe(target: Tried, trees: bool) -> str | None:
     """What is wrong with a model under the engine that `target` has; None: nothing.
 
     Drafts, keeps a part, drafts again. An error of the model's own code is a reason, too: whoever
-    calls this refuses the model, or draws on a simpler engine.
+    calls this refuses the model, or draws on a simpler engine. Raises NotFinite for NaN logits.
     """
     model, size = target.model, target.model.get_input_embeddings().num_embeddings
     if target.position_limit is not None and target.position_limit < TOKENS:
@@ -67,6 +67,8 @@ def probe(target: Tried, trees: bool) -> str | None:
     path = torch.cat([source.prefix, ids[2:]])[:TOKENS]
     try:
         return _compare(target, source, path, trees)
+    except NotFinite:
+        raise
     except Exception as error:  # a model's own code may raise anything
         return f"its forward fails there ({type(error).__name__}: {error})"
 
@@ -74,6 +76,11 @@ def probe(target: Tried, trees: bool) -> str | None:
 def _compare(target: Tried, source: Source, path: Tensor, trees: bool) -> str | None:
     model, length = target.model, len(source.prefix)
     expected = reference_logits(model, source, path)
+    if (expected.isnan() | expected.isposinf()).any():
+        raise NotFinite(
+            f"{model.name_or_path!r} gives NaN or infinite logits in {model.dtype}; "
+            "load it in float32 or bfloat16, or train it again"
+        )
     early = reference_logits(model, source, path[:length])
     if not _close(early[-1:], expected[length - 1 : length], None):
         return "its rows depend on later tokens (it looks ahead, or quantises by the call)"
