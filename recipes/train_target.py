@@ -22,6 +22,7 @@ from drafttrain.config.recipes import TargetRecipe
 from drafttrain.data.batches.examples import PairCollator, TextCollator
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.rows import describe_inputs, usable
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults, random_model
 from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
@@ -120,7 +121,7 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     pairs = family_defaults(settings.model, "model").is_encoder_decoder
     check_teacher(settings, pairs)
     check_run(settings.run, settings)
-    inputs = load_inputs(settings.data)
+    inputs = usable(load_inputs(settings.data))
     if settings.tokenizer is not None:
         tokenizer = read_tokenizer(settings.tokenizer, f"tokenizer = {settings.tokenizer!r}")
     elif settings.teacher is not None:
@@ -135,13 +136,14 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
             "larger one"
         )
     if settings.held_out is not None:
-        others = load_inputs(settings.held_out, "held_out")
+        others = usable(load_inputs(settings.held_out, "held_out"))
         others = tokenize_rows(others, tokenizer, settings.max_tokens, pairs)
         held_out = others.select(range(min(settings.validation_rows, len(others))))
     model = build_model(settings, tokenizer, pairs)
     task = make_task(settings, model, rows, held_out, pairs)
     accelerator = Accelerator() if dry_run else begin_run(settings)
     plan = make_plan(task.lengths, settings.train)
+    accelerator.print(f"{settings.data.path}: {describe_inputs(inputs)}")
     accelerator.print(
         f"{model.num_parameters():,} parameters, {len(rows):,} of {len(inputs):,} rows, "
         f"{task.lengths.sum():,} tokens, {plan.batches_per_epoch} batches an epoch, "

@@ -97,7 +97,7 @@ def _write_files(root: Path) -> None:
     entry.parent.mkdir(parents=True)
     files = {
         "rows.jsonl": "\n".join(lines) + "\n",
-        "broken.jsonl": f'{lines[0]}\n{{"source": "w5\n',
+        "broken.jsonl": '{"source": "w5\n',
         "texts.txt": "w5 w6 w7\nw9 w4\n",
         "table.csv": "question,answer\nw5,w6\n",
         "torn.yaml": "target: {path: target\ndata: [\n",

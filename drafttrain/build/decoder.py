@@ -21,7 +21,7 @@ from drafttrain.config.decode import (
 )
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
-from drafttrain.data.inputs.rows import tokenize_texts
+from drafttrain.data.inputs.tokens import tokenize_texts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.engine.sources import make_source

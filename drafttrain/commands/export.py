@@ -13,7 +13,7 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.rows import tokenize_prompts
+from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import check_engines, engines_for
@@ -132,7 +132,11 @@ def some_inputs(data: DataConfig | None, run: Run | None, parts: Parts) -> list[
         return []
     rows = load_inputs(data.model_copy(update={"limit": min(data.limit or INPUTS, INPUTS)}))
     decoder_only = not parts.drafter.config.is_encoder_decoder
-    return [ids for ids in tokenize_prompts(parts.tokenizer, rows, decoder_only) if ids]
+    return [
+        ids
+        for ids in tokenize_prompts(parts.tokenizer, rows, decoder_only)
+        if isinstance(ids, list)
+    ]
 
 
 def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
@@ -174,7 +178,8 @@ def read_measured(file: Path) -> Measured:
         table=main_table(report).markdown(),
         notes=[note.strip() for note in notes],
         command=describe_command(environment.command.split(" ")),
-        data=f"{data.prompts:,} prompts of `{without_folders(data.path)}`",
+        data=f"{data.prompts:,} prompts of `{without_folders(data.path)}`"
+        + ("" if data.columns is None else f", {data.columns}"),
         machine=f"{machine}, {environment.threads} threads, {', '.join(versions)}",
         date=environment.date[:10],
         plot=plot if plot.is_file() else None,

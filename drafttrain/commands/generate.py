@@ -21,13 +21,18 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import GenerateConfig
-from drafttrain.data.inputs.clips import hear
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.chats import CHAT, Refused
+from drafttrain.data.inputs.clips import AUDIO, hear
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
+from drafttrain.data.inputs.rows import as_inputs, check_some
+from drafttrain.data.inputs.tokens import check_chats
+from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Round
-from drafttrain.models.loading import check_target, say_how_it_decodes
+from drafttrain.evaluation.prompts import is_cut, usable_tokens
+from drafttrain.models.loading import check_target, load_tokenizer, say_how_it_decodes
 from drafttrain.models.speech import hears
 
 CLOSED_PIPE = 141
@@ -37,40 +42,58 @@ CLOSED_PIPE = 141
 def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: str) -> None:
     """Decode texts (None: the rows of settings.data) and write them to standard output, in order.
 
-    display: text, rounds or json. Raises ConfigError before any model loads for inputs that cannot
-    be read or are empty.
+    display: text, rounds or json. In a file or pipe the texts of several inputs have a line each,
+    empty for a row that cannot be decoded. Raises ConfigError, before any model loads, for inputs
+    that cannot be read, or none of which holds anything.
     """
-    heard = hears(check_target(settings.target))
-    inputs = read_inputs(settings, texts, heard)
-    rows = list(zip(inputs["row"], inputs["source"], strict=True))
-    for row, text in rows:
-        if not text.strip():
-            raise ConfigError(f"input {row} is empty; leave it out (inputs are counted from 0)")
+    config = check_target(settings.target)
+    inputs = read_inputs(settings, texts, hears(config))
+    if CHAT in inputs.column_names:
+        check_chats(load_tokenizer(settings.target), inputs, not config.is_encoder_decoder)
+    if display == "text" and len(inputs) > 1 and not sys.stdout.isatty():
+        display = "lines"
     pair = load_pair(settings.target, *check_methods(settings.decode))
     method, target = build_method(settings.decode, pair), pair.target
     asked = settings.decode.sampling
     say_how_it_decodes(target, asked.temperature)
-    decoder = method.decoder(pair.model, build_sampling(asked), asked.seed, lambda i: rows[i][0])
+    tokens = usable_tokens(target, inputs, pair.model.source_limit)
+    ready = [(place, ids) for place, ids in enumerate(tokens) if not isinstance(ids, Refused)]
+    numbers = [inputs[place]["row"] for place, _ in ready]
+    decoder = method.decoder(pair.model, build_sampling(asked), asked.seed, numbers.__getitem__)
     compile_calls(settings.compile)
-    if heard:
-        sources = (hear(target, row) for row in inputs)  # features take 1 MB a clip
-    else:
-        decoder_only = not target.model.config.is_encoder_decoder
-        tokenized = tokenize_prompts(target.tokenizer, inputs, decoder_only)
-        sources = [make_source(ids, target.model) for ids in tokenized]
-    rounds = decoder.decode(sources, asked.max_new_tokens, settings.batch_size)
-    row = rows[0][0]
+    sources = (  # features of a clip take 1 MB
+        hear(target, inputs[place])
+        if AUDIO in inputs.column_names
+        else make_source(ids, target.model)
+        for place, ids in ready
+    )
+    played = in_order(
+        decoder.decode(sources, asked.max_new_tokens, settings.batch_size), len(ready)
+    )
     try:
         if display == "rounds":
             Console(highlight=False).print(LEGEND)
-        for (row, text), played in zip(rows, in_order(rounds, len(rows)), strict=True):
-            DISPLAYS[display](target.tokenizer, row, text, played)
+        for row, text, ids in zip(inputs["row"][:], inputs["source"][:], tokens, strict=True):
+            if isinstance(ids, Refused):
+                show_skipped(display, row, text, ids.reason)
+                continue
+            new: list[int] = []
+            DISPLAYS[display](target.tokenizer, row, text, collected(next(played), new))
+            if is_cut(pair.model, new, asked.max_new_tokens):
+                say(f"row {row}: cut after {len(new)} tokens, where the target's positions end")
     except BrokenPipeError:  # the reader of the output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         raise SystemExit(CLOSED_PIPE) from None
     except ValueError as error:
         which = "input" if settings.batch_size == 1 else "a batch of inputs from"
         raise ValueError(f"{which} {row}: {error}") from error
+
+
+def collected(rounds: Iterable[Round], tokens: list[int]) -> Iterator[Round]:
+    """The rounds as they come; their tokens go to the end of the list."""
+    for played in rounds:
+        tokens += played.emitted
+        yield played
 
 
 def in_order(rounds: Iterable[Round], sequences: int) -> Iterator[Iterator[Round]]:
@@ -103,10 +126,11 @@ def read_inputs(settings: GenerateConfig, texts: Sequence[str] | None, heard: bo
             f"target.path = {settings.target.path!r} hears audio, but the inputs are texts; give a "
             "recording, a folder of them, or a jsonl that names them, with --data"
         )
-    columns = {"row": list(range(len(texts))), "source": list(texts)}
-    if settings.chat:
-        columns[CHATS] = [[{"role": "user", "content": text}] for text in texts]
-    return Dataset.from_dict(columns)
+    given = DataConfig(path="the texts given", chat=settings.chat)
+    inputs = as_inputs(Dataset.from_dict({"text": list(texts)}), range(len(texts)), given)
+    check_some(inputs, given.path)
+    inputs.info.description = ""  # no columns to tell of
+    return inputs
 
 
 def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
@@ -122,6 +146,20 @@ def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]
     for played in rounds:
         stream.put(torch.tensor(played.emitted))
     stream.end()
+
+
+def show_lines(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
+    r"""The text on one line: line breaks in it are written as \n and \r."""
+    found = facts_of(tokenizer, list(rounds))["text"]
+    print(found.replace("\n", r"\n").replace("\r", r"\r"), flush=True)
+
+
+def show_skipped(display: str, row: int, text: str, reason: str) -> None:
+    """The place of a row that is not decoded: an empty line, or its reason."""
+    if display == "json":
+        print(json.dumps({"row": row, "source": text, "skipped": reason}, ensure_ascii=False))
+    else:
+        print(f"\n{row}: skipped, {reason}" if display == "rounds" else "", flush=True)
 
 
 def show_rounds(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
@@ -145,7 +183,7 @@ def show_json(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
-DISPLAYS = {"text": show_text, "rounds": show_rounds, "json": show_json}
+DISPLAYS = {"text": show_text, "lines": show_lines, "rounds": show_rounds, "json": show_json}
 
 
 def facts_of(tokenizer: Tokenizer, rounds: Sequence[Round]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     search = Search(
         drafter=str(settings.drafter),
         candidates={one.name: one.settings() for one in candidates},
-        data=DataFacts.of(settings.data, prompts, skipped),
+        data=DataFacts.of(settings.data, plan.rows, prompts, skipped),
         minutes=(perf_counter() - began) / 60.0,
         rungs=rungs,
         choices=choices,

@@ -33,8 +33,9 @@ class TargetConfig(Config):
 class DataConfig(Config):
     """Input texts: a Hub name, a local file (parquet; json, jsonl, csv, txt, also .gz),
     two line-aligned files, or a folder written by `datasets`. For targets that hear: a recording
-    (wav, flac) or a folder of them, rows that name files beside or below them, or a data set with
-    an Audio column; clips of 30 s at most, resampled to 16 kHz and mixed down where needed."""
+    (wav, flac, mp3, ogg) or a folder of them, rows that name files beside or below them, or a data
+    set with an Audio column; clips of 30 s at most, resampled to 16 kHz and mixed down where
+    needed."""
 
     path: str
     """Hub name, file or folder of the inputs."""
@@ -45,14 +46,15 @@ class DataConfig(Config):
     split: str = "train"
     """Split of a Hub data set or `datasets` folder."""
     input_column: str | None = None
-    """Column of the inputs, texts or chats. Default: the first of messages, source, prompt, text,
-    document, turns (its first element); of recordings, audio or file."""
+    """Column of the inputs, texts or chats. Default: the one of messages, conversations,
+    conversation, source, prompt, text, document, turns (its first element) that is there; of
+    recordings, audio or file. Two of them are refused."""
     template: str | None = None
     """The input made of a row's columns, instead of one column: "{question} (A) {choices[0]}"."""
     reference_column: str | None = None
-    """Column of the references. Default: the first of reference, target, response, summary,
-    canonical_solution; of chats the last assistant turn; of recordings text, sentence,
-    transcription or transcript first."""
+    """Column of the references. Default: the one of reference, target, response, summary,
+    canonical_solution that is there; of chats the last assistant turn; of recordings text,
+    sentence, transcription or transcript too."""
     source_language: str | None = None
     """For rows of {"translation": {LANG: text}}: language of the inputs."""
     target_language: str | None = None
@@ -63,7 +65,10 @@ class DataConfig(Config):
     """Text put after every input ("\\nAnswer:")."""
     chat: bool = False
     """Put every text as a user's message through the tokenizer's chat template (decoder-only
-    targets); rows that are chats always are."""
+    targets); rows that are chats always are. Columns `tools` and `chat_template_kwargs` go to the
+    template too."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    """Chats: variables of the template, as {enable_thinking: false}."""
     skip: NonNegativeInt = 0
     """Rows to leave out at the start."""
     limit: PositiveInt | None = None

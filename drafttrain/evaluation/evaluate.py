@@ -35,7 +35,7 @@ from drafttrain.evaluation.bootstrap import (
 )
 from drafttrain.evaluation.page import render_page
 from drafttrain.evaluation.plots import plot_report
-from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.prompts import Prompt, is_cut, read_prompts
 from drafttrain.evaluation.report import (
     DataFacts,
     Parity,
@@ -115,17 +115,18 @@ def evaluate(
     The report's first run is plain decoding in the same engine. Raises ValueError where no row can
     be decoded, or methods do not fit (`make_jobs`).
     """
-    prompts, skipped = read_prompts(pair, rows)
-    sampling, samples = settings.decode.sampling, []
-    reserve(max(len(one.source.prefix) for one in prompts) + sampling.max_new_tokens)
-    resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
     if settings.mode == "teacher-forced":
         settings = settings.model_copy(update={"baselines": ()})
     jobs = make_jobs(pair, methods, settings)
+    prompts, skipped = read_prompts(pair, rows)
+    sampling, samples = settings.decode.sampling, []
+    facts, cut = DataFacts.of(settings.data, rows, prompts, skipped), 0
+    reserve(max(len(one.source.prefix) for one in prompts) + sampling.max_new_tokens)
+    resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
     if settings.mode == "teacher-forced":
         drafting = [job.method for job in jobs[1:]]
         forced = measure_forced(pair.model, drafting, prompts, sampling, progress)
-        both = zip(jobs, forced, strict=True)
+        cut, both = forced[0].cut, zip(jobs, forced, strict=True)
         runs = [measure_along(job, found, sampling, resamples) for job, found in both]
     else:
         decoded = decode_batches(jobs, prompts, settings, pair.model.device, progress)
@@ -133,13 +134,15 @@ def evaluate(
         for run in decoded[: len(jobs)]:  # of batch size 1
             tokens = [output.tokens for output in run.outputs]
             texts[run.job.name] = detokenize(tokens, skip_special_tokens=True)
+        new = sampling.max_new_tokens
+        cut = sum(is_cut(pair.model, output.tokens, new) for output in decoded[0].outputs)
         context = Context(pair, prompts, settings, decoded, texts)
         runs = [measure(context, run, resamples) for run in decoded]
         samples = make_samples(context)
     report = Report(
         mode=settings.mode,
         target=TargetFacts.of(pair.target),
-        data=DataFacts.of(settings.data, prompts, skipped),
+        data=facts.model_copy(update={"cut_by_positions": cut}),
         environment=describe_environment(),
         options=settings.model_dump(mode="json", include=OPTIONS)
         | sampling.model_dump(include={"seed", "max_new_tokens"}),

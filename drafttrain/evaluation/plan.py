@@ -19,6 +19,7 @@ from drafttrain.config.kinds import NONE, named_kind
 from drafttrain.config.methods import TREES
 from drafttrain.config.sweep import expand_sweep
 from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.decoding.drafters.tree import GrowingDrafter, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
@@ -64,7 +65,7 @@ class Plan:
         baselines = settings.baselines if settings.mode == "decode" else ()
         return [
             f"target    {settings.target.path} ({settings.target.dtype})",
-            f"data      {settings.data.path}: {len(self.rows):,} inputs",
+            f"data      {settings.data.path}: {describe_inputs(self.rows)}",
             *[
                 "method    " + one.config.model_dump_json(exclude_unset=True, exclude={"sampling"})
                 for one in self.methods

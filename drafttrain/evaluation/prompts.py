@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from datasets import Dataset
 
 from drafttrain.build.pairs import Pair
+from drafttrain.data.inputs.chats import CHAT, Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, hear
-from drafttrain.data.inputs.rows import CHATS, tokenize_prompts
+from drafttrain.data.inputs.rows import REASON, describe_inputs
+from drafttrain.data.inputs.tokens import say_skipped, tokenize_prompts
+from drafttrain.data.shards.writing import say
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
+from drafttrain.models.loading import LoadedTarget
 
 
 @dataclass(frozen=True)
@@ -37,37 +43,48 @@ class Skipped:
 
 
 def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]]:
-    """Tokenises the rows of `load_inputs`, texts or chats, and skips those that do not fit. Clips
-    become features, and all fit.
+    """Tokenises the rows of `load_inputs`, texts or chats, or makes features of clips; those that
+    cannot be used are skipped, and printed.
 
     Raises ConfigError for chats without a template, ValueError if no row is left.
     """
-    target, limit = pair.target, pair.model.source_limit
-    if AUDIO in rows.column_names:
-        return [
-            Prompt(
-                row["row"], row["source"], row["reference"], hear(target, row), False, row[SECONDS]
-            )
-            for row in rows
-        ], []
+    target, chat = pair.target, CHAT in rows.column_names
     prompts: list[Prompt] = []
     skipped: list[Skipped] = []
-    tokenized = tokenize_prompts(target.tokenizer, rows, not target.model.config.is_encoder_decoder)
-    for row, ids in zip(rows, tokenized, strict=True):
-        reason = None
-        if not row["source"].strip() or not ids:
-            reason = "the source is empty"
-        elif limit is not None and len(ids) > limit:
-            reason = f"{len(ids)} source tokens, the target takes {limit}"
-        if reason is not None:
-            skipped.append(Skipped(row["row"], reason))
+    for row, ids in zip(rows, usable_tokens(target, rows, pair.model.source_limit), strict=True):
+        if isinstance(ids, Refused):
+            skipped.append(Skipped(row["row"], ids.reason))
             continue
-        source, chat = make_source(ids, target.model), CHATS in rows.column_names
-        prompts.append(Prompt(row["row"], row["source"], row["reference"], source, chat))
-    if not prompts:
-        raise ValueError(
-            f"none of the {len(skipped)} input rows can be decoded"
-            + (f" (row {skipped[0].row}: {skipped[0].reason})" if skipped else "")
-            + "; give data with at least one row"
-        )
+        source = hear(target, row) if AUDIO in row else make_source(ids, target.model)
+        texts = row["source"], row["reference"]
+        prompts.append(Prompt(row["row"], *texts, source, chat, row.get(SECONDS)))
     return prompts, skipped
+
+
+def usable_tokens(
+    target: LoadedTarget, rows: Dataset, limit: int | None
+) -> list[list[int] | Refused]:
+    """The tokens of each row, none of clips, or why it is skipped. Prints this, and where
+    the inputs were read from. Raises ValueError if no row is left."""
+    if AUDIO in rows.column_names:
+        found = [[] if reason is None else Refused(reason) for reason in rows[REASON][:]]
+    else:
+        decoder_only = not target.model.config.is_encoder_decoder
+        found = tokenize_prompts(target.tokenizer, rows, decoder_only, limit)
+    refused = zip(rows["row"][:], found, strict=True)
+    skipped = {row: one.reason for row, one in refused if isinstance(one, Refused)}
+    if len(skipped) == len(found):
+        first = "".join(f" (row {row}: {reason})" for row, reason in [*skipped.items()][:1])
+        raise ValueError(
+            f"none of the {len(found)} input rows can be decoded{first}; give data with at least "
+            "one row"
+        )
+    if rows.info.description:
+        say(describe_inputs(rows))
+    say_skipped(skipped, len(found))
+    return found
+
+
+def is_cut(model: CachedModel, tokens: Sequence[int], wanted: int) -> bool:
+    """Whether an output ended, before EOS and `wanted` tokens, where the target's positions do."""
+    return len(tokens) < wanted and tokens[-1] not in model.eos_ids

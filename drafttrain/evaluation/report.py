@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from drafttrain import __version__
@@ -183,16 +184,26 @@ class TargetFacts(Part):
 
 class DataFacts(Part):
     path: str
+    columns: str | None = None
+    """Which columns the inputs and references were read from."""
     prompts: int
     references: int
     """Prompts that have a reference."""
     skipped: list[Skipped] = []
+    cut_by_positions: int = 0
+    """Plain outputs that ended, before EOS and max_new_tokens, where the target's positions do."""
 
     @staticmethod
-    def of(data: DataConfig, prompts: Sequence[Prompt], skipped: list[Skipped]) -> DataFacts:
-        known = sum(prompt.reference is not None for prompt in prompts)
-        path = str(data.path)
-        return DataFacts(path=path, prompts=len(prompts), references=known, skipped=skipped)
+    def of(
+        data: DataConfig, rows: Dataset, prompts: Sequence[Prompt], skipped: list[Skipped]
+    ) -> DataFacts:
+        return DataFacts(
+            path=str(data.path),
+            columns=rows.info.description or None,
+            prompts=len(prompts),
+            references=sum(prompt.reference is not None for prompt in prompts),
+            skipped=skipped,
+        )
 
 
 class Tried(Part):

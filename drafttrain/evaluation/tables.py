@@ -224,6 +224,8 @@ def note(report: Report) -> str:
     text = f"95 % bootstrap intervals over inputs. {report.target.dtype}, {report.machine}."
     if report.data.skipped:
         text += f" {len(report.data.skipped)} inputs skipped."
+    if report.data.cut_by_positions:
+        text += f" {report.data.cut_by_positions} outputs cut where the target's positions end."
     if too_long := max((run.totals.get("too_long", 0) for run in report.runs), default=0):
         text += f" {too_long} inputs longer than the drafter takes: decoded plainly."
     if any(run.lossy for run in report.runs):

@@ -35,7 +35,7 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.evaluation.bootstrap import Array, Ratio
 from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import Counts
-from drafttrain.evaluation.prompts import Prompt
+from drafttrain.evaluation.prompts import Prompt, is_cut
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.spec_drafter.model import UNDRAFTED
 
@@ -69,6 +69,8 @@ class ForcedCounts:
     """[3, P, K], as of `count_positions`."""
     overlaps: dict[str, Ratio] = field(default_factory=dict)
     """Of language models, by metric: see `measure_overlaps`."""
+    cut: int = 0
+    """Of plain decoding: outputs that end where the target's positions do."""
 
 
 def measure_forced(
@@ -89,6 +91,7 @@ def measure_forced(
         if method.assistant is not None
     }
     lengths: list[int] = []
+    cut = 0
     sums: list[list[Array]] = [[] for _ in methods]
     overlaps: dict[int, list[Array]] = {key: [] for key in models}
     drawn = build_sampling(sampling)
@@ -96,6 +99,7 @@ def measure_forced(
     with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
         for output in decode_outputs(target, methods, prompts, sampling, needs_probs):
             lengths.append(len(output.tokens))
+            cut += is_cut(target, output.tokens.tolist(), sampling.max_new_tokens)
             drafted = _draft_along(methods, output, drawn)
             for own, method, probs in zip(sums, methods, drafted, strict=True):
                 own.append(count_along(method, output, probs, drawn.greedy))
@@ -103,7 +107,8 @@ def measure_forced(
                 overlaps[key].append(measure_overlaps(model, output, drawn).numpy())
             work.update()
     tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(lengths))
-    found = [ForcedCounts(Counts(tokens, tokens, none, none, none), np.zeros((3, len(tokens), 0)))]
+    plain = Counts(tokens, tokens, none, none, none)
+    found = [ForcedCounts(plain, np.zeros((3, len(tokens), 0)), cut=cut)]
     for method, own in zip(methods, sums, strict=True):
         whole, positions = np.split(np.stack(own), [5], axis=1)
         positions = positions.reshape(-1, 3, method.stop.longest).swapaxes(0, 1)

@@ -19,6 +19,7 @@ from drafttrain.config.kinds import NONE, DrafterKind, kind_of, named_kind
 from drafttrain.config.methods import STOPS, TREES
 from drafttrain.config.runs import head_folders, head_run_of
 from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
 from drafttrain.evaluation.plan import check_batches
@@ -245,6 +246,7 @@ class TunePlan:
             f"candidates   {1 + len(self.candidates)}: plain, {names}",
             f"prompts      {len(self.rows)} of {settings.data.path} to choose on, at most; "
             f"{len(self.reported)} of {reported} for the final figures",
+            f"inputs       {describe_inputs(self.rows)}",
             f"batch sizes  {', '.join(map(str, settings.batch_sizes))}",
             f"minutes      {settings.minutes:g} at most",
             f"report       {settings.report}",

@@ -149,8 +149,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):
     ("stdin", "says"),
     [
         (b"", "no inputs"),
-        (b"\n", "input 0 is empty"),
-        (b"w5\n \nw6\n", "input 1 is empty"),
+        (b"\n", "row 0: empty"),
         (b"w5 \xff\n", "'utf-8' codec can't decode byte 0xff in position 3: invalid start byte"),
     ],
 )
@@ -217,3 +216,18 @@ def test_plots_need_no_package_of_a_notebook():
         assert (
             subprocess.run(line, env=os.environ | backend, capture_output=True).returncode == code
         )
+
+
+def test_lines_stay_aligned_where_some_cannot_be_decoded(capsys, monkeypatch, tiny_target):
+    stdin = b"\xef\xbb\xbfw5\n \nw6\n\nw7 w8\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+    command = ("generate", "--target", tiny_target, "--drafter", "none", "--max-new-tokens", "4")
+    capsys.readouterr()
+    assert ended(*command) == 0
+    said = capsys.readouterr()
+    lines = said.out.split("\n")
+    assert [bool(line) for line in lines] == [True, False, True, False, True, False]
+    assert "2 of 5 rows" in said.err and "row 1: empty" in said.err and "row 3: empty" in said.err
+    assert ended(*command, "--text", "w5", "--text", "", "--json") == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["text"] == lines[0] and second == {"row": 1, "source": "", "skipped": "empty"}

@@ -31,7 +31,7 @@ SETTINGS = {
     f"{TUNE} h=[0.5,1.5]": ("h.1 = 1.5", "less than 1"),
 }
 INPUTS = {
-    f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "JSON parse error", "row 1", ";"),
+    f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "no JSON", "row 0", ";"),
     f"{DISTILL} --data table.csv": ("'table.csv'", "data.input_column", "question"),
     f"{DISTILL} --target untokenized": ("'untokenized'", "tokenizer", "beside"),
     f"{DISTILL} --target pickled": ("'pickled'", "pytorch_model.bin", "safetensors"),
@@ -100,7 +100,7 @@ RUNS = {
         "--mode decode",
     ),
     f"{RUN} --mode teacher-forced --k 9": ("k = 9", "--mode decode"),
-    "drafttrain generate --text ' '": ("input 0 is empty",),
+    "drafttrain generate --text ' '": ("row 0: empty",),
 }
 PLACES = {
     f"{CACHE} --distilled unfinished": ("'unfinished'", "drafttrain distill"),

@@ -89,8 +89,9 @@ def loaded(model: PreTrainedModel) -> Pair:
 
 def rows(texts: Sequence[str]) -> Dataset:
     """Inputs without references."""
-    count = len(texts)
-    return Dataset.from_dict({"row": range(count), "source": texts, "reference": [None] * count})
+    missing = [None] * len(texts)
+    columns = {"row": range(len(texts)), "source": texts, "reference": missing, "reason": missing}
+    return Dataset.from_dict(columns)
 
 
 def options(temperature: float = 0.0, max_new_tokens: int = 12, seed: int = 0, **given: object):

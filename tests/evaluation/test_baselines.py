@@ -91,7 +91,7 @@ def test_prompts_that_leave_no_position_are_set_aside_by_number():
     prompts, skipped = read_prompts(target, rows(texts))
     assert [prompt.row for prompt in prompts] == [1, 3]
     assert [(row.row, row.reason) for row in skipped] == [
-        (0, "the source is empty"),
+        (0, "empty"),
         (2, "65 source tokens, the target takes 64"),
     ]
     assert prompts[0].source.prefix.tolist() == [5, 6]  # no EOS: the text goes on

@@ -32,6 +32,7 @@ def rows(references=True):
             "row": [10, 11, 12, 13],
             "source": SOURCES,
             "reference": ["w3 w4 w5 w6 w7", "w8 w9", None, "w4"] if references else [None] * 4,
+            "reason": [None] * 4,
         }
     )
 
@@ -170,12 +171,13 @@ def test_evaluation_writes_report_samples_and_plot_side_by_side(target, evaluati
 def test_chats_have_no_bleu_even_where_answers_are_known(target):
     """The rule: common n-grams say nothing of a chat's answer; whether it is the same, does."""
     target = loaded(tiny_model("llama"))
-    chats = [[{"role": "user", "content": text}] for text in SOURCES]
+    turns = [[{"role": "user", "content": text}] for text in SOURCES]
+    chats = [json.dumps({"conversation": chat}) for chat in turns]
     template = "{% for turn in messages %}{{ turn.content }} {% endfor %}"
     target.target.tokenizer.chat_template = template
     settings = options(baselines=("generate",), repeats=1)
     for data in (rows(), rows(references=False)):
-        data = data.add_column("messages", chats)
+        data = data.add_column("chat", chats)
         drafter = CausalDrafter(CachedModel(tiny_model("llama", seed=5)))
         found = evaluate(target, [strict(drafter)], data, settings).report
         for run in found.runs:
@@ -201,8 +203,8 @@ def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
 
 
 def test_no_rows_at_all_are_an_error(target):
-    nothing = Dataset.from_dict({"row": [0], "source": [""], "reference": [None]})
-    with pytest.raises(ValueError, match=r"none of the 1 input rows .*row 0: the source is empty"):
+    nothing = rows().select([0]).map(lambda row: row | {"source": "", "reason": "empty"})
+    with pytest.raises(ValueError, match=r"none of the 1 input rows .*row 10: empty"):
         read_prompts(target, nothing)
 
 

@@ -6,15 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.shards.outputs import ShardRow
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A row that has no output."""
-
-    reason: str
-
 
 Decoded = list[int] | Refused | None
 """The tokens of a row, EOS included, no padding; None: its scores were not finite."""

@@ -23,12 +23,14 @@ from tqdm import tqdm
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import BACKENDS, DistillConfig
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused
+from drafttrain.data.distill.batches import BatchDecoder, Decoded
 from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.encoded import KeptEncodings
+from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS, hear, name_languages
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.rows import CHATS, check_chats, tokenize_prompts
+from drafttrain.data.inputs.rows import REASON, describe_inputs
+from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
@@ -123,6 +125,8 @@ class Distilling:
         )
 
     def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
+        if shard == 0:
+            say(f"{self.config.data.path}: {describe_inputs(self.inputs)}")
         inputs = self.inputs.select(manifest.rows_of(shard))
         rows: list[ShardRow] = []
         decode = self._decode_clips if AUDIO in inputs.column_names else self._decode_texts
@@ -158,13 +162,11 @@ class Distilling:
         )
         positions = position_limit(model.config)
         new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens
-        chats = CHATS in inputs.column_names
         ready, skipped = [], []
-        for row, text, ids in zip(inputs["row"][:], inputs["source"][:], tokenized, strict=True):
-            own = text.removeprefix(config.data.prefix).removesuffix(config.data.suffix)
+        for row, ids in zip(inputs["row"][:], tokenized, strict=True):
             reason = ""
-            if not own.strip() or not ids:
-                reason = "no user turn, or one without text" if chats else "empty"
+            if isinstance(ids, Refused):
+                reason = ids.reason
             elif len(ids) > config.max_source_tokens:
                 reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"
             elif positions is not None and len(ids) + new > positions:
@@ -182,9 +184,14 @@ class Distilling:
         """Clips of one shard in batches. Features are made a batch at a time, and encoded once."""
         target, encoded = self.target, self.config.encoded
         size = source_limit(target.model.config) or 0
-        lengths = zip(inputs["row"][:], inputs[SECONDS][:], strict=True)
-        ready = [ShardRow(row, encoded=size, seconds=seconds) for row, seconds in lengths]
-        places = {row.row: place for place, row in enumerate(ready)}
+        facts = [*zip(inputs["row"][:], inputs[SECONDS][:], inputs[REASON][:], strict=True)]
+        yield [
+            ShardRow(row, status="skipped", reason=reason, seconds=seconds)
+            for row, seconds, reason in facts
+            if reason is not None
+        ]
+        ready = [ShardRow(n, encoded=size, seconds=long) for n, long, why in facts if why is None]
+        places = {row: place for place, (row, _, _) in enumerate(facts)}
         kept = None if encoded is None else KeptEncodings(encoded, target.model)
         for batch in self.decoder.batches(ready):
             clips = [inputs[places[row.row]] for row in batch]
@@ -241,10 +248,12 @@ class DistillPlan:
     max_new_tokens each."""
     disk_bytes: int
     shards: int
+    inputs: str
+    """Where they are read from, and the first one."""
 
     def __str__(self) -> str:
         return (
-            f"{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
+            f"{self.inputs}\n{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
             f"{self.target_tokens:,} generated ones, in {self.shards} shards, "
             f"about {self.disk_bytes / 2**20:,.1f} MiB on disk"
         )
@@ -291,9 +300,10 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
         outputs = [most if decoder_only else min(length, most) for length in lengths]
     rows, scale = len(inputs), len(inputs) / len(chosen)
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
+    read = f"{config.data.path}: {describe_inputs(inputs)}"
     # two bytes a token after zstd; clips are not copied
     disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
-    return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows))
+    return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows), read)
 
 
 def sampled_lengths(
@@ -306,7 +316,7 @@ def sampled_lengths(
         return chosen, [source_limit(model_config) or 0] * len(chosen)
     tokenizer = load_tokenizer(config.target)
     found = tokenize_prompts(tokenizer, chosen, not model_config.is_encoder_decoder)
-    return chosen, [len(ids) for ids in found]
+    return chosen, [0 if isinstance(ids, Refused) else len(ids) for ids in found]
 
 
 def check_distill_settings(config: DistillConfig) -> None:

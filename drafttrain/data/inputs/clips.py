@@ -2,8 +2,8 @@
 and the sources that a speech target's processor makes of them.
 
 soundfile reads the clips, soxr resamples them to 16 kHz. A clip is decoded once when it is listed,
-so that an error comes before any model loads, and again when it is used; none is cut. Files that
-rows name must lie in the folder of the file that names them.
+which finds those that cannot be used before any model loads, and again when it is used; none is
+cut. Files that rows name must lie in the folder of the file that names them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.chats import Refused, text_of
 from drafttrain.data.inputs.rows import FEATURES as TEXT_FEATURES
-from drafttrain.data.inputs.rows import REFERENCE_COLUMNS, find_column
+from drafttrain.data.inputs.rows import (
+    REASON,
+    REFERENCE_COLUMNS,
+    column_names,
+    find_column,
+    iterate_rows,
+)
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.speech import speech_source
 from drafttrain.decoding.types import Source
@@ -38,7 +45,7 @@ RATE = 16_000
 """Samples per second that speech models read."""
 LONGEST = 30.0
 """Seconds that a speech model reads at once."""
-SUFFIXES = (".wav", ".flac")
+SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".m4a", ".aac", ".wma")
 """Of the files that are looked for in a folder."""
 AUDIO = "audio"
 """Column of rows that are clips: path or bytes."""
@@ -74,10 +81,9 @@ def as_clips(
     rows: datasets.Dataset, numbers: Sequence[int], config: DataConfig
 ) -> datasets.Dataset:
     """The numbered rows, their clips checked: `row`, `source` (the clip's name), `reference`,
-    `audio`, `seconds` and `sha256` (of the file).
+    `audio`, `seconds` and `sha256` (of the file), or `reason`, why a clip cannot be used.
 
-    Raises ConfigError for settings of texts, columns that are not there, and naming the clip for
-    one that cannot be used.
+    Raises ConfigError for settings of texts and columns that are not there.
     """
     for field in TEXT_ONLY:
         if (value := getattr(config, field)) != DataConfig.model_fields[field].default:
@@ -87,32 +93,38 @@ def as_clips(
     for name, kind in rows.features.items():
         if isinstance(kind, datasets.Audio):
             rows = rows.cast_column(name, datasets.Audio(decode=False))
-    column = find_column(rows, config, "input_column", CLIP_COLUMNS)
+    rows = rows.select(numbers)
+    names = column_names(rows, config.path)
+    column = find_column(names, config, "input_column", CLIP_COLUMNS)
     if column is None:
         raise ConfigError(
             f"{config.path!r} has none of the columns {', '.join(CLIP_COLUMNS)}; name the one with "
-            f"files or audio with data.input_column (there are: {', '.join(rows.column_names)})"
+            f"files or audio with data.input_column (there are: {', '.join(names)})"
         )
-    written = find_column(rows, config, "reference_column", WRITTEN_COLUMNS)
-    chosen = rows.select(numbers)
+    written = find_column(names, config, "reference_column", WRITTEN_COLUMNS)
     folder = Path(config.path).resolve()
     folder = folder if folder.is_dir() else folder.parent
-    named = [
-        find_clip(value, number, folder)
-        for number, value in zip(numbers, chosen[column], strict=True)
-    ]
+
+    def read(number: int, row: dict[str, Any] | Refused) -> dict[str, Any]:
+        found = dict.fromkeys(FEATURES) | {"row": number, "source": "", SECONDS: 0.0, DIGESTS: ""}
+        try:
+            if isinstance(row, Refused):
+                raise ConfigError(row.reason)
+            name, audio = find_clip(row.get(column), number, folder)
+            seconds, digest = measure(name, audio)
+        except (ValueError, OSError) as error:
+            return found | {REASON: str(error)}
+        found |= {"source": name, AUDIO: audio, SECONDS: seconds, DIGESTS: digest}
+        reference = text_of(row.get(written), blank=True)
+        return found if isinstance(reference, Refused) else found | {"reference": reference}
+
+    library("soundfile")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        facts = list(pool.map(lambda clip: measure(*clip), named))
-    references = [None] * len(named) if written is None else chosen[written][:]
-    found = {
-        "row": list(numbers),
-        "source": [name for name, _ in named],
-        "reference": [None if text is None else str(text) for text in references],
-        AUDIO: [audio for _, audio in named],
-        SECONDS: [seconds for seconds, _ in facts],
-        DIGESTS: [digest for _, digest in facts],
-    }
-    return datasets.Dataset.from_dict(found, features=FEATURES)
+        found = datasets.Dataset.from_list(
+            list(pool.map(read, numbers, iterate_rows(rows))), features=FEATURES
+        )
+    found.info.description = f"column {column!r}"
+    return found
 
 
 def find_clip(value: Any, row: int, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -170,7 +182,8 @@ def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
         else:
             return samples, rate
     raise ConfigError(
-        f"clip {name!r} {wrong}; give WAV or FLAC of {LONGEST:g} s or less, or leave it out"
+        f"clip {name!r} {wrong}; give WAV, FLAC, MP3 or OGG of {LONGEST:g} s or less, or leave it "
+        "out"
     )
 
 

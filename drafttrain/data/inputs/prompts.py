@@ -7,6 +7,9 @@ For targets that hear: recordings, a folder of them, or rows that name or hold t
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
 import re
 import zlib
 from pathlib import Path
@@ -17,21 +20,16 @@ import datasets
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.clips import SUFFIXES, as_clips, find_files
-from drafttrain.data.inputs.rows import as_inputs
+from drafttrain.data.inputs.rows import LINE, as_inputs, check_some
 
-BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
-    ".parquet": ("parquet", {}),
-    # without keep_default_na=False the texts "None", "NA" and "null" would be read as missing
-    ".csv": ("csv", {"keep_default_na": False}),
-    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
-    ".txt": ("text", {}),
-}
-LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError, zlib.error)
+KINDS = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".txt")
+"""Suffixes of files of rows; of those that are text, .gz may follow."""
+LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError, zlib.error, csv.Error)
 LOADING_ERRORS += (datasets.exceptions.DatasetsError,)
 DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
 """`data.` before a setting's name; messages are worded for the group that is called so."""
+LARGEST_FIELD = 2**31 - 1
+"""Characters of a field of a csv file."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -40,11 +38,11 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
 
     heard: they are recordings, with more columns (`clips.as_clips`). Of texts:
     `row` counts the records of the original file from 0; `skip` and `limit` do not
-    renumber. `source` has prefix and suffix applied; a
-    missing text is these alone, and later skipped by its number. Chats have a column `messages`
-    too, and `source` is the user's last turn: `rows.tokenize_prompts` renders them. Raises
-    ConfigError naming the field, the value and the remedy; `group` is how the user calls these
-    settings (held_out, report_data).
+    renumber. `source` has prefix and suffix applied. A row that cannot be used has no text, and
+    `reason` says why. Chats have a column `chat` too, and `source` is the user's last turn:
+    `tokens.tokenize_prompts` renders them. Raises ConfigError naming the field, the value and the
+    remedy, also where no row can be used; `group` is how the user calls these settings (held_out,
+    report_data).
     """
     path = Path(config.path)
     try:
@@ -58,7 +56,9 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
             )
         stop = None if config.limit is None else config.skip + config.limit
         numbers = range(len(rows))[config.skip : stop]
-        return (as_clips if heard else as_inputs)(rows, numbers, config)
+        found = (as_clips if heard else as_inputs)(rows, numbers, config)
+        check_some(found, config.path)
+        return found
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 
@@ -80,7 +80,7 @@ def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
         return files
     if path.is_file():
         return _load_file(config.path, "data.path", config.split)
-    of_kind = _kind_suffix(path) in (*BUILDERS, *SUFFIXES)
+    of_kind = _kind_suffix(path) in (*KINDS, *SUFFIXES)
     if not path.is_dir() and (of_kind or not HUB_NAME.fullmatch(config.path)):
         raise ConfigError(
             f"data.path = {config.path!r}: no such file or folder; give an existing one, or the "
@@ -116,15 +116,42 @@ def _load_aligned(config: DataConfig) -> datasets.Dataset:
 
 
 def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
-    """One local file; a suffix that says nothing (train.en) is read as lines of text."""
-    builder, options = BUILDERS.get(_kind_suffix(Path(path)), ("text", {}))
+    """One local file; a suffix that says nothing (train.en) is read as lines of text. Rows of JSON
+    and CSV are lines of JSON, each read for itself."""
+    kind = _kind_suffix(Path(path))
     try:
-        return datasets.load_dataset(builder, data_files=path, split=split, **options)
+        if kind == ".parquet":
+            return datasets.load_dataset("parquet", data_files=path, split=split)
+        if kind in (".json", ".csv", ".tsv") and (found := _read_objects(path, kind)) is not None:
+            if split != "train":
+                raise ValueError(f"Unknown split {split!r}: a file has 'train' alone")
+            lines = [json.dumps(one) for one in found]
+            return datasets.Dataset.from_dict({LINE: lines})
+        lines = datasets.load_dataset("text", data_files=path, split=split)
+        if kind not in (".json", ".jsonl"):
+            return lines
+        return lines.rename_column("text", LINE).filter(str.strip, input_columns=LINE)
     except LOADING_ERRORS as error:
         raise ConfigError(
-            f"{name} = {path!r} cannot be read as {builder}: {_innermost(error)}; mend the file, "
-            "or give another"
+            f"{name} = {path!r} cannot be read as {kind[1:] if kind in KINDS else 'text'}: "
+            f"{_innermost(error)}; mend the file, or give another"
         ) from None
+
+
+def _read_objects(path: str, kind: str) -> list[Any] | None:
+    """The rows of a file that is read as a whole; None for .json that holds lines of JSON."""
+    with (gzip.open if path.endswith(".gz") else open)(
+        path, "rt", encoding="utf-8-sig", newline=""
+    ) as file:
+        if kind == ".json":
+            try:
+                found = json.load(file)
+            except json.JSONDecodeError:
+                return None
+            return found if isinstance(found, list) else [found]
+        csv.field_size_limit(LARGEST_FIELD)
+        names, *rows = filter(None, csv.reader(file, delimiter="\t" if kind == ".tsv" else ","))
+    return [dict(zip(names, row, strict=True)) if len(row) == len(names) else row for row in rows]
 
 
 def _kind_suffix(path: Path) -> str:
@@ -135,4 +162,6 @@ def _kind_suffix(path: Path) -> str:
 def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 ({error}); convert it, as with iconv -f LATIN1 -t UTF-8"
     return f"{error}" or type(error).__name__

@@ -1,43 +1,112 @@
-"""Rows of any data set -> rows of `row`, `source`, `reference`, for chats `messages`; -> tokens.
+"""Rows of any data set -> rows of `row`, `source`, `reference`, `reason`, for chats `chat`.
 
-Which columns hold inputs and references is found by their usual names or told by the settings.
-Chats are [{"role": ..., "content": ...}, ...]; an assistant's turn at the end is the reference,
-what comes before it is the prompt. Rows with several questions (`turns`, as in Spec-Bench) give
-the first.
-
-Tokens: encoder-decoder targets get what their tokenizer makes of a text, end of sentence included.
-Decoder-only targets go on with the prompt, so it keeps the tokens that the tokenizer puts before a
-text (BOS) and loses those it puts after it (EOS). Chats are rendered with the tokenizer's template,
-which writes all special tokens itself.
+Which columns hold inputs and references is found by their usual names or told by the settings. Each
+cell is read by itself: what it holds makes a text, a chat, or `reason`, why the row cannot be used.
+Rows with several questions (`turns`, as in Spec-Bench) give the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.chats import (
+    CHAT,
+    CHAT_SETTINGS,
+    Refused,
+    from_json,
+    is_chat,
+    read_chat,
+    text_of,
+)
 
-INPUT_COLUMNS = ("source", "prompt", "text", "document")
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
+INPUT_COLUMNS = (*CHAT_COLUMNS, "source", "prompt", "text", "document", "turns")
+RIVALS = ("question", "instruction", "input", "query", "article", "content")
+"""Columns that may hold the inputs as well: one of them beside a usual one leaves it open."""
 REFERENCE_COLUMNS = ("reference", "target", "response", "summary", "canonical_solution")
-CHATS = "messages"
-"""Column of rows that are chats, in what is read and in what comes out."""
-FILLED = "filled template"
-"""Column of the texts made by `data.template`."""
-TURNS = "turns"
-"""Column of lists of questions."""
+LINE = "line of json"
+"""The only column of rows that are read from lines of JSON, one at a time."""
+REASON = "reason"
+"""Column that says why a row cannot be used; None where it can."""
 FEATURES = datasets.Features(
     row=datasets.Value("int64"),
     source=datasets.Value("string"),
     reference=datasets.Value("string"),
+    reason=datasets.Value("string"),
 )
-LISTS = (datasets.List, datasets.LargeList)
-TURN = {"role": datasets.Value("string"), "content": datasets.Value("string")}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a data set that are read."""
+
+    input: str
+    reference: str | None
+    named: str
+    """What they are called in messages."""
+
+
+def read_rows(batch: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any] | Refused]:
+    """The rows of a batch of columns, by the columns' names; of lines of JSON, what each holds."""
+    if LINE in batch:
+        yield from map(_parse_line, batch[LINE])
+        return
+    for values in zip(*batch.values(), strict=True):
+        yield {name: _without_none(value) for name, value in zip(batch, values, strict=True)}
+
+
+def _parse_line(line: str) -> dict[str, Any] | Refused:
+    try:
+        found = json.loads(line.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        return Refused(f"no JSON ({error})")
+    if isinstance(found, str):
+        return {"text": found}
+    if not isinstance(found, dict):
+        return Refused(f"{shortened(repr(found))}, not an object with columns by name")
+    return found
+
+
+def _without_none(value: Any) -> Any:
+    """What Arrow adds where rows have different keys is taken out again."""
+    if isinstance(value, dict):
+        return {k: _without_none(own) for k, own in value.items() if own is not None}
+    return list(map(_without_none, value)) if isinstance(value, list) else value
+
+
+def shortened(text: str, most: int = 72) -> str:
+    """A text on one line, as far as it fits."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def iterate_rows(rows: datasets.Dataset) -> Iterator[dict[str, Any] | Refused]:
+    """All rows in order, a batch in memory at a time."""
+    for batch in rows.iter(batch_size=1000):
+        yield from read_rows(batch)
+
+
+def column_names(rows: datasets.Dataset, path: str) -> list[str]:
+    """Of lines of JSON those of all objects. Raises ConfigError where no line holds one."""
+    if LINE not in rows.column_names:
+        return rows.column_names
+    read = (row for row in iterate_rows(rows) if isinstance(row, dict))
+    names = dict.fromkeys(name for row in read for name in row)
+    if not names:
+        first = next(iterate_rows(rows))
+        reason = first.reason if isinstance(first, Refused) else "no columns"
+        raise ConfigError(
+            f"no row of {path!r} holds columns by name (row 0: {reason}); give lines of JSON "
+            "objects, or another kind of file by its suffix"
+        )
+    return list(names)
 
 
 def as_inputs(
@@ -45,70 +114,107 @@ def as_inputs(
 ) -> datasets.Dataset:
     """The chosen columns of the numbered rows, renamed; prefix and suffix applied.
 
-    Raises ConfigError for columns that are not there or hold something else.
+    Raises ConfigError for columns that are not there.
     """
-    if config.template is not None:
-        rows = _fill_template(rows, config)
-        config = config.model_copy(update={"input_column": FILLED, "template": None})
-    column, reference_column = _choose_columns(rows, config)
-    source_key, reference_key = config.source_language, config.target_language
-    chats = _is_chat(rows.features[column])
-    prefix, suffix = config.prefix, config.suffix
+    rows = rows.select(numbers)
+    columns = _choose_columns(rows, config)
+    if LINE not in rows.column_names and config.template is None:
+        needed = {columns.input, columns.reference, *CHAT_SETTINGS}
+        rows = rows.select_columns([name for name in rows.column_names if name in needed])
+    cells = (read_cell(row, columns, config) for row in iterate_rows(rows))
+    first = next((cell for cell in cells if cell and not isinstance(cell, Refused)), None)
+    chats = config.chat or is_chat(first)
+    if config.chat_template_kwargs and not chats:
+        raise ConfigError(
+            f"data.chat_template_kwargs = {config.chat_template_kwargs} counts for chats only, but "
+            f"{columns.named} holds texts; leave it out, or add data.chat=true"
+        )
+    features = datasets.Features(
+        {**FEATURES, **({CHAT: datasets.Value("string")} if chats else {})}
+    )
 
     def convert(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {"row": [numbers[index] for index in indices]}
-        if chats:
-            prompts = [_split_chat(value) for value in batch[column]]
-            wrapped = [_wrap_chat(chat, prefix, suffix) for chat, _ in prompts]
-            found["source"], found[CHATS] = map(list, zip(*wrapped, strict=True))
-            found["reference"] = [answer for _, answer in prompts]
-        else:
-            texts = [_text(value, source_key) or "" for value in batch[column]]
-            found["source"] = [prefix + text + suffix for text in texts]
-            found["reference"] = [None] * len(texts)
-            if config.chat:
-                found[CHATS] = [
-                    [{"role": "user", "content": source}] if text.strip() else []
-                    for text, source in zip(texts, found["source"], strict=True)
-                ]
-        if reference_column is not None:
-            found["reference"] = [_text(value, reference_key) for value in batch[reference_column]]
-        return found
+        found = [as_input(row, columns, config, chats) for row in read_rows(batch)]
+        read = {name: [row.get(name) for row in found] for name in features}
+        return read | {"row": [numbers[index] for index in indices]}
 
-    features = FEATURES
-    if chats or config.chat:
-        features = datasets.Features({**FEATURES, CHATS: datasets.List(TURN)})
-    return rows.select(numbers).map(
+    inputs = rows.map(
         convert,
         batched=True,
         with_indices=True,
         remove_columns=rows.column_names,
         features=features,
     )
+    inputs.info.description = columns.named
+    return inputs
 
 
-def _fill_template(rows: datasets.Dataset, config: DataConfig) -> datasets.Dataset:
-    """One more column, of texts made by the template. Raises ConfigError."""
-    template = str(config.template)
-    if config.input_column is not None:
-        raise ConfigError(
-            f"data.input_column = {config.input_column!r} and data.template are both given; leave "
-            "one of the two out"
-        )
+def read_cell(row: dict[str, Any] | Refused, columns: Columns, config: DataConfig) -> Any:
+    """What is read of a row as its input; a chat may be JSON in a text."""
+    if isinstance(row, Refused):
+        return row
+    if config.template is not None:
+        return _fill(config.template, row)
+    value = row.get(columns.input)
+    if isinstance(value, dict) and columns.input == "translation":
+        return value.get(config.source_language)
+    if columns.input in CHAT_COLUMNS and isinstance(found := from_json(value), list):
+        return found
+    return value
+
+
+def as_input(
+    row: dict[str, Any] | Refused, columns: Columns, config: DataConfig, chats: bool
+) -> dict[str, Any]:
+    """The columns of one input: `source`, `reference`, `chat`, or why it cannot be used."""
+    found: dict[str, Any] = {"source": ""}
+    cell = read_cell(row, columns, config)
+    if config.chat and not is_chat(cell):
+        text = text_of(cell)
+        cell = text if isinstance(text, Refused) else [{"role": "user", "content": text}]
+    if not isinstance(row, Refused) and columns.reference is not None:
+        value = row.get(columns.reference)
+        value = value.get(config.target_language) if isinstance(value, dict) else value
+        text = text_of(value, blank=True)
+        found["reference"] = None if isinstance(text, Refused) else text
+    if isinstance(cell, Refused):
+        read = cell
+    elif chats:
+        read = read_chat(cell, row, config)
+    elif is_chat(cell):
+        read = Refused("turns of a chat, where others are texts")
+    else:
+        read = text_of(cell)
+    if isinstance(read, Refused):
+        return found | {REASON: read.reason}
+    if isinstance(read, str):
+        return found | {"source": config.prefix + read + config.suffix}
+    if read.answer is not None:
+        found.setdefault("reference", read.answer)
+    return found | {"source": read.source, CHAT: read.template}
+
+
+def _fill(template: str, row: Mapping[str, Any]) -> str | Refused:
+    """The template with a row's values in it."""
+    there = {name: value for name, value in row.items() if value is not None}
     try:
-        return rows.map(lambda row: {FILLED: template.format(**row)})
+        return template.format(**there)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"data.template = {template!r} does not fit the rows of {config.path!r} "
-            f"({type(error).__name__}: {error}); name what every row has in braces, and double "
-            f"braces that are text (the columns are: {', '.join(rows.column_names)})"
-        ) from None
+        return Refused(
+            f"data.template = {template!r} does not fit it ({type(error).__name__}: {error}); name "
+            "in braces what every row has, and double braces that are text; there are: "
+            + ", ".join(there)
+        )
 
 
-def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, str | None]:
-    """The columns of inputs and references. Raises ConfigError for none, and for what they hold."""
-    translated = config.input_column is None and "translation" in rows.column_names
-    languages = sorted(rows[0]["translation"]) if translated else []
+def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> Columns:
+    """The columns of inputs and references. Raises ConfigError for none, and for several."""
+    names = column_names(rows, config.path)
+    translated = config.input_column is None and "translation" in names
+    languages: list[str] = []
+    if translated:
+        found = (row.get("translation") for row in iterate_rows(rows) if isinstance(row, dict))
+        languages = sorted(next((one for one in found if isinstance(one, dict)), ()))
     for field in ("source_language", "target_language"):
         value = getattr(config, field)
         if value not in (languages or [None]) and (value or field == "source_language"):
@@ -117,142 +223,72 @@ def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> tuple[str, st
                 f"{', '.join(languages) or 'no column of that name'}; give one of these, or none"
             )
     if translated:
-        return "translation", None if config.target_language is None else "translation"
-    there, usual = ", ".join(rows.column_names), (CHATS, *INPUT_COLUMNS, TURNS)
-    inputs = find_column(rows, config, "input_column", usual)
+        reference = None if config.target_language is None else "translation"
+        return Columns("translation", reference, f"translation.{config.source_language}")
+    references = find_column(names, config, "reference_column", REFERENCE_COLUMNS)
+    if config.template is not None:
+        if config.input_column is not None:
+            raise ConfigError(
+                f"data.input_column = {config.input_column!r} and data.template are both given; "
+                "leave one of the two out"
+            )
+        return Columns("", references, f"template {config.template!r}")
+    inputs = find_column(names, config, "input_column", INPUT_COLUMNS, RIVALS)
     if inputs is None:
         raise ConfigError(
-            f"{config.path!r} has none of the columns {', '.join(usual)}; name the inputs with "
-            f"data.input_column (there are: {there})"
+            f"{config.path!r} has none of the columns {', '.join(INPUT_COLUMNS)}; name the inputs "
+            f"with data.input_column (there are: {', '.join(names)})"
         )
-    references = find_column(rows, config, "reference_column", REFERENCE_COLUMNS)
-    for field, column in (("input_column", inputs), ("reference_column", references)):
-        kind = None if column is None else rows.features[column]
-        listed = isinstance(kind, LISTS) and not isinstance(kind.feature, dict)
-        chats = field == "input_column" and _is_chat(kind)
-        if not (kind is None or isinstance(kind, datasets.Value) or listed or chats):
-            raise ConfigError(
-                f"column {column!r} of {config.path!r} holds {kind}, which is neither text nor "
-                f'chats of {{"role", "content"}} turns; choose another with data.{field} (there '
-                f"are: {there})"
-            )
-    return inputs, references
+    named = f"column {inputs!r}"
+    if references is not None:
+        named += f" with references {references!r}"
+    return Columns(inputs, references, named)
 
 
 def find_column(
-    rows: datasets.Dataset, config: DataConfig, field: str, defaults: Sequence[str]
+    names: Sequence[str],
+    config: DataConfig,
+    field: str,
+    usual: Sequence[str],
+    rivals: Iterable[str] = (),
 ) -> str | None:
-    """The column that a setting names, or the first of the usual ones that is there. Raises
-    ConfigError for a name that is no column."""
-    named = getattr(config, field)
-    if named is not None and named not in rows.column_names:
-        there = ", ".join(rows.column_names)
+    """The column that a setting names, or the one of the usual names that is there. Raises
+    ConfigError for a name that is no column, and where there are two."""
+    named, there = getattr(config, field), ", ".join(names)
+    if named is not None:
+        if named not in names:
+            raise ConfigError(
+                f"data.{field} = {named!r} is no column of {config.path!r}; give one of: {there}"
+            )
+        return named
+    found = [name for name in usual if name in names]
+    others = [name for name in rivals if name in names]
+    if found and len(found) + len(others) > 1:
+        both = [*found, *others]
         raise ConfigError(
-            f"data.{field} = {named!r} is no column of {config.path!r}; give one of: {there}"
+            f"{config.path!r} has the columns {' and '.join(map(repr, both))}, and each may hold "
+            f"the {field.partition('_')[0]}s; say which: "
+            f"{' or '.join(f'data.{field}={one}' for one in both)}"
         )
-    return named or next((name for name in defaults if name in rows.column_names), None)
+    return found[0] if found else None
 
 
-def _is_chat(kind: Any) -> bool:
-    """Whether a column holds lists of turns, each with a role and a content that are text."""
-    if not isinstance(kind, LISTS) or not isinstance(kind.feature, dict):
-        return False
-    texts = [kind.feature.get(name) for name in TURN]
-    return all(isinstance(text, datasets.Value) for text in texts)
+def usable(rows: datasets.Dataset) -> datasets.Dataset:
+    """The rows of `load_inputs` that have no reason against them."""
+    return rows.select([i for i, reason in enumerate(rows[REASON][:]) if reason is None])
 
 
-def _split_chat(chat: list[dict[str, Any]] | None) -> tuple[list[dict[str, str]], str | None]:
-    """The prompt, and the assistant's turn that ends the chat, if one does."""
-    turns = [{name: turn[name] for name in TURN} for turn in chat or ()]
-    if turns and turns[-1]["role"] == "assistant":
-        return turns[:-1], turns[-1]["content"]
-    return turns, None
-
-
-def _wrap_chat(
-    chat: list[dict[str, str]], prefix: str, suffix: str
-) -> tuple[str, list[dict[str, str]]]:
-    """The user's last turn, prefix and suffix applied, and the chat with it.
-
-    Nothing of both where no turn is the user's, or a turn has no text.
-    """
-    users = [place for place, turn in enumerate(chat) if turn["role"] == "user"]
-    whole = all(turn["role"] and (turn["content"] or "").strip() for turn in chat)
-    if not users or not whole:
-        return "", []
-    text = prefix + chat[users[-1]]["content"] + suffix
-    return text, [*chat[: users[-1]], {"role": "user", "content": text}, *chat[users[-1] + 1 :]]
-
-
-def _text(value: Any, key: str | None) -> str | None:
-    """Text of a cell: of a translation, the language's; of a list, the first; else none."""
-    if isinstance(value, dict):
-        value = value.get(key)
-    if isinstance(value, list):
-        value = value[0] if value else None
-    # a column of mixed lists comes as JSON, in which the text "7" has become a number
-    return None if value is None or isinstance(value, dict | list) else str(value)
-
-
-def tokenize_prompts(
-    tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
-) -> list[list[int]]:
-    """The tokens of every row of `load_inputs`; of chats, up to where the assistant is to speak.
-
-    None for a row with nothing to decode. Raises ConfigError for chats that the tokenizer has no
-    template for, or that it refuses.
-    """
-    if CHATS not in rows.column_names:
-        return tokenize_texts(tokenizer, rows["source"][:], decoder_only)
-    check_chats(tokenizer, rows, decoder_only)
-    chats = [
-        _render(tokenizer, chat, row) if text else ""
-        for row, text, chat in zip(rows["row"][:], rows["source"][:], rows[CHATS][:], strict=True)
-    ]
-    return tokenizer(chats, add_special_tokens=False, verbose=False)["input_ids"]
-
-
-def tokenize_texts(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], decoder_only: bool
-) -> list[list[int]]:
-    """The tokens of plain texts. Nothing is added to them but the tokenizer's special tokens; for
-    decoder-only targets without those after the text, and none at all where there is no text."""
-    if not texts:
-        return []
-    if not decoder_only:
-        return tokenizer(list(texts), verbose=False)["input_ids"]
-    encoded = tokenizer(list(texts), return_special_tokens_mask=True, verbose=False)
-    ends = [
-        max((place + 1 for place, special in enumerate(added) if not special), default=0)
-        for added in encoded["special_tokens_mask"]
-    ]
-    return [ids[:end] for ids, end in zip(encoded["input_ids"], ends, strict=True)]
-
-
-def check_chats(
-    tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
-) -> None:
-    """Chats need a decoder-only target whose tokenizer has a template. Raises ConfigError."""
-    if CHATS not in rows.column_names:
-        return
-    if not decoder_only:
+def check_some(rows: datasets.Dataset, path: str) -> None:
+    """Raises ConfigError where no row can be used."""
+    reasons = rows[REASON][:]
+    if None not in reasons:
         raise ConfigError(
-            "the inputs are chats, but an encoder-decoder target needs one text a row: name its "
-            "column with data.input_column, and leave data.chat out"
-        )
-    if tokenizer.chat_template is None:
-        raise ConfigError(
-            f"the inputs are chats, but the tokenizer of {tokenizer.name_or_path!r} has no chat "
-            "template; put a chat_template.jinja beside it, or give plain texts "
-            "(data.input_column, and data.chat=false)"
+            f"none of the {len(rows)} rows of {path!r} ({rows.info.description}) can be used; row "
+            f"{rows[0]['row']}: {reasons[0]}; give data with at least one, or another column"
         )
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Mapping[str, str]], row: int) -> str:
-    try:
-        return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
-        raise ConfigError(
-            f"row {row}: the chat template of {tokenizer.name_or_path!r} refuses this chat "
-            f"({error}); mend the row, or leave it out with data.skip or data.limit"
-        ) from None
+def describe_inputs(rows: datasets.Dataset) -> str:
+    """The columns that inputs were read from, and the first one that can be used, shortened."""
+    first = rows[rows[REASON][:].index(None)]["source"]
+    return f"{len(rows):,} inputs of {rows.info.description}, the first: {shortened(first)!r}"

@@ -20,8 +20,8 @@ import torch
 import transformers
 
 from drafttrain.config.base import Config, ConfigError
+from drafttrain.data.inputs.chats import CHAT
 from drafttrain.data.inputs.clips import DIGESTS
-from drafttrain.data.inputs.rows import CHATS
 from drafttrain.data.shards.store import MANIFEST, REMEDY, ShardManifest
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.types import Source
@@ -267,6 +267,13 @@ def count_rows(table: pyarrow.Table) -> Counts:
     )
 
 
+def hashed_chat(chat: str | None) -> str:
+    """Of a chat its turns, and what its template gets with them."""
+    given = {"conversation": []} if chat is None else json.loads(chat)
+    turns = json.dumps(given.pop("conversation"), sort_keys=True)
+    return turns + (json.dumps(given, sort_keys=True) if given else "")
+
+
 def hash_inputs(inputs: datasets.Dataset) -> str:
     """SHA-256 of the row numbers and texts, in order; of chats all turns, of clips their files."""
     digest = hashlib.sha256()
@@ -274,8 +281,8 @@ def hash_inputs(inputs: datasets.Dataset) -> str:
         texts = batch["source"]
         if DIGESTS in batch:
             texts = batch[DIGESTS]
-        if CHATS in batch:
-            texts = [json.dumps(chat, sort_keys=True) for chat in batch[CHATS]]
+        if CHAT in batch:
+            texts = [hashed_chat(chat) for chat in batch[CHAT]]
         for row, text in zip(batch["row"], texts, strict=True):
             digest.update(f"{row}\t{len(text)}\t{text}\n".encode())
     return digest.hexdigest()

@@ -12,6 +12,7 @@ import pytest
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.rows import describe_inputs
 
 ROWS = [
     {"source": "None", "reference": "a, b"},
@@ -22,14 +23,29 @@ ROWS = [
 
 
 def load(path: Path, **settings) -> list[dict]:
-    return load_inputs(DataConfig(path=str(path), **settings)).to_list()
+    """The rows; without `reason` those that can be used, chats as lists of turns."""
+    rows = load_inputs(DataConfig(path=str(path), **settings)).to_list()
+    for row in rows:
+        if row["reason"] is None:
+            del row["reason"]
+        if row.get("chat"):
+            row["chat"] = json.loads(row["chat"])["conversation"]
+    return rows
+
+
+def reasons(path: Path, **settings) -> list[str | None]:
+    return load_inputs(DataConfig(path=str(path), **settings))["reason"][:]
+
+
+def write_lines(path: Path, *rows: object) -> Path:
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write(path: Path, text: str) -> Path:
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode()))
     else:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
     return path
 
 
@@ -54,6 +70,7 @@ KINDS = ["json", "json.gz", "jsonl", "jsonl.gz", "parquet", "csv", "csv.gz"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind):
     expected = [{"row": number, **row} for number, row in enumerate(ROWS)]
+    expected[1]["reason"] = "empty"
     assert load(write_rows(tmp_path, kind)) == expected
 
 
@@ -140,21 +157,21 @@ def test_of_a_chat_the_assistants_last_turn_is_the_reference(tmp_path):
     rows = load(path)
     assert [row["source"] for row in rows] == ["two?", "two?", "one?"]
     assert [row["reference"] for row in rows] == ["2", None, None]
-    assert [row["messages"] for row in rows] == [CHAT[:4], CHAT[:4], CHAT[:2]]
+    assert [row["chat"] for row in rows] == [CHAT[:4], CHAT[:4], CHAT[:2]]
     wrapped = load(path, prefix="Q: ", suffix=" A:", limit=1)[0]
     asked = {"role": "user", "content": "Q: two? A:"}
     assert wrapped == {
         "row": 0,
         "source": "Q: two? A:",
         "reference": "2",
-        "messages": [*CHAT[:3], asked],
+        "chat": [*CHAT[:3], asked],
     }
 
 
 def test_a_chat_may_lie_in_a_column_of_any_name(tmp_path):
-    path = write(tmp_path / "a.jsonl", json.dumps({"talk": CHAT, "text": "x"}) + "\n")
-    assert load(path, input_column="talk")[0]["messages"] == CHAT[:4]
-    assert "messages" not in load(path)[0]
+    path = write_lines(tmp_path / "a.jsonl", {"talk": CHAT, "text": "x"})
+    assert load(path, input_column="talk")[0]["chat"] == CHAT[:4]
+    assert "chat" not in load(path)[0]
 
 
 def test_chats_without_a_users_text_keep_their_rows_and_hold_nothing(tmp_path):
@@ -163,14 +180,15 @@ def test_chats_without_a_users_text_keep_their_rows_and_hold_nothing(tmp_path):
     lines = [{"messages": chat} for chat in (nobody, silent, [], CHAT)]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     rows = load(path, prefix="Q: ")
-    assert [(row["source"], row["messages"]) for row in rows[:3]] == [("", [])] * 3
-    assert rows[3]["messages"][-1]["content"] == "Q: two?"
+    assert [(row["source"], row["chat"]) for row in rows[:3]] == [("", None)] * 3
+    assert {row["reason"] for row in rows[:3]} == {"no user turn, or one without text"}
+    assert rows[3]["chat"][-1]["content"] == "Q: two?"
 
 
 def test_a_text_becomes_a_users_message_where_asked(tmp_path):
     path = write(tmp_path / "a.txt", "one\n\n")
     rows = load(path, chat=True, suffix="?")
-    assert [row["messages"] for row in rows] == [[{"role": "user", "content": "one?"}], []]
+    assert [row["chat"] for row in rows] == [[{"role": "user", "content": "one?"}], None]
 
 
 def test_of_several_turns_the_first_is_the_prompt(tmp_path):
@@ -195,25 +213,28 @@ MISTAKES = {
     "missing": ("nowhere.jsonl", None, {}, r"no such file"),
     "empty": ("a.txt", "", {}, r"cannot be read|holds no rows"),
     "unknown column": ("a.csv", "text,n\nx,1\n", {"input_column": "txt"}, r"'txt'.*text, n"),
-    "broken json": (
+    "no json at all": ("a.jsonl", "prompt: x\ny\n", {}, r"no row of .*a.jsonl.*no JSON"),
+    "no text at all": (
         "a.jsonl",
-        '{"text": "x"}\n{"text": "y"\n',
+        '{"text": 7}\n{"text": null}\n',
         {},
-        r"cannot be read as json: JSON parse error: Miss.* row 1",
+        r"none of the 2 rows.*'text'",
     ),
-    "other chat": (
+    "two inputs": ("a.jsonl", '{"prompt": "x", "source": "web"}\n', {}, r"input_column=prompt"),
+    "two inputs, a table": ("a.csv", "text,document\nx,y\n", {}, r"'text' and 'document'"),
+    "chat and prompt": ("a.jsonl", '{"prompt": "x", "messages": []}\n', {}, r"'messages' and 'pro"),
+    "a rival": ("a.jsonl", '{"question": "x", "source": "web"}\n', {}, r"column=question"),
+    "two references": (
         "a.jsonl",
-        '{"messages": [{"from": "human", "value": "x"}]}\n',
+        '{"text": "x", "target": "y", "summary": "z"}\n',
         {},
-        r"'messages'.*nor chats of .\"role\", \"content\". turns",
+        r"'target' and 'summary'.*data.reference_column=summary",
     ),
-    "template beyond a list": (
-        "a.jsonl",
-        '{"c": ["x", "y"]}\n{"c": ["x"]}\n',
-        {"template": "{c[1]}"},
-        r"does not fit the rows",
-    ),
-    "split of a file": ("a.txt", "x\n", {"split": "test"}, r"Unknown split .test"),
+    "settings of chats": ("a.txt", "x\n", {"chat_template_kwargs": {"x": 1}}, r"data.chat=true"),
+    "Latin-1": ("a.txt", "caf\udce9\n", {}, r"a.txt' .*not UTF-8"),
+    "Latin-1 json": ("a.jsonl", '{"text": "caf\udce9"}\n', {}, r"a.jsonl' .*not UTF-8"),
+    "Latin-1 csv": ("a.csv", "text\ncaf\udce9\n", {}, r"a.csv' .*not UTF-8"),
+    "split of a file": ("a.txt", "x\n", {"split": "test"}, r"nknown split .test"),
 }
 
 
@@ -234,7 +255,7 @@ def test_a_file_that_is_no_text_or_no_sound_gzip_is_refused(tmp_path):
     cut = tmp_path / "cut.txt.gz"
     cut.write_bytes(gzip.compress(b"many words\n" * 100)[:30])
     for path in (fake, cut, pickled):
-        with pytest.raises(ConfigError, match="cannot be read as text"):
+        with pytest.raises(ConfigError, match="cannot be read as"):
             load(path)
 
 
@@ -246,3 +267,96 @@ def test_files_that_are_not_aligned_are_refused_with_both_counts(tmp_path):
         load(sources, reference_path=str(tmp_path / "nowhere.de"))
     with pytest.raises(ConfigError, match="for two files of plain text"):
         load(sources, reference_path=str(write(tmp_path / "a.csv", "x\n1\n")))
+
+
+def test_a_row_that_cannot_be_read_is_counted_and_the_others_stay(tmp_path):
+    lines = ['{"prompt": "a"}', '{"prompt": "b', "[1, 2]", '{"prompt": 7}', '{"other": "c"}']
+    lines += ['{"prompt": "\\ud800"}', '{"prompt": {"a": 1}}', '{"prompt": ["d", "e"]}']
+    path = write(tmp_path / "a.jsonl", "\n".join(lines))
+    found = reasons(path)
+    assert [place for place, reason in enumerate(found) if reason is None] == [0, 7]
+    words = (None, "no JSON", "not an object", "7, not a text", "empty", "surrogate", "dict")
+    assert all(word in reason for word, reason in zip(words[1:], found[1:7], strict=True))
+    assert load(path)[7]["source"] == "d"
+
+
+def test_other_columns_may_hold_anything(tmp_path):
+    values = (1, "x", {"z": [1]}, [{"q": 1}, 2], None)
+    path = write_lines(tmp_path / "a.jsonl", *({"prompt": "a", "meta": one} for one in values))
+    assert reasons(path) == [None] * 5
+
+
+def test_a_row_that_the_template_does_not_fit_is_counted(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", {"c": ["x", "y"]}, {"c": ["x"]}, {"c": None})
+    found = reasons(path, template="{c[1]}")
+    assert found[0] is None and "IndexError" in found[1] and "KeyError" in found[2]
+    with pytest.raises(ConfigError, match="none of the 3 rows.*data.template = '{d}'"):
+        load(path, template="{d}")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.json", "a.csv"])
+def test_a_byte_order_mark_is_no_text(tmp_path, name):
+    bodies = {"a.jsonl": '{"text": "x"}\n', "a.json": '[{"text": "x"}]', "a.csv": "text,n\nx,1\n"}
+    path = write(tmp_path / name, "\ufeff" + bodies.get(name, "x\n"))
+    assert [row["source"] for row in load(path)] == ["x"]
+
+
+def test_texts_of_tables_stay_as_they_are_written(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,n\n007,1\n1.50,2\ntrue,3\nx,1,2\n"a\nb",4\n')
+    rows = load(path)
+    assert [row["source"] for row in rows] == ["007", "1.50", "true", "", "a\nb"]
+    assert "3" not in rows[3] and rows[3]["reason"] is not None
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_turns_keep_what_templates_know(tmp_path):
+    """Optional keys, tool calls with their arguments as objects, reasoning, parts, ShareGPT."""
+    asked, said = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    chats = [
+        [{**asked, "name": "bob"}, said],
+        [asked, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}],
+        [asked, {**said, "reasoning_content": "r"}, asked],
+        [{"role": "user", "content": [{"type": "text", "text": "q"}, "more"]}],
+        [{"from": who, "value": who[0]} for who in ("system", "human", "gpt")],
+        [{"role": "user", "content": [{"type": "image"}]}],
+    ]
+    rows = load(write_lines(tmp_path / "a.jsonl", *({"messages": chat} for chat in chats)))
+    assert rows[0]["chat"] == [{**asked, "name": "bob"}] and rows[0]["reference"] == "a"
+    call = rows[1]["chat"][1]
+    assert call["tool_calls"][0]["function"]["arguments"] == {"a": 1} and call["content"] == ""
+    assert rows[2]["chat"][1]["reasoning_content"] == "r"
+    assert rows[3]["source"] == "q\nmore"
+    assert rows[4]["chat"] == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "h"},
+    ]
+    assert rows[4]["reference"] == "g" and "image" in rows[5]["reason"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tools_and_settings_of_a_row_go_to_the_template(tmp_path, kind):
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    asked = [{"role": "user", "content": "q"}]
+    rows = [
+        {"conversations": asked, "tools": tools, "chat_template_kwargs": {"thinking": False}},
+        {"conversations": asked, "tools": None, "chat_template_kwargs": None},
+    ]
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    else:
+        write_lines(path, *rows, {"conversations": asked, "tools": json.dumps(tools)})
+    config = DataConfig(path=str(path), chat_template_kwargs={"thinking": True, "deep": 1})
+    first, second, *others = map(json.loads, load_inputs(config)["chat"][:])
+    assert first["tools"] == tools and "tools" not in second
+    assert first["chat_template_kwargs"] == {"thinking": False, "deep": 1}
+    assert second["chat_template_kwargs"] == {"thinking": True, "deep": 1}
+    assert all(one["tools"] == tools for one in others)
+
+
+def test_inputs_are_described_by_their_columns_and_the_first_of_them(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": None}, {"prompt": "one two", "target": "y"})
+    line = describe_inputs(load_inputs(DataConfig(path=str(path))))
+    assert "'prompt'" in line and "'target'" in line and "one two" in line

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import datasets
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.inputs.rows import check_chats, tokenize_prompts, tokenize_texts
+from drafttrain.data.inputs.chats import Refused
+from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts, tokenize_texts
 from tests.tiny_models import BOS, EOS
 from tests.tiny_targets import tiny_tokenizer
 
@@ -31,8 +34,9 @@ def tokenizer(single: str, template: str | None = None) -> PreTrainedTokenizerFa
 
 
 def chats(*messages: list[dict[str, str]]) -> datasets.Dataset:
-    source = [turns[-1]["content"] if turns else "" for turns in messages]
-    rows = {"row": list(range(len(messages))), "source": source, "messages": list(messages)}
+    given = [json.dumps({"conversation": turns}) if turns else None for turns in messages]
+    reason = [None if turns else "empty" for turns in messages]
+    rows = {"row": list(range(len(messages))), "chat": given, "reason": reason}
     return datasets.Dataset.from_dict(rows)
 
 
@@ -74,14 +78,16 @@ def test_a_chat_is_rendered_once_with_special_tokens_once():
     ]
 
 
-def test_a_chat_without_a_users_turn_has_no_tokens():
+def test_a_row_refused_when_it_was_read_stays_refused():
     words = tokenizer("<s> $A", TEMPLATE)
-    assert tokenize_prompts(words, chats([USER], []), decoder_only=True)[1] == []
+    assert tokenize_prompts(words, chats([USER], []), decoder_only=True)[1] == Refused("empty")
 
 
 def test_plain_rows_go_without_the_template():
-    rows = datasets.Dataset.from_dict({"row": [0], "source": ["a b"]})
-    assert tokenize_prompts(tokenizer("<s> $A", TEMPLATE), rows, decoder_only=True) == [[BOS, 7, 8]]
+    rows = datasets.Dataset.from_dict({"row": [0], "source": ["a b"], "reason": [None]})
+    words = tokenizer("<s> $A", TEMPLATE)
+    assert tokenize_prompts(words, rows, decoder_only=True, limit=3) == [[BOS, 7, 8]]
+    assert isinstance(tokenize_prompts(words, rows, decoder_only=True, limit=2)[0], Refused)
 
 
 def test_chats_need_a_template_and_a_decoder_only_target():
@@ -92,7 +98,28 @@ def test_chats_need_a_template_and_a_decoder_only_target():
     check_chats(tiny_tokenizer(), datasets.Dataset.from_dict({"source": ["a"]}), decoder_only=True)
 
 
-def test_a_chat_that_the_template_refuses_is_named_by_its_row():
-    strict = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(ConfigError, match=r"row 0: .*refuses this chat \(roles must alternate\)"):
-        tokenize_prompts(tokenizer("$A", strict), chats([USER]), decoder_only=True)
+REFUSALS = {
+    "roles must alternate": "{{ raise_exception('roles must alternate') }}",
+    "can only concatenate": "{{ messages[0].content + messages[0].other }}",
+    "no attribute": "{{ messages[0].other.more }}",
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_a_chat_that_the_template_refuses_ends_no_run(words):
+    strict = "{% if messages[0].content == 'a b' %}" + REFUSALS[words] + "{% endif %}a"
+    other = {"role": "user", "content": "c"}
+    found = tokenize_prompts(tokenizer("$A", strict), chats([USER], [other]), decoder_only=True)
+    assert isinstance(found[0], Refused) and "refuses it" in found[0].reason
+    assert found[1] == [7]
+
+
+def test_tools_and_settings_are_read_by_the_template():
+    template = "{{ tools[0].name if tools else 'c' }} {{ 'a' if thinking else 'b' }}"
+    given = [{"tools": [{"name": "a"}], "chat_template_kwargs": {"thinking": True}}, {}]
+    given = [json.dumps({"conversation": [USER]} | one) for one in given]
+    rows = datasets.Dataset.from_dict({"row": [0, 1], "chat": given, "reason": [None, None]})
+    found = tokenize_prompts(tokenizer("$A", template), rows, decoder_only=True)
+    assert found == [[7, 7], [9, 8]]
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs.thinking.*leave it out"):
+        check_chats(tokenizer("$A", "a"), rows, decoder_only=True)

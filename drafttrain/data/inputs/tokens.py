@@ -1,0 +1,133 @@
+"""Inputs -> tokens, or why a row has none.
+
+Encoder-decoder targets get what their tokenizer makes of a text, end of sentence included.
+Decoder-only targets go on with the prompt, so it keeps the tokens that the tokenizer puts before a
+text (BOS) and loses those it puts after it (EOS). Chats are rendered with the tokenizer's template,
+which writes all special tokens itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from inspect import signature
+
+import datasets
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from drafttrain.config.base import ConfigError
+from drafttrain.data.inputs.chats import CHAT, Refused
+from drafttrain.data.inputs.rows import REASON
+from drafttrain.data.shards.writing import say
+
+TEMPLATE_ERRORS = (TemplateError, AttributeError, KeyError, IndexError, TypeError, ValueError)
+SKIPPED_NAMED = 20
+"""Most skipped rows that are printed."""
+
+
+def tokenize_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: datasets.Dataset,
+    decoder_only: bool,
+    limit: int | None = None,
+) -> list[list[int] | Refused]:
+    """The tokens of every row of `load_inputs`; of chats, up to where the assistant is to speak.
+
+    Refused for rows that cannot be used: those that were refused when they were read, that the
+    template refuses, that have no tokens, or more than the limit. Raises ConfigError for chats
+    that the tokenizer has no template for.
+    """
+    check_chats(tokenizer, rows, decoder_only)
+    prompts: list[str | Refused]
+    if chats := CHAT in rows.column_names:
+        prompts = ["" if chat is None else _render(tokenizer, chat) for chat in rows[CHAT][:]]
+    else:
+        prompts = rows["source"][:]
+    texts = [prompt if isinstance(prompt, str) else "" for prompt in prompts]
+    if chats and texts:
+        found = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    else:
+        found = tokenize_texts(tokenizer, texts, decoder_only)
+    return [
+        _checked(prompt if reason is None else Refused(reason), ids, limit)
+        for prompt, reason, ids in zip(prompts, rows[REASON][:], found, strict=True)
+    ]
+
+
+def _checked(prompt: str | Refused, ids: list[int], limit: int | None) -> list[int] | Refused:
+    if isinstance(prompt, Refused):
+        return prompt
+    if not ids:
+        return Refused("empty")
+    if limit is not None and len(ids) > limit:
+        return Refused(f"{len(ids)} source tokens, the target takes {limit}")
+    return ids
+
+
+def tokenize_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], decoder_only: bool
+) -> list[list[int]]:
+    """The tokens of plain texts. Nothing is added to them but the tokenizer's special tokens; for
+    decoder-only targets without those after the text, and none at all where there is no text."""
+    if not texts:
+        return []
+    if not decoder_only:
+        return tokenizer(list(texts), verbose=False)["input_ids"]
+    encoded = tokenizer(list(texts), return_special_tokens_mask=True, verbose=False)
+    ends = [
+        max((place + 1 for place, special in enumerate(added) if not special), default=0)
+        for added in encoded["special_tokens_mask"]
+    ]
+    return [ids[:end] for ids, end in zip(encoded["input_ids"], ends, strict=True)]
+
+
+def check_chats(
+    tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
+) -> None:
+    """Chats need a decoder-only target whose tokenizer has a template, which reads the settings
+    given for it. Raises ConfigError."""
+    if CHAT not in rows.column_names:
+        return
+    if not decoder_only:
+        raise ConfigError(
+            "the inputs are chats, but an encoder-decoder target needs one text a row: name its "
+            "column with data.input_column, and leave data.chat out"
+        )
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"the inputs are chats, but the tokenizer of {tokenizer.name_or_path!r} has no chat "
+            "template; put a chat_template.jinja beside it, or give plain texts "
+            "(data.input_column, and data.chat=false)"
+        )
+    first = next((chat for chat in rows[CHAT] if chat is not None), "{}")
+    own, read = signature(tokenizer.apply_chat_template).parameters, str(tokenizer.chat_template)
+    for name in json.loads(first).get("chat_template_kwargs", ()):
+        if name in own or not re.search(rf"\b{re.escape(name)}\b", read):
+            raise ConfigError(
+                f"chat_template_kwargs.{name}: the chat template of {tokenizer.name_or_path!r} "
+                "reads no variable of that name; leave it out"
+            )
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, chat: str) -> str | Refused:
+    given = json.loads(chat)
+    settings = given.pop("chat_template_kwargs", {})
+    try:
+        return tokenizer.apply_chat_template(
+            **given, **settings, tokenize=False, add_generation_prompt=True
+        )
+    except TEMPLATE_ERRORS as error:
+        return Refused(f"the chat template refuses it ({type(error).__name__}: {error})")
+
+
+def say_skipped(skipped: Mapping[int, str], rows: int) -> None:
+    """A line with the number of rows that are not used, and a line with the reason of each."""
+    if not skipped:
+        return
+    say(f"{len(skipped)} of {rows} rows are skipped:")
+    for row, reason in [*skipped.items()][:SKIPPED_NAMED]:
+        say(f"  row {row}: {reason}")
+    if len(skipped) > SKIPPED_NAMED:
+        say(f"  and {len(skipped) - SKIPPED_NAMED} more")
