@@ -34,7 +34,8 @@ PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors")
 def check_run(run: Path, settings: Config) -> None:
     """Refuse a folder that is a file, or belongs to a run with other settings; write nothing.
 
-    Settings of the training (`train`) are free until the first checkpoint: distilled outputs stay.
+    Until the first checkpoint settings of the training (`train`) are free, and limits of inputs,
+    which distillations can grow by: distilled outputs stay.
     Raises ConfigError naming the first setting that differs.
     """
     if run.exists() and not run.is_dir():
@@ -51,7 +52,7 @@ def check_run(run: Path, settings: Config) -> None:
             f"{file} cannot be read ({error}); delete this file to go on with the settings given "
             "now (the checkpoints check them), or give run=ANOTHER_FOLDER"
         ) from None
-    free = LOOSE if checkpoint_folders(run) else LOOSE | {"train"}
+    free = LOOSE if checkpoint_folders(run) else LOOSE | {"train", "limit"}
     if difference := _first_difference(before, settings.model_dump(mode="json"), free):
         key, old, new = difference
         raise ConfigError(

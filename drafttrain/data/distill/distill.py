@@ -41,7 +41,7 @@ from drafttrain.data.shards.outputs import (
     write_shard,
 )
 from drafttrain.data.shards.store import MANIFEST, check_folder, fill_folder
-from drafttrain.data.shards.writing import join_processes, say
+from drafttrain.data.shards.writing import join_processes, only_writer, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import check_generation_config
@@ -58,6 +58,8 @@ from drafttrain.models.loading import (
 )
 from drafttrain.models.speech import hears
 
+GROWING = frozenset({"data.limit", "rows", "inputs_sha256"})
+"""What differs in a manifest when a distillation takes in more inputs."""
 ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
 SPOKEN = 4.0
@@ -82,7 +84,28 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     say_how_it_decodes(target, config.sampling.temperature * sampled, beams)
     decoder = resolve_name(config.decoded_by.opens)(config, target)
     filling = Distilling(config, target, inputs, decoder)
+    if state.is_main_process and (config.out / MANIFEST).is_file():
+        grow(filling)
+    state.wait_for_everyone()
     return fill_folder(filling, config.out, state)
+
+
+def grow(filling: Distilling) -> None:
+    """Let a folder that was begun with the first of these inputs alone take in the others, as when
+    data.limit is raised: its full shards stay. Where anything else differs nothing is done."""
+    folder, inputs = filling.config.out, filling.inputs
+    there = Manifest.read(folder)
+    if there.rows >= len(inputs):
+        return
+    if hash_inputs(inputs.select(range(there.rows))) != there.inputs_sha256:
+        return
+    wanted = filling.describe()
+    old, new = there.settled(), wanted.settled()
+    if {name for name in old | new if old.get(name) != new.get(name)} <= GROWING:
+        with only_writer(folder):
+            if there.rows % there.shard_rows:
+                there.path(folder, there.shards - 1).unlink(missing_ok=True)  # it will hold more
+            wanted.write(folder)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from tqdm import tqdm
 from drafttrain.config.base import Config, ConfigError, Interrupted
 from drafttrain.config.progress import tracking
 from drafttrain.config.reading import first_problem
-from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole
+from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole, say
 
 MANIFEST = "manifest.json"
 REMEDY = "delete it and run the same command again: the other shards stay"
@@ -157,12 +158,15 @@ def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
         missing = manifest.missing(folder)
         state.wait_for_everyone()  # all have listed before anyone writes
         mine = missing[state.process_index :: state.num_processes]
-        rows = sum(len(manifest.rows_of(shard)) for shard in mine)
+        rows, began = sum(len(manifest.rows_of(shard)) for shard in mine), perf_counter()
         try:
             with tracking(rows, manifest.VERB, "row", shown=state.is_main_process) as work:
                 for shard in mine:
                     filling.write(manifest, shard, work)
             state.wait_for_everyone()
+            made, seconds = sum(len(manifest.rows_of(n)) for n in missing), perf_counter() - began
+            if made and state.is_main_process:
+                say(f"{folder}: {made:,} rows in {seconds:.0f} s, {made / seconds:.1f} a second")
         except KeyboardInterrupt:
             there = manifest.shards - len(manifest.missing(folder))
             raise Interrupted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -290,3 +291,32 @@ def test_the_embedded_data_are_whole_and_their_splits_disjoint():
             assert row["source"] == make.strip_casing_and_punctuation(row["reference"])
             seen.add(row["source"])
     assert sizes == {"train": 11162, "val": 500, "test": 500}
+
+
+def test_a_distillation_grows_when_its_limit_is_raised(tiny_target):
+    """Full shards stay as they are; the result is that of the larger limit at once."""
+    config = settings(tiny_target, sentences=11, shard_rows=4)
+
+    def limited(limit: int | None, out: str):
+        data = config.data.model_copy(update={"limit": limit})
+        return config.model_copy(update={"data": data, "out": config.out.with_name(out)})
+
+    distill(limited(6, "grown"))
+    folder = limited(6, "grown").out
+    before = (folder / "shard-00000.parquet").stat().st_mtime_ns
+    assert distill(limited(None, "grown")).rows == 11
+    assert distill(limited(None, "whole")).counts == Manifest.read(folder).counts
+    assert shards(folder) == shards(limited(None, "whole").out)
+    assert (folder / "shard-00000.parquet").stat().st_mtime_ns == before
+    for config in (
+        limited(6, "grown"),
+        limited(None, "grown").model_copy(update={"shard_rows": 5}),
+    ):
+        with pytest.raises(ConfigError, match="was begun with"):
+            distill(config)
+    assert Manifest.read(folder).counts.ok == 11
+
+
+def test_rows_a_second_are_reported(tiny_target, capsys):
+    distill(settings(tiny_target, sentences=3))
+    assert re.search(r"3 rows in \d+ s, [\d.]+ a second", capsys.readouterr().err)
