@@ -106,6 +106,8 @@ class Drafter(Protocol):
     """What it reads of the target; nothing else is kept for it."""
     branches: bool = False
     """Whether its drafts are trees wider than a chain."""
+    lengths_differ: bool = False
+    """Whether a draft of k tokens is not the beginning of a longer one, as slots see each other."""
 
     @property
     def provides(self) -> frozenset[Evidence]:

@@ -276,8 +276,6 @@ class Verdict:
     """[A] indices of the accepted nodes, from the root down."""
     next_token: int
     """The correction or bonus token that follows the path."""
-    emitted_probs: Tensor | None = None
-    """[A + 1, V] rows that the emitted tokens follow, for an outer review (cascades)."""
     drafted: Sequence[int] | None = None
     """The draft's tokens, where the decision brought them along from the device."""
 

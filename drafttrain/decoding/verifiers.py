@@ -175,7 +175,7 @@ def verify_rejection(
     if accepted < drafted:
         next_probs = residual(next_probs, draft_probs[accepted])
     next_token = int(randomness.categorical(next_probs[None]))
-    return Verdict(_chain_path(accepted), next_token, target_probs[: accepted + 1])
+    return Verdict(_chain_path(accepted), next_token)
 
 
 def verify_block(
@@ -191,7 +191,7 @@ def verify_block(
     tokens up to there: there the coin is w_i. Shapes: target_logits [N + 1, V].
 
     How many tokens are emitted depends on those behind them, so that they follow target's rows only
-    in law of the whole output: it hands nothing to an outer review (`Verdict.emitted_probs`).
+    in law of the whole output.
     A draft ends in front of a row that is not finite.
     """
     target_probs = warp(target_logits, sampling)

@@ -28,7 +28,6 @@ from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
 from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.causal import rows_along
-from drafttrain.decoding.drafters.slots import lengths_differ
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -159,7 +158,7 @@ def _draft_along(
     Methods of one drafter share the pass of the longest, unless shorter drafts are others.
     """
     length, passes = len(output.tokens), {}
-    keys = [(id(m.drafter), m.stop.longest if lengths_differ(m.drafter) else 0) for m in methods]
+    keys = [(id(m.drafter), m.stop.longest if m.drafter.lengths_differ else 0) for m in methods]
     by_length = sorted(zip(keys, methods, strict=True), key=lambda one: -one[1].stop.longest)
     for key, method in by_length:
         if key in passes:

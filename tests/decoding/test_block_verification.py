@@ -299,10 +299,3 @@ def test_one_token_is_judged_as_by_token_by_token_rejection():
             for rule in (BLOCK, RejectionSampling())
         ]
         assert total_variation(*laws) < 1e-12
-
-
-def test_it_hands_no_rows_to_an_outer_review():
-    logits = torch.zeros(3, 3)
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    proposal = Proposal.chain(torch.tensor([0, 1]))
-    assert BLOCK.verify(proposal, logits, WIDE, randomness).emitted_probs is None

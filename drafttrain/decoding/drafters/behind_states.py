@@ -22,14 +22,14 @@ from transformers import PreTrainedModel
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.causal import CausalSession
 from drafttrain.decoding.drafters.parallel import ParallelSession
-from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots
+from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, SlotDrafter, Slots
 from drafttrain.decoding.engine.architectures import check_states, position_limit
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.forward import BatchedCall, CallOutput, DraftableHead, additive
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Drafter, Randomness
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
@@ -77,15 +77,13 @@ class StateBody:
         return scores if self._head is None else self._head.drafted(scores)
 
 
-class BehindStatesDrafter(Drafter):
+class BehindStatesDrafter(SlotDrafter):
     """Drafts behind the states of the target that decodes.
 
     Raises ValueError for a target whose layers do not take positions by rotation alone.
     """
 
     name = "state-drafter"
-    lengths_differ = False
-    feeds_first = False
 
     def __init__(self, model: StateDrafter, target: PreTrainedModel) -> None:
         check_states(target.config)
@@ -117,8 +115,7 @@ class BehindStatesDrafter(Drafter):
         self.body = StateBody(model, self.output, drafted)
         self.engine = Engine(self.body, None, self.position_limit)
         self._read: tuple[Reading, Tensor] | None = None
-        self.linked = model.previous_token is not None
-        self.link = self._make_link() if self.linked else None
+        self.link = None if model.previous_token is None else self._make_link()
         """What later slots of a block are told of the token before them."""
 
     @torch.inference_mode()
@@ -189,21 +186,21 @@ class BehindStatesDrafter(Drafter):
             states = self.states_along(reading, ids, anchors, k)
             logits = self.body.project(states)
             previous = None
-            if self.linked:
+            if self.link is not None:
                 places = torch.tensor(own)[:, None] + torch.arange(-1, k - 1)
                 previous = target_ids.cpu()[places.clamp(max=len(target_ids) - 1)]
                 previous[:, 0] = self.no_token
                 previous = previous.to(states.device)
-            yield Slots(own, states, previous, partial(self._rows_after, states, logits))
+            yield Slots(own, states, partial(self._rows_after, states, logits, previous))
 
     def _rows_after(
-        self, states: Tensor, logits: Tensor, blocks: Tensor, slot: int, previous: Tensor | None
+        self, states: Tensor, logits: Tensor, previous: Tensor | None, blocks: Tensor, slot: int
     ) -> Tensor:
-        """`Slots.rows_after` of states [A, K, D] and rows [A, K, V]."""
+        """`Slots.rows` of states [A, K, D] and rows [A, K, V]; previous [A, K]."""
         states, logits = states[blocks, slot], logits[blocks, slot]
         if self.link is None or previous is None:
             return logits
-        return self.link.after(states, logits, previous)
+        return self.link.after(states, logits, previous[blocks, slot])
 
     @torch.inference_mode()
     def read(self, source: Source, target_ids: Tensor) -> tuple[Reading, Tensor]:

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.block_along import slots_along
+from drafttrain.decoding.drafters.block_along import block_states, rows_after, what_is_read
 from drafttrain.decoding.drafters.candidates import Link
-from drafttrain.decoding.drafters.slots import Slots, SlotSession
+from drafttrain.decoding.drafters.slots import SlotDrafter, Slots, SlotSession
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.encoding import Encoder, given_encoding
 from drafttrain.decoding.engine.engine import Engine
@@ -32,7 +32,7 @@ from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.spec_drafter import SpecDrafterBody
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Drafter, Randomness
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -43,20 +43,17 @@ OfSlots = tuple[Tensor, Tensor]
 """Of slots: hidden states [slots, D] and scores without the token before [slots, V]."""
 
 
-class BlockDrafter(Drafter):
+class BlockDrafter(SlotDrafter):
     """Drafts blocks of slots with a trained Spec-Drafter."""
 
     name = "spec-drafter"
-    longest_block = None
 
     def __init__(self, model: SpecDrafter, target: PreTrainedModel | None = None):
         self.model, self.target = model.eval(), target
         config = model.config
         limit = None if config.positions == "relative" else config.max_positions
         self.position_limit = limit
-        self.linked = bool(config.previous_token_rank)
         self.lengths_differ = config.slot_attention == "bidirectional"
-        self.feeds_first = config.feeds_first
         self.told_states = config.state_width is not None
         self.nothing_said = Said(0, torch.empty(0, config.state_width or 0, device=model.device))
         """What sequences that begin are told."""
@@ -68,7 +65,7 @@ class BlockDrafter(Drafter):
         self.body = SpecDrafterBody(model)
         encoder = Encoder(model, self._encode) if own_encoder else given_encoding
         self.engine = Engine(self.body, encoder, limit)
-        self.link = link_of(model) if self.linked else None
+        self.link = link_of(model) if config.previous_token_rank else None
         ends = model.config.eos_token_id
         self.eos_ids = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
         """Tokens that end a sequence."""
@@ -147,6 +144,7 @@ class BlockDrafter(Drafter):
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
 
+    @torch.inference_mode()
     def slots_along(
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
     ) -> Iterator[Slots]:
@@ -155,7 +153,13 @@ class BlockDrafter(Drafter):
         if self.told_states:
             assert self.target is not None
             before = states_before(self.target, [source], [target_ids.tolist()])[0]
-        return slots_along(self.model, source, target_ids, prefixes, k, before)
+        given, read = source.prefix[1:].tolist(), what_is_read(self.model, source)
+        found = block_states(self.model, read, target_ids, prefixes, k, given, before)
+
+        def rows(blocks: Tensor, slot: int) -> Tensor:
+            return rows_after(self.model, *(part[blocks, slot] for part in found))
+
+        yield Slots(prefixes, found[0], rows)
 
 
 def _last_rows(output: StepOutput) -> OfSlots:

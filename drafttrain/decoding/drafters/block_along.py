@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.drafters.candidates import Candidates
-from drafttrain.decoding.drafters.slots import Slots
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.types import Source
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -32,42 +31,9 @@ def block_rows(
     `block_states`. Shapes: [S] or [S, E], [L] -> [L, k, V].
     """
     prefixes = range(len(target_ids))
-    states, previous = block_states(
-        model, source, target_ids, prefixes, model.config.k, given, before=before
-    )
+    k = model.config.k
+    states, previous = block_states(model, source, target_ids, prefixes, k, given, before)
     return rows_after(model, states, previous)
-
-
-@torch.inference_mode()
-def slots_along(
-    model: SpecDrafter,
-    source: Source,
-    target_ids: Tensor,
-    prefixes: Sequence[int],
-    k: int,
-    before: Tensor | None = None,
-) -> Iterator[Slots]:
-    """`SlotDrafter.slots_along`, of all blocks at once. before: see `block_states`."""
-    given = source.prefix[1:].tolist()
-    read = what_is_read(model, source)
-    states, previous = block_states(model, read, target_ids, prefixes, k, given, before=before)
-    known = previous if model.config.previous_token_rank else None
-
-    def blocks_of(states: Tensor) -> Slots:
-        def after(blocks: Tensor, slot: int, tokens: Tensor | None) -> Tensor:
-            chosen = states[blocks, slot]
-            return model.project(chosen) if tokens is None else rows_after(model, chosen, tokens)
-
-        fed = behind if model.config.feeds_first and k > 1 else None
-        return Slots(prefixes, states, known, after, fed)
-
-    @torch.inference_mode()
-    def behind(blocks: Tensor, first: Tensor) -> Slots:
-        own = [prefixes[block] for block in blocks.tolist()]
-        found, _ = block_states(model, read, target_ids, own, k, given, first, before)
-        return blocks_of(states.index_copy(0, blocks, found))
-
-    yield blocks_of(states)
 
 
 def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
@@ -78,17 +44,13 @@ def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
     return given_encoding([source])[0]
 
 
-def rows_after(
-    model: SpecDrafter, states: Tensor, previous: Tensor, alone: Tensor | None = None
-) -> Tensor:
+def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
     """The rows of slots as decoding has them after these tokens.
 
     With previous-token features the token before changes the scores of a slot's best candidates,
-    all others keep theirs. alone: the slots' rows without such features, where they are known.
-    Shapes: states [..., D], previous [...], alone [..., V] -> [..., V].
+    all others keep theirs. Shapes: states [..., D], previous [...] -> [..., V].
     """
-    if alone is None:
-        alone = model.project(states)
+    alone = model.project(states)
     if not model.config.previous_token_rank:
         return alone
     best = Candidates(states, alone.reshape(1, -1, alone.shape[-1]), None).tokens
@@ -105,18 +67,16 @@ def block_states(
     prefixes: Sequence[int],
     k: int,
     given: Sequence[int] = (),
-    first: Tensor | None = None,
     before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The slots of blocks at some prefix lengths of a known output, in one pass.
 
     Hidden states before previous-token features, and the token of the output before each one
     predicted. source: token ids, or what the target's encoder put out, where the drafter reads
-    that. given: tokens between the decoder start token and the output. first: what stands in each
-    block's first slot, instead of the output's token, where the first token is fed. before: the
-    target's hidden states that the output's tokens were predicted from (`Forced.before`), where the
-    drafter is told them; None: as before the target's first call.
-    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1, [A], [L, E] -> [A, k, D], [A, k].
+    that. given: tokens between the decoder start token and the output. before: the target's hidden
+    states that the output's tokens were predicted from (`Forced.before`), where the drafter is told
+    them; None: as before the target's first call.
+    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1, [L, E] -> [A, k, D], [A, k].
     """
     config, device = copy.copy(model.config), model.embedding.weight.device
     config.k = k
@@ -131,8 +91,6 @@ def block_states(
         sources, targets = source[None], target_ids[None]
     lengths = torch.full((len(targets),), length)
     layout = lay_out(targets, lengths, starts, config).to(device)
-    if first is not None:
-        layout.of_blocks(layout.rows.tokens)[0, :, 0] = first.to(device)
     states = None
     if config.state_width is not None:
         if before is None:

@@ -32,9 +32,6 @@ class ParallelDrafter(CausalDrafter):
     """Drafts blocks with a decoder-only language model whose config.json has `pard_token`."""
 
     name = "parallel"
-    lengths_differ = False
-    feeds_first = False
-    linked = False
     longest_block = None
 
     def __init__(self, model: CachedModel) -> None:
@@ -80,9 +77,7 @@ class ParallelDrafter(CausalDrafter):
         feed = self._as_branches if self.model.takes_branches else self._one_by_one
         for states, logits in feed(state, text, ends, k):
             of_group = prefixes[first : first + len(states)]
-            yield Slots(
-                of_group, states, None, lambda blocks, slot, _, own=logits: own[blocks, slot]
-            )
+            yield Slots(of_group, states, lambda blocks, slot, own=logits: own[blocks, slot])
             first += len(states)
 
     def _as_branches(

@@ -34,46 +34,22 @@ class Slots:
     """[A] tokens of the output in front of each block."""
     states: Tensor
     """[A, K, D] what policies are shown of each slot, before its token is drawn."""
-    previous: Tensor | None
-    """[A, K] token of the output in front of each slot; None: no row depends on it."""
-    rows_after: Callable[[Tensor, int, Tensor | None], Tensor]
-    """(blocks [N], slot, token in front of it [N], or None where a policy is shown the rows before
-    it is known) -> rows [N, V]."""
-    behind: Callable[[Tensor, Tensor], Slots] | None = None
-    """(blocks [N], other first tokens of theirs [N]) -> all blocks, of which these are fed those;
-    None: slots are fed no token that is drafted."""
-
-    def rows(self, blocks: Tensor, slot: int) -> Tensor:
-        """The rows of one slot of some blocks behind the output's own tokens. [N] -> [N, V]."""
-        known = None if self.previous is None else self.previous[blocks, slot]
-        return self.rows_after(blocks, slot, known)
+    rows: Callable[[Tensor, int], Tensor]
+    """(blocks [N], slot) -> the rows of the slot behind the output's own tokens [N, V]."""
 
     def block_rows(self, blocks: Tensor) -> Tensor:
         """The same of all slots of some blocks. Shapes: [N] -> [N, K, V]."""
         return torch.stack([self.rows(blocks, slot) for slot in range(self.states.shape[1])], 1)
 
 
-def lengths_differ(drafter: Drafter) -> bool:
-    """Whether a draft of k tokens is not the beginning of a longer one; of slots alone it can be
-    so."""
-    return getattr(drafter, "lengths_differ", False)
-
-
 class SlotDrafter(Drafter, Protocol):
     """A drafter of a kind whose states are those of slots."""
 
-    linked: bool
-    """Whether a slot's row depends on the token in front of it."""
     position_limit: int | None
     """Most tokens and masks that its decoder takes, but for the last one drafted; None: no
     limit."""
-
-    longest_block: int | None
+    longest_block: int | None = None
     """Most slots of a block; None: as many as are asked for."""
-    lengths_differ: bool
-    """Whether a block of k slots is not the beginning of a longer one: they see each other."""
-    feeds_first: bool
-    """Whether slots are fed the first token that is drafted."""
 
     def slots_along(
         self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int

@@ -266,7 +266,8 @@ def behind(
     given: list[int],
 ) -> torch.Tensor:
     """The slots behind a whole output, of which no token comes next. Shapes: -> [3, D]."""
-    follows = [*output, 2]  # a token that no row sees
+    fed = drafter.model.config.feeds_first
+    follows = [*output, int(first) if fed else 2]  # a token that no row sees, where it is not fed
     states, _ = block_states(
         drafter.model,
         toy_source().input_ids,
@@ -274,7 +275,6 @@ def behind(
         [len(output)],
         3,
         given,
-        first=first if drafter.feeds_first else None,
         before=torch.cat((before, torch.full((1, TARGET_WIDTH), 9.0, dtype=torch.float64))),
     )
     return states[0]
