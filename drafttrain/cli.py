@@ -165,7 +165,11 @@ def train(
 @app.command("eval")
 @takes_settings(
     EvalConfig,
-    TARGET | DATA | named("report", "mode", "sweep") | {"--batch-size": "batch_sizes"} | METHOD,
+    TARGET
+    | DATA
+    | named("report", "force", "mode", "sweep")
+    | {"--batch-size": "batch_sizes"}
+    | METHOD,
     fill_eval,
 )
 def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
@@ -261,7 +265,7 @@ def export(settings: ExportConfig) -> None:
     | {"--report-data": "report_data.path", "--batch-size": "batch_sizes"}
     | named("minutes")
     | SAMPLING
-    | named("report"),
+    | named("report", "write"),
     fill_tune,
 )
 def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
@@ -269,7 +273,7 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
 
     Decodes your prompts with every candidate, interleaved; the slower half leaves, and the others
     decode twice as many. The final figures are of other prompts. Writes a report, a page to look
-    at, and policy.json beside the heads.
+    at, and the policy; --write lets generate, eval and export use it.
     Without --heads: the newest run of heads in checkpoints/, on its own held-out prompts.
 
     \b

@@ -72,7 +72,8 @@ def find_head(
     if name not in heads:
         raise ConfigError(
             f"{setting} = {str(folder)!r} holds {len(heads)} heads ({', '.join(heads)}), and no "
-            f"{POLICY} there chooses one; give the folder of one head, or run `drafttrain tune`"
+            f"{POLICY} there chooses one; give the folder of one head, or run "
+            "`drafttrain tune --write`"
         )
     check_head_shape(heads[name], settings, str(folder))
     where = str(folder) if alone else f"{folder}: {name}"

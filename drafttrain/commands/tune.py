@@ -33,7 +33,6 @@ from drafttrain.evaluation.tune import (
     Bench,
     build_methods,
     choose,
-    default_policy_file,
     finalists,
     measure_finalists,
     search_all,
@@ -47,6 +46,7 @@ from drafttrain.evaluation.tune_plan import (
     make_candidates,
     make_plan,
     most_drafted,
+    policy_file,
 )
 from drafttrain.models.loading import say_how_it_decodes
 
@@ -70,12 +70,15 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     pair = load_pair(settings.target, *plan.drafters)
     say_how_it_decodes(pair.target, settings.sampling.temperature)
     found, candidates = tune_pair(plan, pair, began)
-    report, policy = found.report, settings.policy or default_policy_file(settings)
+    report, policy = found.report, policy_file(settings)
     write_evaluation(found, settings.report)
     write_policy(report, candidates, settings.sampling, policy)
     heads = search_tables(report)[: bool(report.search.heads)]
     page = settings.report.with_suffix(".html")
-    files = [f"report: {settings.report}", f"page: {page}", f"policy: {policy}"]
+    use = f"policy: {policy}"
+    if not settings.write:
+        use += f" (--policy {policy} uses it; with --write it becomes the drafter's own)"
+    files = [f"report: {settings.report}", f"page: {page}", use]
     print_findings([main_table(report), *heads], verdict_lines(report), files)
 
 

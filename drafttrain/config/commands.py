@@ -220,6 +220,8 @@ class EvalConfig(DecodingConfig):
     report: Path | None = None
     """Where report.json goes, with samples and plot beside it. Default: in the drafter's run, else
     here."""
+    force: bool = False
+    """Replace a report of more inputs or methods."""
 
 
 class GenerateConfig(DecodingConfig):
@@ -318,7 +320,11 @@ class TuneConfig(Compiling):
     report: Path | None = None
     """Where the report goes (JSON), beside its plot and page. Default: tune.json in the run."""
     policy: Path | None = None
-    """Where policy.json goes. Default: beside the heads, else in the drafter's folder."""
+    """Where the policy goes. Default: beside the report, as tune.policy.json; with `write`
+    policy.json beside the heads, else in the drafter's folder."""
+    write: bool = False
+    """Let generate, eval and export use the policy from now on: they find it beside the heads, or
+    in the drafter's folder."""
 
 
 class ExportConfig(Config):

@@ -19,6 +19,7 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method, build_sampling
 from drafttrain.build.pairs import Pair
+from drafttrain.config.base import Interrupted
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.engine.cache import release_caches
@@ -43,6 +44,7 @@ from drafttrain.evaluation.report import (
     Run,
     TargetFacts,
     describe_environment,
+    larger_report,
     write_text,
 )
 from drafttrain.evaluation.runner import (
@@ -50,6 +52,7 @@ from drafttrain.evaluation.runner import (
     GENERATE,
     PLAIN,
     Decoded,
+    DecodingInterrupted,
     Job,
     make_jobs,
     make_waves,
@@ -74,8 +77,13 @@ class Evaluation:
 
 def write_evaluation(evaluation: Evaluation, path: Path) -> None:
     """Writes report.json, its plot and page, and the samples, if there are any: samples.jsonl
-    beside report.json, NAME.samples.jsonl beside NAME.json."""
-    report, plot = evaluation.report, path.with_suffix(".png")
+    beside report.json, NAME.samples.jsonl beside NAME.json. A partial report leaves a larger one
+    where it is, and goes to NAME.partial.json. Raises Interrupted after writing a partial one."""
+    report = evaluation.report
+    methods = sum(run.kind == "method" for run in report.runs)
+    if report.partial and larger_report(path, report.data.prompts, methods):
+        path = path.with_suffix(".partial.json")
+    plot = path.with_suffix(".png")
     write_text(path, report.model_dump_json(indent=2) + "\n")
     if evaluation.samples:
         name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
@@ -83,6 +91,8 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> None:
         write_text(path.with_name(name), "".join(lines))
     plot_report(report, plot)
     write_text(path.with_suffix(".html"), render_page(report, plot.read_bytes()))
+    if report.partial:
+        raise Interrupted(f"interrupted after {report.partial}; {path} holds them")
 
 
 @dataclass(frozen=True)
@@ -112,24 +122,32 @@ def evaluate(
     """Decodes the rows of `settings.data` with every method and the baselines, and reports the
     figures of each; teacher-forced: what each method would accept along the plain outputs.
 
-    The report's first run is plain decoding in the same engine. Raises ValueError where no row can
-    be decoded, or methods do not fit (`make_jobs`).
+    The report's first run is plain decoding in the same engine. On Ctrl-C it is `partial`: of what
+    was decoded by then. Raises ValueError where no row can be decoded, or methods do not fit
+    (`make_jobs`).
     """
     if settings.mode == "teacher-forced":
         settings = settings.model_copy(update={"baselines": ()})
     jobs = make_jobs(pair, methods, settings)
     prompts, skipped = read_prompts(pair, rows)
     sampling, samples = settings.decode.sampling, []
-    facts, cut = DataFacts.of(settings.data, rows, prompts, skipped), 0
     reserve(max(len(one.source.prefix) for one in prompts) + sampling.max_new_tokens)
-    resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
+    planned, sizes, repeats = len(prompts), len(settings.batch_sizes), settings.repeats
     if settings.mode == "teacher-forced":
         drafting = [job.method for job in jobs[1:]]
         forced = measure_forced(pair.model, drafting, prompts, sampling, progress)
+        prompts = prompts[: len(forced[0].counts.tokens)]
+        resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
         cut, both = forced[0].cut, zip(jobs, forced, strict=True)
         runs = [measure_along(job, found, sampling, resamples) for job, found in both]
     else:
-        decoded = decode_batches(jobs, prompts, settings, pair.model.device, progress)
+        try:
+            decoded = decode_batches(jobs, prompts, settings, pair.model.device, progress)
+        except DecodingInterrupted as interruption:
+            decoded = interruption.decoded
+        repeats, done = decoded[0].seconds.shape
+        prompts, sizes = prompts[:done], len({run.batch_size for run in decoded})
+        resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
         texts, detokenize = {}, pair.target.tokenizer.batch_decode
         for run in decoded[: len(jobs)]:  # of batch size 1
             tokens = [output.tokens for output in run.outputs]
@@ -139,6 +157,10 @@ def evaluate(
         context = Context(pair, prompts, settings, decoded, texts)
         runs = [measure(context, run, resamples) for run in decoded]
         samples = make_samples(context)
+    facts = DataFacts.of(settings.data, rows, prompts, skipped)
+    came = {"inputs": (len(prompts), planned), "repeats": (repeats, settings.repeats)}
+    came["batch sizes"] = (sizes, len(settings.batch_sizes))
+    part = ", ".join(f"{n} of {all_} {of}" for of, (n, all_) in came.items() if n < all_)
     report = Report(
         mode=settings.mode,
         target=TargetFacts.of(pair.target),
@@ -147,6 +169,7 @@ def evaluate(
         options=settings.model_dump(mode="json", include=OPTIONS)
         | sampling.model_dump(include={"seed", "max_new_tokens"}),
         runs=runs,
+        partial=part or None,
     )
     return Evaluation(report, samples)
 
@@ -163,7 +186,10 @@ def decode_batches(
     found = []
     for size in settings.batch_sizes:
         able = [job for job in jobs if size == 1 or job.way != ASSISTED]
-        decoded = run_interleaved(able, prompts, settings, device, progress, size)
+        try:
+            decoded = run_interleaved(able, prompts, settings, device, progress, size)
+        except DecodingInterrupted as interruption:
+            raise DecodingInterrupted(found or interruption.decoded) from None
         if len(settings.batch_sizes) > 1:
             wave = [prompts[place] for place in make_waves(len(prompts), size)[0]]
             for place, run in enumerate(decoded):

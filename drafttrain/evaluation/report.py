@@ -22,7 +22,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import first_problem
-from drafttrain.data.shards.writing import renamed_when_whole
+from drafttrain.data.shards.writing import check_writable, renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
 from drafttrain.evaluation.metrics import CallCosts, PositionRates
@@ -291,6 +291,8 @@ class Report(Part):
     runs: list[Run]
     search: Search | None = None
     """Of `drafttrain tune`: how the methods were chosen."""
+    partial: str | None = None
+    """How far it came, where it was interrupted; None: it is whole."""
 
     @property
     def machine(self) -> str:
@@ -335,9 +337,31 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_report_file(file: Path) -> None:
-    """Raises ConfigError where a report cannot be written."""
+    """Raises ConfigError where a report cannot be written, or where another file would be lost."""
     if file.suffix != ".json" or file.is_dir():
         raise ConfigError(f"report = {str(file)!r} is no file name ending in .json; give one")
     nearest = next(parent for parent in file.absolute().parents if parent.exists())
     if not nearest.is_dir():
         raise ConfigError(f"report = {str(file)!r}: {str(nearest)!r} is a file, not a folder")
+    check_writable(nearest, f"report = {str(file)!r}")
+    if file.exists():
+        try:
+            read_report(file)
+        except ValueError:
+            raise ConfigError(
+                f"report = {str(file)!r} exists and is no report of this version; delete it, or "
+                "give another file"
+            ) from None
+
+
+def larger_report(file: Path, inputs: int, methods: int) -> str | None:
+    """The size, in words, of the report in a file, where it has more inputs or methods; else None.
+    Methods count once at each batch size."""
+    if not file.exists():
+        return None
+    there = read_report(file)
+    old_inputs = there.data.prompts + len(there.data.skipped)
+    old_methods = sum(run.kind == "method" for run in there.runs)
+    if old_inputs <= inputs and old_methods <= methods:
+        return None
+    return f"{old_inputs} inputs and {old_methods} methods, more than {inputs} and {methods}"

@@ -90,6 +90,15 @@ class Decoded:
         return np.median(self.seconds, axis=0)
 
 
+class DecodingInterrupted(KeyboardInterrupt):
+    """Ctrl-C while methods decode, with what all of them had decoded: the first prompts once, or
+    all of them in fewer repeats."""
+
+    def __init__(self, decoded: list[Decoded]) -> None:
+        super().__init__()
+        self.decoded = decoded
+
+
 def run_interleaved(
     jobs: Sequence[Job],
     prompts: Sequence[Prompt],
@@ -100,7 +109,7 @@ def run_interleaved(
 ) -> list[Decoded]:
     """What every job did with the prompts, in the order of the jobs; all must take the batch size.
 
-    Of the settings `repeats` and `warmup` count.
+    Of the settings `repeats` and `warmup` count. Raises DecodingInterrupted.
     """
     waves, repeats = make_waves(len(prompts), batch_size), range(settings.repeats)
     chosen = [[prompts[place] for place in wave] for wave in waves]
@@ -110,19 +119,43 @@ def run_interleaved(
     wave_seconds = np.zeros((len(jobs), settings.repeats, len(waves)))
     found: list[list[list[Output]]] = [[[] for _ in prompts] for _ in jobs]
     what = "decode" if batch_size == 1 else f"decode, batch {batch_size}"
-    with tracking(settings.repeats * len(prompts), what, "input", shown=progress) as work:
-        for repeat, place in product(repeats, range(len(waves))):
-            for turn in range(len(jobs)):
-                job = (turn + place + repeat) % len(jobs)
-                outputs, seconds = _timed(jobs[job], chosen[place], batch_size, device)
-                wave_seconds[job, repeat, place] = seconds
-                for prompt, output in zip(waves[place], outputs, strict=True):
-                    found[job][prompt].append(output)
-            work.update(len(waves[place]))
-    decoded = []
-    for job, times, outputs in zip(jobs, np.median(wave_seconds, axis=1), found, strict=True):
+    done = 0
+    try:
+        with tracking(settings.repeats * len(prompts), what, "input", shown=progress) as work:
+            for repeat, place in product(repeats, range(len(waves))):
+                for turn in range(len(jobs)):
+                    job = (turn + place + repeat) % len(jobs)
+                    outputs, seconds = _timed(jobs[job], chosen[place], batch_size, device)
+                    wave_seconds[job, repeat, place] = seconds
+                    for prompt, output in zip(waves[place], outputs, strict=True):
+                        found[job][prompt].append(output)
+                work.update(len(waves[place]))
+                done += 1
+    except KeyboardInterrupt:
+        if done == 0:
+            raise
+        whole, waves = done // len(waves), waves[:done]
+        times = wave_seconds[:, : max(1, whole), : len(waves)]
+        raise DecodingInterrupted(_account(jobs, batch_size, waves, times, found)) from None
+    return _account(jobs, batch_size, waves, wave_seconds, found)
+
+
+def _account(
+    jobs: Sequence[Job],
+    batch_size: int,
+    waves: Sequence[Sequence[int]],
+    wave_seconds: Array,
+    found: Sequence[Sequence[Sequence[Output]]],
+) -> list[Decoded]:
+    """What each job did with the prompts of the waves.
+
+    Shapes: wave_seconds [J, R, W]; found [J][P][at least R].
+    """
+    decoded, prompts = [], sum(map(len, waves))
+    for job, times, every in zip(jobs, np.median(wave_seconds, axis=1), found, strict=True):
+        outputs = [own[: wave_seconds.shape[1]] for own in every[:prompts]]
         work_done = np.array([[own_seconds(one) for one in own] for own in outputs]).mean(axis=1)
-        costs = np.zeros(len(prompts))
+        costs = np.zeros(prompts)
         for wave, seconds in zip(waves, times, strict=True):
             whole = work_done[wave].sum()
             costs[wave] = seconds * (work_done[wave] / whole if whole > 0 else 1.0 / len(wave))

@@ -222,6 +222,8 @@ def _differing(run: Run) -> str | None:
 def note(report: Report) -> str:
     """How to read the table, the machine and the number type."""
     text = f"95 % bootstrap intervals over inputs. {report.target.dtype}, {report.machine}."
+    if report.partial:
+        text += f" INTERRUPTED: {report.partial}."
     if report.data.skipped:
         text += f" {len(report.data.skipped)} inputs skipped."
     if report.data.cut_by_positions:

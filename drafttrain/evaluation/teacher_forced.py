@@ -82,7 +82,7 @@ def measure_forced(
     """Decodes every prompt plainly, and counts along the output what each method would accept.
 
     Methods draft chains of fixed lengths, verified by greedy match or rejection. Returns plain
-    decoding's counts first, then those of each method.
+    decoding's counts first, then those of each method; on Ctrl-C those of the prompts done.
     """
     models = {
         id(method.drafter): method.drafter.model.drafting_all()
@@ -95,16 +95,23 @@ def measure_forced(
     overlaps: dict[int, list[Array]] = {key: [] for key in models}
     drawn = build_sampling(sampling)
     needs_probs = bool(models) or not drawn.greedy
-    with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
-        for output in decode_outputs(target, methods, prompts, sampling, needs_probs):
-            lengths.append(len(output.tokens))
-            cut += is_cut(target, output.tokens.tolist(), sampling.max_new_tokens)
-            drafted = _draft_along(methods, output, drawn)
-            for own, method, probs in zip(sums, methods, drafted, strict=True):
-                own.append(count_along(method, output, probs, drawn.greedy))
-            for key, model in models.items():
-                overlaps[key].append(measure_overlaps(model, output, drawn).numpy())
-            work.update()
+    try:
+        with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
+            for output in decode_outputs(target, methods, prompts, sampling, needs_probs):
+                lengths.append(len(output.tokens))
+                drafted = _draft_along(methods, output, drawn)
+                for own, method, probs in zip(sums, methods, drafted, strict=True):
+                    own.append(count_along(method, output, probs, drawn.greedy))
+                for key, model in models.items():
+                    overlaps[key].append(measure_overlaps(model, output, drawn).numpy())
+                cut += is_cut(target, output.tokens.tolist(), sampling.max_new_tokens)
+                work.update()
+    except KeyboardInterrupt:
+        done = min(map(len, (lengths, *sums, *overlaps.values())))
+        if done == 0:
+            raise
+        lengths, sums = lengths[:done], [own[:done] for own in sums]
+        overlaps = {key: own[:done] for key, own in overlaps.items()}
     tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(lengths))
     plain = Counts(tokens, tokens, none, none, none)
     found = [ForcedCounts(plain, np.zeros((3, len(tokens), 0)), cut=cut)]

@@ -26,8 +26,7 @@ from drafttrain.config.command_line import hide_folders
 from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.methods import STOPS
-from drafttrain.config.policy import POLICY, Policy, dump_policy
-from drafttrain.config.runs import head_folders
+from drafttrain.config.policy import Policy, dump_policy
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
@@ -323,12 +322,3 @@ def write_policy(
     policy = found.pop(search.choices[0].batch_size).model_copy(update={"batches": found})
     content = json.dumps(dump_policy(policy) | facts, indent=2, ensure_ascii=False)
     write_text(file, content + "\n")
-
-
-def default_policy_file(settings: TuneConfig) -> Path:
-    """Beside the heads; without heads in the drafter's folder, or beside the report where the
-    drafter is no folder of this machine."""
-    if settings.heads is not None:
-        return head_folders(Path(str(settings.heads)))[0].parent / POLICY
-    folder = Path(str(settings.drafter))
-    return (folder if folder.is_dir() else settings.report.parent) / POLICY

@@ -17,10 +17,12 @@ from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import NONE, DrafterKind, kind_of, named_kind
 from drafttrain.config.methods import STOPS, TREES
+from drafttrain.config.policy import POLICY
 from drafttrain.config.runs import head_folders, head_run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.data.shards.store import MANIFEST
+from drafttrain.data.shards.writing import check_writable
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
 from drafttrain.evaluation.plan import check_batches
 from drafttrain.evaluation.report import check_report_file
@@ -253,9 +255,32 @@ class TunePlan:
         ]
 
 
+def policy_file(settings: TuneConfig) -> Path:
+    """Where the policy goes: to `policy`; with `write` where other commands look for it, beside the
+    heads or in the drafter's folder; else beside the report. Raises ConfigError where that is
+    contradictory, impossible or not writable."""
+    if settings.policy is not None and settings.write:
+        raise ConfigError(f"policy = {str(settings.policy)!r} and write are given; give one")
+    file, folder = settings.policy, Path(str(settings.drafter))
+    if file is None and not settings.write:
+        file = settings.report.with_suffix(f".{POLICY}")
+    elif file is None and settings.heads is not None:
+        file = head_folders(Path(str(settings.heads)))[0].parent / POLICY
+    elif file is None and not folder.is_dir():
+        raise ConfigError(
+            f"write: drafter = {str(folder)!r} is no folder here that could hold a policy.json; "
+            "leave it out, and give --policy FILE to the commands that are to use the policy"
+        )
+    elif file is None:
+        file = folder / POLICY
+    check_writable(file.parent, f"policy = {str(file)!r}")
+    return file
+
+
 def make_plan(settings: TuneConfig) -> TunePlan:
     """Check everything but the weights. Raises ValueError for settings that do not go together."""
     check_report_file(settings.report)
+    policy_file(settings)
     drafting = Drafting.of(str(settings.drafter))
     if drafting.kind is NONE:
         raise ConfigError("drafter = 'none' drafts nothing, so there is nothing to tune; give one")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from drafttrain.evaluation import runner, teacher_forced
 from tests.commanding import ended
+from tests.refusals import recorded
 from tests.small_pair import LENGTH, PAIR, SHORT, methods_of, read_trees, save_small_pair
 
 BATCHES = [*PAIR, *SHORT, "--sweep", "k=2,4", "--batch-size", "2", "baselines=generate,assisted"]
@@ -37,6 +39,68 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
     assert "causal k=4 greedy" in capsys.readouterr().out
     assert Path("batches.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png;base64," in Path("batches.html").read_text()
+
+
+def test_a_larger_report_is_replaced_only_when_asked_to(inside, capsys):
+    asked = ["eval", *PAIR, "bootstrap=20", "repeats=1", "baselines=[]", "--report", "kept.json"]
+    asked += ["decode.sampling.max_new_tokens=4"]
+    assert ended(*asked, "--sweep", "k=2,4") == 0
+    before = Path("kept.json").read_bytes()
+    for smaller in (["--k", "2"], ["--sweep", "k=2,4", "--limit", "1"]):
+        with recorded() as loaded:
+            assert ended(*asked, *smaller) == 2
+        assert "add --force" in capsys.readouterr().err and not loaded
+    assert Path("kept.json").read_bytes() == before
+    assert ended(*asked, "--sweep", "k=2,4") == 0
+    assert ended(*asked, "--k", "2", "--limit", "1", "--force") == 0
+    assert len(json.loads(Path("kept.json").read_text())["runs"]) == 2
+
+
+@pytest.mark.parametrize("place", ["/proc/report.json", "/dev/null/report.json", "notes.json"])
+def test_a_report_that_cannot_be_written_is_refused_before_models_load(inside, capsys, place):
+    Path("notes.json").write_text('{"mine": 1}')
+    with recorded() as loaded:
+        assert ended("eval", *PAIR, *SHORT, "--report", place) == 2
+        assert ended("tune", *PAIR, "--report", place) == 2
+    assert not loaded and capsys.readouterr().err.count("report = ") == 2
+    assert Path("notes.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
+def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkeypatch, mode):
+    """Ctrl-C in the second input; a larger report stays where it is."""
+    calls, stop = [], {"decode": 5, "teacher-forced": 4}[mode]
+
+    def interrupted(function):
+        def call(*arguments):
+            calls.append(arguments)
+            if len(calls) == stop:
+                raise KeyboardInterrupt
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(runner, "_timed", interrupted(runner._timed))
+    if mode == "teacher-forced":
+        monkeypatch.setattr(runner, "_timed", None)
+        counted = teacher_forced.count_along
+        monkeypatch.setattr(teacher_forced, "count_along", interrupted(counted))
+    asked = ["eval", *PAIR, "--mode", mode, "bootstrap=20"]
+    asked += ["repeats=2", "warmup=0", "baselines=[]"] if mode == "decode" else []
+    asked += ["--sweep", "k=2,4", "decode.sampling.max_new_tokens=4", "--report", f"{mode}.json"]
+    assert ended(*asked) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{mode}.json holds them" in said
+    report = json.loads(Path(f"{mode}.json").read_text())
+    assert report["data"]["prompts"] == 1 and report["partial"] in said
+    assert all(run["totals"]["prompts"] == 1 for run in report["runs"])
+    assert report["partial"] in Path(f"{mode}.html").read_text()
+    assert ended(*asked) == 0
+    whole = Path(f"{mode}.json").read_bytes()
+    calls.clear()
+    assert ended(*asked) == 130
+    assert Path(f"{mode}.json").read_bytes() == whole
+    assert json.loads(Path(f"{mode}.partial.json").read_text())["data"]["prompts"] == 1
 
 
 def test_a_dry_run_says_what_would_be_measured(inside, capsys):
@@ -78,7 +142,7 @@ def test_other_drafters_are_measured_teacher_forced_at_every_k_of_a_sweep(inside
 
 def compare(*arguments: str) -> tuple[dict, list[dict]]:
     """The report and the samples of `drafttrain eval`."""
-    assert ended("eval", *PAIR, *SHORT, "--report", "trees.json", *arguments) == 0
+    assert ended("eval", *PAIR, *SHORT, "--report", "trees.json", "--force", *arguments) == 0
     return read_trees()
 
 

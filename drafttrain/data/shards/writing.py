@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -90,6 +91,20 @@ def complete_files(path: Path) -> None:
             file.chmod(0o666 & ~mask)
             with file.open("rb") as written:
                 os.fsync(written.fileno())
+
+
+def check_writable(folder: Path, name: str) -> None:
+    """Raises ConfigError where no file can be made in a folder, or in the nearest one above it that
+    there is. name: the setting and its value."""
+    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{name}: no file can be written in {str(nearest)!r} ({error.strerror}); give another "
+            "folder, or make it writable"
+        ) from None
 
 
 @contextmanager
