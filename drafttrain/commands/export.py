@@ -114,12 +114,16 @@ def check_target_choice(settings: ExportConfig, target: str | None) -> TargetCon
         raise ConfigError(
             "check = 'target', but nobody recorded the drafter's target; add --target MODEL"
         )
-    here = target is not None and (Path(target) / "config.json").is_file()
-    if target is None or settings.check == "drafter" or (settings.check == "auto" and not here):
+    if target is None:
         return None
-    chosen, drafter = TargetConfig(path=target), read_drafter_settings(settings.drafter)
-    check_fit(drafter, check_target(chosen), f"drafter {settings.drafter!r}", f"target {target!r}")
-    return chosen
+    here, chosen = (Path(target) / "config.json").is_file(), TargetConfig(path=target)
+    decoded = settings.check == "target" or (settings.check == "auto" and here)
+    if settings.target is not None:  # one that was recorded may lie elsewhere
+        check_target(chosen)
+    if decoded:
+        drafter, name = read_drafter_settings(settings.drafter), f"drafter {settings.drafter!r}"
+        check_fit(drafter, check_target(chosen), name, f"target {target!r}")
+    return chosen if decoded else None
 
 
 def some_inputs(data: DataConfig | None, run: Run | None, parts: Parts) -> list[list[int]]:
