@@ -9,6 +9,8 @@ FOLDER/results.json and FOLDER/table.md are written anew; FOLDER/STAGE.log is wh
 - tests: the environment, and `pytest -m gpu`
 - quickstart: its drafter is trained, then decodes with its target, eager and compiled, at several
   batch sizes, interleaved with plain decoding, `generate` and beam search
+- training: steps a second of the quickstart's drafter with 0 and 2 workers, the share of the time
+  spent waiting for batches, and the loss of a 6 + 6 target of d 512 that is trained from scratch
 - calls: of random models in the shapes of large ones, eager and compiled, with 1, 5 and 13 new
   tokens, next to the time of reading all weights once at memory bandwidth
 
@@ -155,6 +157,45 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
             yield row | {"tokens per second": tokens / median(times[name])}
 
 
+def stage_training(given: argparse.Namespace) -> Iterator[Row]:
+    """A row for each number of workers, then one for each logged loss of the large target."""
+    texts = ["data.limit=20"] * given.rehearse + ["held_out=null", "train.log_every=50"]
+    steps = 2 if given.rehearse else 300
+    for workers in (0, 2):
+        began, run = perf_counter(), given.out / f"workers-{workers}"
+        shards = f"distilled={given.out / 'shards'}"
+        settings = [shards, f"train.workers={workers}", f"train.max_steps={steps}", *texts]
+        said = trained(run, "quickstart", settings)
+        figures = {"drafter": "quickstart", "workers": workers, "steps": steps}
+        yield figures | {"waiting": said, "seconds, distilling included": perf_counter() - began}
+    width, layers = (32, 1) if given.rehearse else (512, 6)
+    model = {"d_model": width, "encoder_layers": layers, "decoder_layers": layers}
+    model |= {"encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
+    settings = [f"model.{name}={value}" for name, value in model.items()]
+    settings += ["train.learning_rate=5.0e-4", "train.warmup=0.1", "train.precision=bf16", *texts]
+    settings += ["train.batch_tokens=16384", f"train.max_steps={steps}"]
+    run, began = given.out / "large", perf_counter()
+    said = trained(run, "docstrings-target", settings)
+    rate = steps / (perf_counter() - began)
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        logged = json.loads(line)
+        row = {"target": f"d {width}, {layers} + {layers}", "step": logged["step"]}
+        yield row | {
+            "loss": logged["loss"],
+            "waiting": said,
+            "steps a second, start included": rate,
+        }
+
+
+def trained(run: Path, recipe: str, settings: Sequence[str]) -> str:
+    """Run a recipe to its end; what it says of waiting for batches."""
+    command = [sys.executable, "-m", "drafttrain", "train", recipe, f"run={run}", *settings]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    found = re.search(r"waiting for batches took (\S+)", done.stdout)
+    return found[1] if found else "unknown"
+
+
 def decoded(
     decoder: SpeculativeDecoder, texts: Sequence[str], batch: int, longest: int
 ) -> list[list[int]]:
@@ -240,8 +281,9 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-STAGES = {"tests": stage_tests, "quickstart": stage_quickstart, "calls": stage_calls}
-SHARES = {"tests": 3, "quickstart": 4, "calls": 3}
+STAGES = {"tests": stage_tests, "quickstart": stage_quickstart, "training": stage_training}
+STAGES["calls"] = stage_calls
+SHARES = {"tests": 3, "quickstart": 4, "training": 3, "calls": 3}
 """Of the time that is left, by stage."""
 
 

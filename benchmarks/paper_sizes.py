@@ -108,7 +108,8 @@ def target_command(given: argparse.Namespace) -> list[str]:
         "model": json.dumps(model),
         "train.max_steps": given.target_steps,
         "train.batch_tokens": 16384,
-        "train.learning_rate": 1e-3,
+        "train.learning_rate": 5e-4,  # at 1e-3 a target of d 512 diverged
+        "train.warmup": 0.1,
         "train.clip": 1.0,
         "train.precision": given.precision,
     }

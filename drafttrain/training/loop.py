@@ -315,8 +315,7 @@ def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int,
     share = Share(prepared.plan, first, last, rank, world)
     loader = load_batches(fetchable(task.rows), task.collate, share, workers, pin=on_gpu)
     for number, batch in zip(share.numbers, loader, strict=True):
-        batch = batch.to(accelerator.device)
-        yield number, batch if task.complete is None else task.complete(batch)
+        yield number, batch.to(accelerator.device)
 
 
 def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: float) -> Tensor:
@@ -334,6 +333,8 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     reference = None
     for index in range(settings.accumulation):
         number, batch = next(batches)
+        if task.complete is not None:
+            batch = task.complete(batch)
         torch.manual_seed(_mix(settings.seed, number))
         last = index == settings.accumulation - 1
         with contextlib.nullcontext() if last else accelerator.no_sync(objective):
