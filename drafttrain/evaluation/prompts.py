@@ -70,7 +70,8 @@ def usable_tokens(
         found = [[] if reason is None else Refused(reason) for reason in rows[REASON][:]]
     else:
         decoder_only = not target.model.config.is_encoder_decoder
-        found = tokenize_prompts(target.tokenizer, rows, decoder_only, limit)
+        vocabulary = target.model.get_input_embeddings().num_embeddings
+        found = tokenize_prompts(target.tokenizer, rows, decoder_only, limit, vocabulary)
     refused = zip(rows["row"][:], found, strict=True)
     skipped = {row: one.reason for row, one in refused if isinstance(one, Refused)}
     if len(skipped) == len(found):

@@ -181,7 +181,10 @@ class Distilling:
         """Rows of one shard in batches of like length; those that cannot be decoded come first."""
         config, model = self.config, self.target.model
         tokenized = tokenize_prompts(
-            self.target.tokenizer, inputs, not model.config.is_encoder_decoder
+            self.target.tokenizer,
+            inputs,
+            not model.config.is_encoder_decoder,
+            vocabulary=model.get_input_embeddings().num_embeddings,
         )
         positions = position_limit(model.config)
         new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens

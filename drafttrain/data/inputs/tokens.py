@@ -32,12 +32,14 @@ def tokenize_prompts(
     rows: datasets.Dataset,
     decoder_only: bool,
     limit: int | None = None,
+    vocabulary: int | None = None,
 ) -> list[list[int] | Refused]:
     """The tokens of every row of `load_inputs`; of chats, up to where the assistant is to speak.
 
     Refused for rows that cannot be used: those that were refused when they were read, that the
-    template refuses, that have no tokens, or more than the limit. Raises ConfigError for chats
-    that the tokenizer has no template for.
+    template refuses, that have no tokens, more than the limit, or one of those that a tokenizer
+    has beyond its model's vocabulary. Raises ConfigError for chats that the tokenizer has no
+    template for.
     """
     check_chats(tokenizer, rows, decoder_only)
     prompts: list[str | Refused]
@@ -51,18 +53,22 @@ def tokenize_prompts(
     else:
         found = tokenize_texts(tokenizer, texts, decoder_only)
     return [
-        _checked(prompt if reason is None else Refused(reason), ids, limit)
+        _checked(prompt if reason is None else Refused(reason), ids, limit, vocabulary)
         for prompt, reason, ids in zip(prompts, rows[REASON][:], found, strict=True)
     ]
 
 
-def _checked(prompt: str | Refused, ids: list[int], limit: int | None) -> list[int] | Refused:
+def _checked(
+    prompt: str | Refused, ids: list[int], limit: int | None, vocabulary: int | None
+) -> list[int] | Refused:
     if isinstance(prompt, Refused):
         return prompt
     if not ids:
         return Refused("empty")
     if limit is not None and len(ids) > limit:
         return Refused(f"{len(ids)} source tokens, the target takes {limit}")
+    if vocabulary is not None and max(ids) >= vocabulary:
+        return Refused(f"token {max(ids)}, the target has {vocabulary} tokens")
     return ids
 
 

@@ -88,6 +88,9 @@ def test_plain_rows_go_without_the_template():
     words = tokenizer("<s> $A", TEMPLATE)
     assert tokenize_prompts(words, rows, decoder_only=True, limit=3) == [[BOS, 7, 8]]
     assert isinstance(tokenize_prompts(words, rows, decoder_only=True, limit=2)[0], Refused)
+    assert tokenize_prompts(words, rows, decoder_only=True, vocabulary=9) == [[BOS, 7, 8]]
+    beyond = tokenize_prompts(words, rows, decoder_only=True, vocabulary=8)
+    assert beyond == [Refused("token 8, the target has 8 tokens")]
 
 
 def test_chats_need_a_template_and_a_decoder_only_target():
