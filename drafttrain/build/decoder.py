@@ -119,6 +119,7 @@ def load(
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     seed: int = 0,
     verifier: str = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -138,7 +139,9 @@ def load(
         raise ConfigError("decode= takes target and drafter by name; give paths, or k and verifier")
     name = drafter if isinstance(drafter, str) else str(drafter.name_or_path)
     config = decode or DecodeConfig(
-        sampling=SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        sampling=SamplingConfig(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        ),
         verifier=VerifierConfig(kind=verifier),
     )
     config = config.model_copy(update={"drafter": name})

@@ -16,7 +16,7 @@ from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import CheckedDrafters, Pair, check_pair, open_pair
 from drafttrain.config.commands import DistillConfig
-from drafttrain.config.decode import DecodeConfig
+from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.kinds import NONE
 from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows
 from drafttrain.data.shards.outputs import Drafting, ShardRow
@@ -35,7 +35,7 @@ def decode_settings(config: DistillConfig) -> DecodeConfig:
     """The method that distils. The rule is always lossless: the outputs are to be the target's."""
     sampling = config.sampling
     if config.method == "greedy":
-        sampling = sampling.model_copy(update={"temperature": 0.0, "top_k": 0, "top_p": 1.0})
+        sampling = SamplingConfig(max_new_tokens=sampling.max_new_tokens, seed=sampling.seed)
     drafter = NONE.name if config.drafter is None else config.drafter
     return DecodeConfig(
         drafter=drafter, bigrams=config.bigrams, sampling=sampling, stop=config.stop

@@ -96,7 +96,7 @@ def open_head(
         check_head_identity(found.head, load_drafter(path, drafter.config), found.name)
     found.head.to(drafter.device)
     trained, used = found.head.config.sampling or {}, decoding.model_dump()
-    warped = [name for name in ("temperature", "top_k", "top_p") if name in trained]
+    warped = [name for name in ("temperature", "top_k", "top_p", "min_p") if name in trained]
     if any(trained[name] != used[name] for name in warped):
         then, now = (
             ", ".join(f"{name} {values[name]:g}" for name in warped) for values in (trained, used)

@@ -91,7 +91,7 @@ class Method:
 
 
 def build_sampling(config: SamplingConfig) -> Sampling:
-    return Sampling(config.temperature, config.top_k, config.top_p)
+    return Sampling(config.temperature, config.top_k, config.top_p, config.min_p)
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:

@@ -106,7 +106,7 @@ class ServerConfig(Config):
     """More fields of each request, as {return_token_ids: true, top_k: -1, min_p: 0.0} for vLLM."""
 
 
-_SAMPLED = CountsFor("method=sample", ("temperature", "top_k", "top_p"))
+_SAMPLED = CountsFor("method=sample", ("temperature", "top_k", "top_p", "min_p"))
 _ENGINE = CountsFor("backend=engine", attribute="decoded_by.name")
 _SERVER = CountsFor("backend=server", attribute="decoded_by.name")
 _GENERATE = CountsFor("backend=transformers", attribute="decoded_by.name")

@@ -39,6 +39,8 @@ class SamplingConfig(Config):
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0), _SAMPLED] = 1.0
     """Keep the smallest set of tokens whose probability reaches this."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0), _SAMPLED] = 0.0
+    """Keep tokens that are at least this times as likely as the likeliest; 0 keeps all."""
     max_new_tokens: Count = 128
     """Most tokens to generate for an input."""
     seed: Seed = 0

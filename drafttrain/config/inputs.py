@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from drafttrain.config.base import Config, Precision
+from drafttrain.config.base import Config, CountOrZero, Precision
 
 
 class TargetConfig(Config):
@@ -67,7 +67,7 @@ class DataConfig(Config):
     """Put every text as a user's message through the tokenizer's chat template (decoder-only
     targets); rows that are chats always are. Columns `tools` and `chat_template_kwargs` go to the
     template too."""
-    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    chat_template_kwargs: dict[str, bool | CountOrZero | float | str] = {}
     """Chats: variables of the template, as {enable_thinking: false}."""
     skip: NonNegativeInt = 0
     """Rows to leave out at the start."""

@@ -55,7 +55,7 @@ class Policy(Config):
     cumulative: Fraction | None = None
     """Stop once the product of the rows' largest probabilities is less than this."""
     sampling: dict[str, float] = {}
-    """Temperature, top_k and top_p that it was chosen for; under others the output is as exact."""
+    """Temperature, top_k, top_p, min_p it was chosen for; under others the output is as exact."""
     drafter: str | None = None
     """What proposes: in an export the drafter's model_type (spec-drafter, llama, ...)."""
     verifier: VerifierConfig = VerifierConfig()

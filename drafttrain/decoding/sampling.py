@@ -10,10 +10,11 @@ from drafttrain.decoding.types import NotFinite, Sampling
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities as the user asked to sample: temperature, then top-k, then top-p.
+    """Probabilities as the user asked to sample: temperature, then top-k, top-p, min-p.
 
     Order and ties as in Transformers' warpers: top-k keeps every token that ties the k-th; top-p
-    keeps the smallest set of most likely tokens whose mass reaches p. Temperature 0 is the point
+    keeps the smallest set of most likely tokens whose mass reaches p; min-p keeps those that are at
+    least p times as likely as the likeliest. Temperature 0 is the point
     mass on the arg-max (the first, on ties). Computed in float32 at least; float64 is kept.
 
     Shapes: [..., V] -> [..., V].
@@ -27,6 +28,10 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         scores = _keep_top_k(scores, sampling.top_k)
     if sampling.top_p < 1.0:
         scores = _keep_top_p(scores, sampling.top_p)
+    if sampling.min_p > 0.0:
+        probs = scores.softmax(dim=-1)
+        lowest = sampling.min_p * probs.amax(dim=-1, keepdim=True)
+        scores = scores.masked_fill(probs < lowest, -torch.inf)
     return scores.softmax(dim=-1)
 
 

@@ -22,6 +22,12 @@ class Sampling:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token keeps its probability, up to temperature."""
+        return self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
 
     @property
     def greedy(self) -> bool:

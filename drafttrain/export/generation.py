@@ -190,9 +190,10 @@ def read_request(
     config.num_return_sequences = 1
     if config.do_sample:  # the config is left greedy: the logits processors do none of these
         top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+        min_p, config.min_p = config.min_p or 0.0, None
         if top_p == 0.0:  # the likeliest token alone, as Transformers samples with it
             top_k, top_p = 1, 1.0
-        sampling = Sampling(config.temperature, top_k, top_p)
+        sampling = Sampling(config.temperature, top_k, top_p, min_p)
         config.do_sample, config.temperature, config.top_k, config.top_p = False, 1.0, 50, 1.0
     return Request(
         config,

@@ -14,7 +14,7 @@ from drafttrain.decoding.types import Sampling
 
 
 def expected_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temperature, then top-k with ties, then the smallest set of mass top_p, row by row.
+    """Temperature, then top-k with ties, then the smallest set of mass top_p, then min_p.
 
     Temperature 0: all on the first arg-max. Shapes: [..., V] -> [..., V], float64.
     """
@@ -33,6 +33,7 @@ def _expected_row(row: np.ndarray, sampling: Sampling) -> np.ndarray:
     if sampling.top_p < 1.0:
         before = np.cumsum(probs[falling]) - probs[falling]
         probs[falling[before >= sampling.top_p]] = 0.0
+    probs[probs < sampling.min_p * probs.max()] = 0.0
     return probs / probs.sum()
 
 

@@ -65,6 +65,7 @@ SAMPLINGS = {
     "temperature 0.6": Sampling(temperature=0.6),
     "top-k": Sampling(temperature=1.3, top_k=2),
     "top-p": Sampling(temperature=1.0, top_p=0.7),
+    "min-p": Sampling(temperature=1.3, min_p=0.3),
     "all": Sampling(temperature=0.8, top_k=3, top_p=0.9),
     "greedy": Sampling(temperature=0.0),
 }

@@ -7,7 +7,12 @@ from operator import mul
 
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from drafttrain.decoding.sampling import SampledRandomness, likeliest, warp
 from drafttrain.decoding.types import Sampling
@@ -21,6 +26,8 @@ def transformers_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor
         scores = TopKLogitsWarper(sampling.top_k)(None, scores)
     if sampling.top_p < 1.0:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    if sampling.min_p:
+        scores = MinPLogitsWarper(sampling.min_p)(None, scores)
     return scores.softmax(dim=-1)
 
 
@@ -28,11 +35,12 @@ def transformers_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("top_k", [0, 1, 3, 50])
 @pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.9, 1.0])
-def test_warping_equals_the_warpers_of_transformers(dtype, temperature, top_k, top_p):
+@pytest.mark.parametrize("min_p", [0.0, 0.3, 1.0])
+def test_warping_equals_the_warpers_of_transformers(dtype, temperature, top_k, top_p, min_p):
     logits = torch.randn(20, 12, dtype=dtype, generator=torch.Generator().manual_seed(0))
     logits[3:6] = logits[3:6].round()  # ties
     logits[6:9, ::2] = -torch.inf  # tokens that a processor ruled out
-    sampling = Sampling(temperature, top_k, top_p)
+    sampling = Sampling(temperature, top_k, top_p, min_p)
     ours, theirs = warp(logits, sampling), transformers_probs(logits, sampling)
     close(ours, theirs, 1e-6 if dtype == torch.float32 else 1e-12)
 

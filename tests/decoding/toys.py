@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -276,6 +277,8 @@ def autoregressive_law(
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1.0:
         warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0.0:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
     law: dict[tuple[int, ...], float] = {}
 
     def extend(tokens: tuple[int, ...], probability: float) -> None:

@@ -146,7 +146,7 @@ def test_report_json_survives_a_round_trip_and_other_files_are_refused(report, t
     assert read_report(path) == report
     written = json.loads(path.read_text())["runs"][1]
     assert written["metrics"]["mbsu"].keys() == {"value", "low", "high"}
-    assert written["sampling"] == {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
+    assert written["sampling"] == {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     path.write_text('{"runs": []}')
     with pytest.raises(ValueError, match="is no report of drafttrain"):
         read_report(path)

@@ -202,7 +202,7 @@ def test_sampling_follows_torchs_seed(assistant):
     assert torch.equal(first, sample(1))
     assert not torch.equal(first, sample(2))
     assert len({tuple(row.tolist()) for row in first}) > 1
-    for narrow in ({"top_k": 1}, {"top_p": 0.0}):
+    for narrow in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
         best = generate(target, **ONE, **(SAMPLED | narrow), assistant_model=assistant)
         assert torch.equal(best, target.generate(**ONE, **GREEDY))
 
@@ -248,7 +248,7 @@ def test_a_pair_is_wrapped_once_until_something_changes(assistant):
         ({"past_key_values": "any"}, "past_key_values cannot be honoured"),
         ({"max_new_tokenz": 3}, "max_new_tokenz cannot be honoured"),
         ({"num_return_sequences": 2}, "do not support `num_return_sequences`"),
-        ({"do_sample": True, "min_p": 0.1}, "min_p"),
+        ({"do_sample": True, "typical_p": 0.5}, "typical_p"),
         ({"max_time": 3.0}, r"^max_time = 3\.0 cannot be honoured .* leave it out of the call"),
         ({"stop_strings": ["x"]}, r"^stop_strings = \['x'\] .* leave it out of the call"),
         ({"guidance_scale": 2.0}, r"^guidance_scale = 2\.0 .* leave it out of the call"),

@@ -121,9 +121,9 @@ class Distilling:
     def describe(self) -> Manifest:
         config, target, settings = self.config, self.target, generate_settings(self.config)
         sampling = config.sampling if config.method == "sample" else SamplingConfig()
-        warping = sampling.model_dump(include={"temperature", "top_k", "top_p"})
+        warping = sampling.model_dump(include={"temperature", "top_k", "top_p", "min_p"})
         check_generation_config(target.model.generation_config, Sampling(**warping))
-        drawing = warping | {"seed": sampling.seed}
+        drawing = warping | {"seed": sampling.seed, "min_p": sampling.min_p or None}
         own = target.model.generation_config.to_dict()
         own_weights = config.decoded_by.reads_weights
         ignored = settings.keys() | {"transformers_version", "_from_model_config"}

@@ -19,6 +19,7 @@ from transformers import (
     GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedModel,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -38,6 +39,7 @@ WARPERS = {
     "temperature": (TemperatureLogitsWarper, 1.0),
     "top_k": (TopKLogitsWarper, 0),
     "top_p": (TopPLogitsWarper, 1.0),
+    "min_p": (MinPLogitsWarper, 0.0),
 }
 """Settings of sampling in order, and the values without effect."""
 
@@ -92,6 +94,7 @@ def generate_settings(config: DistillConfig) -> dict[str, Any]:
         "temperature": sampling.temperature if sampled else None,
         "top_k": sampling.top_k if sampled else None,
         "top_p": sampling.top_p if sampled else None,
+        "min_p": sampling.min_p if sampled else None,
         "num_return_sequences": 1,
         "return_dict_in_generate": False,
         "use_cache": True,
@@ -152,7 +155,7 @@ def _generate(
         return trim(generate(**settings), model, prefix)
     warpers = []  # `choice` applies them, since `generate` would put them after it
     for name, (kind, neutral) in WARPERS.items() if settings["do_sample"] else ():
-        if settings[name] not in (None, neutral):
+        if settings.get(name) not in (None, neutral):
             warpers.append(kind(settings[name]))
     choice = Choice(prefix, model.generation_config.eos_token_id, uniforms, warpers)
     greedy = settings | dict.fromkeys(WARPERS) | {"do_sample": False}

@@ -138,9 +138,14 @@ def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
             f"the target's generation_config sets {unsent}, which cannot be sent to a server; take "
             "it out of generation_config.json, or leave --server out"
         )
-    top_k = config.sampling.top_k if config.method == "sample" else 0
+    drawn = config.method == "sample"
+    top_k, min_p = (config.sampling.top_k, config.sampling.min_p) if drawn else (0, 0.0)
     penalty = values.get("repetition_penalty") or 1.0
-    for name, value, neutral in (("top_k", top_k, 0), ("repetition_penalty", penalty, 1.0)):
+    for name, value, neutral in (
+        ("top_k", top_k, 0),
+        ("min_p", min_p, 0.0),
+        ("repetition_penalty", penalty, 1.0),
+    ):
         if value != neutral and config.server.extra_body.get(name) != value:
             raise ConfigError(
                 f"{name} = {value:g} is not in OpenAI's interface; give it as your server calls "

@@ -175,7 +175,9 @@ def _labelling(
     state, sampling = state_of(config, drafter.config), Sampling()
     if config.sampling is not None or distilled.method == "sample":
         asked = config.sampling or distilled  # default: as the outputs were decoded
-        sampling = Sampling(asked.temperature, asked.top_k or 0, asked.top_p or 1.0)
+        sampling = Sampling(
+            asked.temperature, asked.top_k or 0, asked.top_p or 1.0, asked.min_p or 0.0
+        )
     k, slots, limits = config.k, None, [position_limit(target.model.config)]
     if state == "slot":
         k = config.k or drafter.config.k

@@ -39,6 +39,7 @@ class CacheManifest(DerivedManifest):
     """This and the next two: the warping under which the labels were made."""
     top_k: int
     top_p: float
+    min_p: float = 0.0
     mixing: float | None
     """r, the share of positions that keep the output's own token; for `token` states only."""
     k: int | None
@@ -57,7 +58,8 @@ class CacheManifest(DerivedManifest):
     @property
     def sampling(self) -> dict[str, Any]:
         """The warping, as heads record it."""
-        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        given = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return given | ({"min_p": self.min_p} if self.min_p else {})
 
 
 @dataclass(frozen=True)

@@ -138,9 +138,11 @@ class Manifest(ShardManifest):
     num_beams: int
     max_new_tokens: int
     temperature: float | None
-    """This and the next three: None where method is not sample."""
+    """This and the next four: None where method is not sample."""
     top_k: int | None
     top_p: float | None
+    min_p: float | None = None
+    """None also of sampling in former versions, which had none."""
     seed: int | None
     backend: str = "transformers"
     """What decoded: sampled rows are other draws of the same law by another one."""

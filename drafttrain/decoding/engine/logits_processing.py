@@ -45,7 +45,7 @@ REFUSED = (
 )
 """Settings of a generation_config that this engine cannot honour."""
 
-REFUSED_WARPERS = ("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+REFUSED_WARPERS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Refused where the target samples; greedy decoding does not look at them."""
 
 NEUTRAL = {"guidance_scale": 1.0, "typical_p": 1.0, "diversity_penalty": 0.0}

@@ -55,7 +55,7 @@ class Optimal(Shape):
         return self.nodes > 1
 
     def likeliest(self, sampling: Sampling) -> Likeliest | None:
-        whole = self.judge is not None or sampling.top_k != 0 or sampling.top_p != 1.0
+        whole = self.judge is not None or not sampling.keeps_all
         return None if whole else (self.nodes, self._temperatures(sampling))
 
     def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> list[int]:
@@ -112,7 +112,7 @@ class Optimal(Shape):
         """
         sampling = Sampling() if tree.sampling.greedy else tree.sampling
         temperature = of_level(self._temperatures(sampling), tree.level)
-        if sampling.top_k == 0 and sampling.top_p == 1.0:
+        if sampling.keeps_all:
             log_probs = (exact_enough(logits) / temperature).log_softmax(dim=-1)
         else:
             log_probs = warp(logits, replace(sampling, temperature=temperature)).log()

@@ -13,6 +13,7 @@ PROMPTS = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] for i in range(
 NEW = 16
 GREEDY = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW, "max_length": None}
 SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 0.95}
+SAMPLED |= {"min_p": 0.05}
 ENDS = [1, 15, 21, 25]
 
 

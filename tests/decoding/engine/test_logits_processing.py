@@ -201,9 +201,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(settings):
 
 def test_other_warpers_are_refused_only_where_the_target_samples():
     model = tiny_model("marian")
-    model.generation_config.min_p = 0.1
+    model.generation_config.typical_p = 0.5
     check_generation_config(model.generation_config, GREEDY)
-    with pytest.raises(ValueError, match="min_p"):
+    with pytest.raises(ValueError, match="typical_p"):
         check_generation_config(model.generation_config, Sampling(temperature=1.0))
 
 
