@@ -152,7 +152,7 @@ def train(
     \b
     Examples:
       drafttrain train quickstart --dry-run
-      drafttrain train recipes/multi30k_en_de.yaml target.path=MODEL data.path=train.en
+      drafttrain train recipes/seq2seq.yaml run=RUN target.path=T5 data.path=train.txt
       drafttrain train causal-drafter --config mine.yaml train.epochs=2
       accelerate launch -m drafttrain train quickstart
     """

@@ -53,7 +53,7 @@ def test_no_arguments_show_the_help(capsys):
 
 def test_eval_without_any_run_says_how_to_make_one(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "drafttrain train quickstart" in refused(capsys, "eval")
+    assert "drafttrain train recipes/seq2seq.yaml" in refused(capsys, "eval")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

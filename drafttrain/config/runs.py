@@ -50,7 +50,7 @@ def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
     """The run finished last, of a drafter or of heads. Raises ConfigError where there is none."""
     if run := next(finished_runs(folder, of_heads), None):
         return run
-    recipe, give = "quickstart", "--target and --drafter"
+    recipe, give = "recipes/seq2seq.yaml` or `recipes/causal.yaml", "--target and --drafter"
     if of_heads:
         recipe, give = "quickstart-heads", "--heads"
     raise ConfigError(

@@ -43,7 +43,7 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
     if target.is_encoder_decoder:
         raise ConfigError(
             f"target.path = {settings.target.path!r} is an encoder-decoder model, but causal "
-            "drafters are trained for decoder-only ones; use recipes/train_spec_drafter.py"
+            "drafters are trained for decoder-only ones; start from recipes/seq2seq.yaml"
         )
     if settings.initialise.path is not None:
         _check_start(settings)

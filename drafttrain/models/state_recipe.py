@@ -23,7 +23,7 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
     if target.is_encoder_decoder:
         raise ConfigError(
             f"target.path = {settings.target.path!r} is an encoder-decoder model, but state "
-            "drafters are trained for decoder-only ones; use recipes/train_spec_drafter.py"
+            "drafters are trained for decoder-only ones; start from recipes/seq2seq.yaml"
         )
     depth = target.get_text_config(decoder=True).num_hidden_layers
     layers = asked.layers

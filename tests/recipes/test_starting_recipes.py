@@ -1,0 +1,34 @@
+"""The recipes that a user starts from: they need a target, inputs and a folder, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.reading import load_settings
+from drafttrain.config.recipes import CausalDrafterRecipe, SpecDrafterRecipe
+from drafttrain.config.runs import newest_run
+
+ROOT = Path(__file__).parents[2]
+STARTS = {"recipes/seq2seq.yaml": SpecDrafterRecipe, "recipes/causal.yaml": CausalDrafterRecipe}
+
+
+@pytest.mark.parametrize("recipe", STARTS)
+def test_target_inputs_and_folder_are_all_that_is_missing(recipe):
+    given = {"target.path": "org/target", "data.path": "mine.txt", "run": "checkpoints/mine"}
+    settings = load_settings(STARTS[recipe], ROOT / recipe, [f"{k}={v}" for k, v in given.items()])
+    assert settings.held_out is None and settings.data.input_column is None
+    for left_out in given:
+        words = [f"{name}={value}" for name, value in given.items() if name != left_out]
+        with pytest.raises(ConfigError, match=left_out.partition(".")[0]):
+            load_settings(STARTS[recipe], ROOT / recipe, words)
+
+
+@pytest.mark.parametrize("recipe", STARTS)
+def test_readme_guide_and_errors_name_them(recipe, tmp_path):
+    for page in ("README.md", "docs/guide.md"):
+        assert recipe in (ROOT / page).read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=recipe):
+        newest_run(tmp_path)
