@@ -131,20 +131,23 @@ class LikelyTokens:
     def __init__(
         self, states: Tensor, logits: Tensor, wanted: Likeliest, link: Link | None
     ) -> None:
-        count, self._temperatures = wanted
-        self._found = Candidates(states[None], exact_enough(logits)[None], link, count)
+        count, temperatures = wanted
+        self._temperatures = [of_level(temperatures, slot) for slot in range(len(logits))]
+        exact = exact_enough(logits)
+        self._found = Candidates(states[None], exact[None], link, count)
         self.tokens = self._found.tokens[0]
-        self._logits = logits
+        scale = torch.tensor(self._temperatures, dtype=exact.dtype, device=exact.device)[:, None]
+        total = (exact / scale).logsumexp(-1, keepdim=True)
+        known = (self._found.scores[0] / scale - total).exp().sum(-1, keepdim=True)
+        self._others = torch.log1p(-known.clamp(max=1.0)) + total
+        """[K, 1] logarithm of what all other tokens of a slot add to its softmax."""
 
     def after(self, slot: int, previous: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """A slot's tokens below nodes of the slot before, whose tokens these are, or below the last
         committed token, and their log-probabilities. Shapes: [N] -> [N, C] each."""
-        temperature = of_level(self._temperatures, slot)
-        row = exact_enough(self._logits[slot]) / temperature
-        before = torch.tensor([previous], device=row.device)
-        scores = self._found.after(slot, before)[0] / temperature
-        total, alone = row.logsumexp(-1), self._found.scores[0, slot] / temperature
-        others = torch.log1p(-(alone - total).exp().sum().clamp(max=1.0)) + total
-        log_probs = scores - torch.logaddexp(scores.logsumexp(-1, keepdim=True), others)
+        before = torch.tensor([previous], device=self.tokens.device)
+        scores = self._found.after(slot, before)[0] / self._temperatures[slot]
+        total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), self._others[slot])
+        log_probs = scores - total
         tokens = self.tokens[slot].expand(len(previous), -1)
         return tokens.cpu().numpy(), log_probs.cpu().numpy()

@@ -69,9 +69,10 @@ class Branching(Shape):
     def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> range:
         probs, first = tree.warped(logits)
         width = min(self.widths[tree.level], probs.shape[-1])
-        drawn = tree.randomness.without_replacement(probs, width)
-        rows, ranks = (places.tolist() for places in (drawn >= 0).nonzero(as_tuple=True))
-        tokens, parents = drawn[rows, ranks].tolist(), [tree.fed[row] for row in rows]
+        drawn = tree.randomness.without_replacement(probs, width).tolist()
+        rows = [row for row, siblings in enumerate(drawn) for token in siblings if token >= 0]
+        tokens = [token for siblings in drawn for token in siblings if token >= 0]
+        parents = [tree.fed[row] for row in rows]
         added = tree.add(tokens, parents, [None] * len(rows), [first + row for row in rows])
         return added if tree.level + 1 < len(self.widths) else range(0)
 
@@ -101,19 +102,21 @@ class Beam(Shape):
 
     def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> range:
         probs, first = tree.warped(logits)
-        above, bounds = probs.new_tensor(tree.noted((0.0, 0.0))).T
+        noted = tree.noted((0.0, 0.0))
+        above, bounds = torch.tensor(noted, dtype=probs.dtype, device=probs.device).T
         log_probs = probs.log() + above[:, None]
         # truncation keeps the order within a row, so that no more than these can be among the best
         width = min(self.width, probs.shape[-1])
         largest = (log_probs + tree.randomness.gumbel(log_probs)).topk(width, dim=-1)
         keys = perturb(largest.values, bounds)
         best = keys.flatten().topk(min(self.width, keys.numel()))
-        possible = best.indices[best.values > -torch.inf]
-        rows, ranks = possible // width, possible % width
+        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        places = [place for place, key in found if key > -torch.inf]
+        rows, ranks = [place // width for place in places], [place % width for place in places]
         tokens = largest.indices[rows, ranks]
         notes = torch.stack((log_probs[rows, tokens], keys[rows, ranks]), 1).tolist()
-        parents = [tree.fed[row] for row in rows.tolist()]
-        return tree.add(tokens.tolist(), parents, notes, (rows + first).tolist())
+        parents = [tree.fed[row] for row in rows]
+        return tree.add(tokens.tolist(), parents, notes, [first + row for row in rows])
 
 
 def perturb(keys: Tensor, bounds: Tensor) -> Tensor:
