@@ -175,7 +175,7 @@ def verify_rejection(
     if accepted < drafted:
         next_probs = residual(next_probs, draft_probs[accepted])
     next_token = int(randomness.categorical(next_probs[None]))
-    return Verdict(_chain_path(accepted), next_token)
+    return Verdict(torch.arange(accepted), next_token)
 
 
 def verify_block(
@@ -198,7 +198,7 @@ def verify_block(
     drafted = usable_rows(target_probs)
     target_probs = target_probs[: drafted + 1]
     if drafted == 0:
-        return Verdict(_chain_path(0), int(randomness.categorical(target_probs)[0]))
+        return Verdict(torch.arange(0), int(randomness.categorical(target_probs)[0]))
     tokens = proposal.tokens[:drafted].to(target_probs.device)
     draft_probs = draft_rows(proposal, proposal.tokens.to(target_probs.device), target_probs)
     draft_probs = draft_probs[:drafted]
@@ -209,7 +209,7 @@ def verify_block(
     if accepted < drafted:
         next_probs = residual(next_probs, draft_probs[accepted], weights[accepted])
     next_token = int(randomness.categorical(next_probs[None]))
-    return Verdict(_chain_path(accepted), next_token)
+    return Verdict(torch.arange(accepted), next_token)
 
 
 def usable_rows(target_probs: Tensor) -> int:
@@ -297,7 +297,3 @@ def _verdict(path: list[int], best: list[int], drafted: list[int]) -> Verdict:
             "bfloat16"
         )
     return Verdict(torch.tensor(path, dtype=torch.long), best[row], drafted=drafted)
-
-
-def _chain_path(length: int) -> Tensor:
-    return torch.arange(length)

@@ -94,9 +94,7 @@ def recurse(target_probs: Tensor, children: Children, randomness: Randomness) ->
         if _accepted(target[token], draft[token], randomness):
             return Choice(index, target)
         target = residual(target, draft)
-        draft = draft.clone()
-        draft[token] = 0.0
-        draft = draft / draft.sum().clamp_min(torch.finfo(draft.dtype).tiny)
+        draft = without(draft[None], token)[0]
     return Choice(None, target)
 
 
