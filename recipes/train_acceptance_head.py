@@ -51,7 +51,7 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
     if dry_run:
         print_plan(settings, drafter)
         return
-    if already_finished(settings.run):
+    if already_finished(settings):
         return
     accelerator = begin_run(settings, distillations(settings))
     cache, held_out = cached_rows(settings)

@@ -116,7 +116,7 @@ def perplexity(
 
 @recipe_command(TargetRecipe, "recipes/docstrings_target.yaml")
 def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
-    if already_finished(settings.run):
+    if already_finished(settings):
         return
     pairs = family_defaults(settings.model, "model").is_encoder_decoder
     check_teacher(settings, pairs)

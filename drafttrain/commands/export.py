@@ -28,7 +28,7 @@ from drafttrain.export.model_card import (
 )
 from drafttrain.export.parts import Parts, load_parts
 from drafttrain.export.verify import INPUTS, Check, Reload, Verification, in_fresh_process
-from drafttrain.models.drafters import check_fit, read_drafter_settings
+from drafttrain.models.drafters import check_drafter, check_tokenizers, read_drafter_settings
 from drafttrain.models.loading import check_target
 
 
@@ -121,8 +121,8 @@ def check_target_choice(settings: ExportConfig, target: str | None) -> TargetCon
     if settings.target is not None:  # one that was recorded may lie elsewhere
         check_target(chosen)
     if decoded:
-        drafter, name = read_drafter_settings(settings.drafter), f"drafter {settings.drafter!r}"
-        check_fit(drafter, check_target(chosen), name, f"target {target!r}")
+        check_drafter(settings.drafter, chosen, check_target(chosen))
+        check_tokenizers(chosen, settings.drafter)
     return chosen if decoded else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import datasets
@@ -22,6 +22,7 @@ from drafttrain.config.recipes import (
     DistillingRecipe,
     HeadRecipe,
     ParallelDrafterRecipe,
+    Recipe,
     StateDrafterRecipe,
     TargetRecipe,
     TrainConfig,
@@ -45,6 +46,7 @@ from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from drafttrain.training.run_folder import check_run, open_run, save_final
 
 BlocksRecipe = ParallelDrafterRecipe | StateDrafterRecipe
+SHARED = 0.1
 KeptRecipe = CausalDrafterRecipe | StateDrafterRecipe | TargetRecipe
 """Recipes that say in which type their model is saved."""
 
@@ -61,7 +63,7 @@ class Started(NamedTuple):
 def start_run(settings: DistillingRecipe) -> Started | None:
     """Open the run's folder, load the target, distil what is missing, and seed; None if the run is
     finished. Raises ConfigError, before anything is written, as `begin_run`."""
-    if already_finished(settings.run):
+    if already_finished(settings):
         return None
     accelerator = begin_run(settings, distillations(settings))
     target = load_target(settings.target)
@@ -70,11 +72,13 @@ def start_run(settings: DistillingRecipe) -> Started | None:
     return Started(accelerator, target, rows, held_out)
 
 
-def already_finished(run: Path) -> bool:
-    """Whether `final/` is there, with a model or a folder for each of several heads; says so."""
-    final = run / "final"
+def already_finished(settings: Recipe) -> bool:
+    """Whether `final/` is there, with a model or a folder for each of several heads; says so.
+    Raises ConfigError where it was made by other settings, as more steps."""
+    run, final = settings.run, settings.run / "final"
     finished = (final / "config.json").is_file() or any(final.glob("*/config.json"))
     if finished:
+        check_run(run, settings)
         print(f"{run} is finished; see {final}")
     return finished
 
@@ -89,8 +93,12 @@ def begin_run(
     before anything is written, for a folder of another run and inputs that cannot be distilled.
     """
     check_run(settings.run, settings)
+    check_trackers(settings.train.trackers)
+    taught: list[str] = []
     for group, distillation in (wanted or {}).items():
         inputs = check_distillation(distillation, group)
+        check_apart(settings.data.path, taught, group, inputs["source"][:])
+        taught = inputs["source"][:]
         texts = AUDIO not in inputs.column_names and not isinstance(settings, HeadRecipe)
         if group == "data" and texts:
             check_lengths(sampled_lengths(distillation, inputs)[1], settings.train)
@@ -99,6 +107,31 @@ def begin_run(
         open_run(settings.run, settings)
     accelerator.wait_for_everyone()
     return accelerator
+
+
+def check_trackers(trackers: Sequence[str]) -> None:
+    """Raises ConfigError for a tracker that is not installed."""
+    for name in trackers:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"train.trackers has {name!r}, which is not installed; pip install {name}, or "
+                "leave it out"
+            )
+
+
+def check_apart(path: str, taught: Sequence[str], group: str, held_out: Sequence[str]) -> None:
+    """Held-out inputs are not those of the training (path), but for a few that occur twice.
+
+    Raises ConfigError where more than a share SHARED of them are.
+    """
+    known = set(taught)
+    twice = sum(text in known for text in held_out)
+    if twice > SHARED * len(held_out):
+        raise ConfigError(
+            f"{twice} of {len(held_out)} inputs of {group} are inputs of data.path = {path!r} too, "
+            "so they would measure what was learned by heart; give others, or skip those "
+            f"({group}.skip)"
+        )
 
 
 def check_lengths(sources: Sequence[int], settings: TrainConfig) -> None:

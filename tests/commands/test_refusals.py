@@ -104,6 +104,7 @@ RUNS = {
 }
 PLACES = {
     f"{CACHE} --distilled unfinished": ("'unfinished'", "drafttrain distill"),
+    f"{EXPORT} --target shuffled": ("'small'", "'shuffled'", "different tokenizers"),
     f"{EXPORT} --head none": ("head = 'none'", "no such folder"),
     f"{EXPORT} --report no.json": ("no.json", "no such file"),
     f"{EXPORT} --report texts.txt": ("texts.txt", "is no report of"),

@@ -22,8 +22,9 @@ QUICK = ["repeats=1", "warmup=0", "baselines=[]", *ONCE]
 
 
 def write_texts(folder: Path, rows: int, held_out_rows: int) -> None:
-    for name, count in (("train", rows), ("val", held_out_rows)):
-        (folder / f"{name}.txt").write_text("\n".join(random_sentences(count)) + "\n")
+    texts = random_sentences(rows + held_out_rows)
+    for name, own in (("train", texts[:rows]), ("val", texts[rows:])):
+        (folder / f"{name}.txt").write_text("\n".join(own) + "\n")
 
 
 def write_recipe(folder: Path, rows: int, held_out_rows: int, **settings: Any) -> Path:

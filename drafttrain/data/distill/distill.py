@@ -35,6 +35,7 @@ from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
     ShardRow,
+    check_some,
     count_rows,
     hash_inputs,
     read_shards,
@@ -73,7 +74,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
 
     Runs in every process of an `accelerate launch`.
     Raises ConfigError, before anything is written, for settings that contradict each other, the
-    target or the folder's manifest.
+    target or the folder's manifest; and at the end where no row has an output.
     """
     state = join_processes()  # first: it assigns each process its device
     inputs = check_distillation(config, target=target)
@@ -87,7 +88,9 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     if state.is_main_process and (config.out / MANIFEST).is_file():
         grow(filling)
     state.wait_for_everyone()
-    return fill_folder(filling, config.out, state)
+    manifest = fill_folder(filling, config.out, state)
+    check_some(config.out, manifest)
+    return manifest
 
 
 def grow(filling: Distilling) -> None:

@@ -32,6 +32,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import (
     Manifest,
     ShardRow,
+    check_some,
     derived_from,
     hash_inputs,
     load_distilled,
@@ -218,6 +219,7 @@ def plan_cache(config: CacheConfig) -> str:
     models that do not fit together.
     """
     distilled = Manifest.read_finished(config.distilled)
+    check_some(config.distilled, distilled)
     settings = check_drafter(config.drafter, config.target, check_target(config.target))
     state = check_cache(config, settings)
     rows, tokens = distilled.counts.ok, distilled.counts.target_tokens

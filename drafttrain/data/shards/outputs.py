@@ -213,6 +213,17 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
         pyarrow.parquet.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
+def check_some(folder: Path, manifest: Manifest) -> None:
+    """Raises ConfigError for a finished folder in which no row has an output."""
+    counts = manifest.counts
+    if counts.ok == 0:
+        raise ConfigError(
+            f"{str(folder)!r} holds no output: {counts.skipped} rows were skipped and "
+            f"{counts.error} failed; the shards' `reason` column says why: mend that, and distil "
+            "into another folder"
+        )
+
+
 def load_distilled(folder: Path | str) -> datasets.Dataset:
     """The ok rows of a finished folder: row, source_ids and target_ids; of clips prefix_ids and
     seconds too. Raises ConfigError."""
@@ -225,11 +236,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
             f"the shards in {str(folder)!r} hold {found}, but its {MANIFEST} says "
             f"{manifest.counts}; distil into another folder"
         )
-    if found.ok == 0:
-        raise ConfigError(
-            f"{str(folder)!r} holds no output: {found.skipped} rows were skipped and "
-            f"{found.error} failed; the shards' `reason` column says why"
-        )
+    check_some(folder, manifest)
     ok = table.filter(compute.equal(table["status"], "ok"))
     return datasets.Dataset(ok.drop_columns(["status", "reason"]))
 

@@ -19,6 +19,7 @@ from drafttrain.data.distill.generation import generate_batch, generate_settings
 from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
+from tests.commanding import ended
 from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings
 from tests.processes.launching import Launch, run
 from tests.tiny_models import EOS, FAMILIES, tiny_model
@@ -320,3 +321,13 @@ def test_a_distillation_grows_when_its_limit_is_raised(tiny_target):
 def test_rows_a_second_are_reported(tiny_target, capsys):
     distill(settings(tiny_target, sentences=3))
     assert re.search(r"3 rows in \d+ s, [\d.]+ a second", capsys.readouterr().err)
+
+
+def test_a_distillation_in_which_no_row_has_an_output_fails_and_fails_again(tiny_target, tmp_path):
+    rows = tmp_path / "long.txt"
+    rows.write_text("w5 w6 w7\nw9 w4 w30\n")
+    asked = ["--target", tiny_target, "--data", rows, "--out", tmp_path / "out"]
+    for _ in range(2):
+        assert ended("distill", *asked, "max_source_tokens=1", "sampling.max_new_tokens=8") == 2
+    with pytest.raises(ConfigError, match="no output: 2 rows were skipped and 0 failed"):
+        load_distilled(tmp_path / "out")
