@@ -157,7 +157,7 @@ def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
     assert ended("eval", "repeats=1", "warmup=0", "bootstrap=20", "num_beams=2") == 0
     report = json.loads((inside / "checkpoints/tiny/report.json").read_text())
     names = [one["name"] for one in report["runs"]]
-    assert names[:2] == ["plain", "spec-drafter k=4 greedy"]
+    assert names[:2] == ["plain", "tiny k=4 greedy"]
     assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0
     assert (inside / "checkpoints/tiny/samples.jsonl").read_text().count("\n") == 2
     assert (inside / "checkpoints/tiny/report.png").stat().st_size > 0

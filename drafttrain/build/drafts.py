@@ -98,4 +98,14 @@ def level_names(drafters: Sequence[str]) -> list[str]:
         names = ["/".join(path.parts[-parts:]) for path in telling]
         if len(set(names)) == len(names):
             break
-    return names
+    return shortened(names)
+
+
+def shortened(names: Sequence[str], most: int = 24) -> list[str]:
+    """The names, long ones without their middle, as short as leaves them distinct."""
+    for size in range(most, 1 + max(map(len, names), default=0)):
+        half = size // 2
+        cut = [one if len(one) <= size else f"{one[:half]}…{one[-half + 1 :]}" for one in names]
+        if len(set(cut)) == len(set(names)):
+            return cut
+    return list(names)

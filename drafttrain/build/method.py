@@ -58,6 +58,8 @@ class Method:
     """A name for reports. Default: those of its three parts."""
     other: str | None = None
     """Which of `others` it is; None: the drafter that is measured."""
+    called: str | None = None
+    """What the user calls its drafter; None: by its kind."""
     kind: str = "chain"
     """What it is called in reports (`method_kind`)."""
     sizes: Sizes = field(default_factory=dict)
@@ -70,7 +72,8 @@ class Method:
 
     @property
     def name(self) -> str:
-        return self.label or f"{self.drafter.name} {self.stop.name} {self.verifier.name}"
+        drafter = self.called or self.drafter.name
+        return self.label or f"{drafter} {self.stop.name} {self.verifier.name}"
 
     def decoder(
         self,

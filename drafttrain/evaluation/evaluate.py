@@ -262,7 +262,7 @@ def job_facts(job: Job, sampling: SamplingConfig) -> dict[str, Any]:
     if (method := job.method) is not None:
         facts |= {"drafter": method.drafter.name, "verifier": method.verifier.name}
         facts |= {"stop": None if job.kind == "plain" else method.stop.name}
-        facts |= {"other": method.other, "parameters": method.parameters}
+        facts |= {"other": method.other, "called": method.called, "parameters": method.parameters}
         facts |= {"settings": dict(method.settings)}
     return facts
 

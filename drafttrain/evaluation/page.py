@@ -57,7 +57,8 @@ def escape(text: str) -> str:
 
 def render_page(report: Report, plot: bytes) -> str:
     """Returns the page as HTML, with style and plot (PNG) inside and all text escaped."""
-    drafters = dict.fromkeys(run.drafter or "" for run in report.runs if run.kind == "method")
+    methods = [run for run in report.runs if run.kind == "method"]
+    drafters = dict.fromkeys(run.other or run.called or run.drafter or "" for run in methods)
     names = ", ".join(drafters) if report.search is None else report.search.drafter
     title = escape(Path(report.target.path).name + (f" with {names}" if names else ""))
     subtitle = (

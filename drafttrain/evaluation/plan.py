@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
+from drafttrain.build.drafts import level_names
 from drafttrain.build.method import Method, build_method
 from drafttrain.build.pairing import Drafters, check_methods
 from drafttrain.build.pairs import Pair, check_pair
@@ -113,10 +114,16 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
     by_rank = None
     if plan.rank_rows is not None:
         by_rank = measure_ranks(pair, plan.settings, plan.rank_rows)
-    return [
-        replace(build_method(with_ranks(config, by_rank), pair), label=label, other=other)
-        for config, other, label in plan.methods
-    ]
+    names = dict(zip(pair.drafters, level_names(list(pair.drafters)), strict=True))
+    found = []
+    for config, other, label in plan.methods:
+        method, name = build_method(with_ranks(config, by_rank), pair), str(config.drafter)
+        called = None
+        if config.cascade is None:  # whose own name has those of its levels
+            shape = method.drafter.name.removeprefix(pair.drafters[name].name).strip()
+            called = f"{names[name]} {shape}".strip()
+        found.append(replace(method, label=label, other=other, called=called))
+    return found
 
 
 def other_methods(settings: EvalConfig) -> list[PlannedMethod]:

@@ -8,6 +8,7 @@ report of `tune` has Figure 4 of SpecDec++ and the reliability of heads.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from drafttrain.build.drafts import shortened
+from drafttrain.config.methods import STOPS
 from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
@@ -152,21 +155,26 @@ def _by_position(methods: Sequence[Run]) -> Plot:
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Runs that differ in one setting, or in the size of their trees, in its order, under a label
     of what they have in common. Beta and tau make a line for each beta."""
-    found: dict[str, list[tuple[float, Run]]] = {}
+    found: dict[tuple[str | None, str], list[tuple[float, Run]]] = {}
     for run in runs:
         varied = [name for name in SWEEPABLE if name in run.settings]
         chain = run.method in ("chain", "cascade")
         last = varied[-1] if varied and chain else "nodes"  # of trees the size, whatever k says
         stop = (run.stop or "").partition("(")[0].partition("=")[0]
-        words = [run.other or str(run.drafter), "" if run.method == "chain" else run.method]
+        drafter = run.other or (run.called or str(run.drafter)).partition(" ")[0]
+        words = [drafter, "" if run.method == "chain" else run.method]
         words += ["" if stop == "k" else stop, (run.verifier or "").partition("(")[0]]
         same = [name for name in varied if name != last and (name != "k" or chain)]
         words += [f"{name}={run.settings[name]:g}" for name in same]
         place = run.settings.get(last, run.sizes.get("nodes", 0))
-        found.setdefault(" ".join(filter(None, words)), []).append((place, run))
+        found.setdefault((run.other, " ".join(filter(None, words))), []).append((place, run))
+    labels = shortened([label for _, label in found], 48)
     return [
-        (label, [run for _, run in sorted(line, key=lambda one: one[0])])
-        for label, line in found.items()
+        (
+            f"{label} (others)" if other is not None and labels.count(label) > 1 else label,
+            [run for _, run in sorted(line, key=lambda one: one[0])],
+        )
+        for label, ((other, _), line) in zip(labels, found.items(), strict=True)
     ]
 
 
@@ -217,14 +225,23 @@ def rates_panel(axis: Axes, search: Search) -> None:
 
     All are of the first rung, as every candidate decoded the same prompts there.
     """
-    groups: dict[str, list[tuple[float, float]]] = {}  # k=2 block and k=4 block are of one group
+    groups: dict[tuple[str, str], list[tuple[float, float]]] = {}  # k=2 and k=4 are of one group
     for name, settings in search.candidates.items():
         if not {"tree", "cascade"} & settings.keys():
-            one = search.rungs[0].candidates[name]
-            group = groups.setdefault(re.sub(r"[=(][\d.]+\)?", "", name), [])
+            one, stop = search.rungs[0].candidates[name], settings.get("stop") or {}
+            varied = STOPS[stop.get("kind", "fixed")].varied
+            same = settings | {"stop": {key: stop[key] for key in stop if key != varied}}
+            label = re.sub(r"[=(][\d.]+\)?", "", name)
+            group = groups.setdefault((label, json.dumps(same, sort_keys=True)), [])
             group.append((one.verification_rate, one.discard_rate))
-    for colour, (group, points) in zip(COLOURS, groups.items(), strict=False):
-        axis.plot(*zip(*sorted(points), strict=True), "o-", color=colour, linewidth=1, label=group)
+    for place, ((group, _), points) in enumerate(groups.items()):
+        colour, marker = (
+            COLOURS[place % len(COLOURS)],
+            MARKERS[place // len(COLOURS) % len(MARKERS)],
+        )
+        axis.plot(
+            *zip(*sorted(points), strict=True), f"{marker}-", color=colour, linewidth=1, label=group
+        )
     if search.oracle is not None:
         rate = search.oracle.target_calls / search.oracle.tokens
         axis.plot(rate, 0.0, "*", color="#B8A800", markersize=13, label="oracle")
@@ -238,7 +255,8 @@ def rates_panel(axis: Axes, search: Search) -> None:
 def reliability_panel(axis: Axes, search: Search) -> None:
     """Predicted against observed acceptance of the heads; the area of a point is its positions."""
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    for colour, head in zip(COLOURS, search.heads[:4], strict=False):
+    for place, head in enumerate(search.heads):
+        colour = COLOURS[place % len(COLOURS)]
         bins = head.reliability
         sizes = [8 + 70 * count / max(bins.positions) for count in bins.positions]
         axis.plot(bins.predicted, bins.observed, "-", color=colour, linewidth=1.2)

@@ -132,6 +132,8 @@ class Run(Part):
     drafter: str | None = None
     other: str | None = None
     """Which of `others` it is; None: the drafter that is measured, plain decoding, a baseline."""
+    called: str | None = None
+    """The drafter, or the tree of it, by the user's name; None: by its kind."""
     parameters: int | None = None
     """Of all models that draft."""
     stop: str | None = None

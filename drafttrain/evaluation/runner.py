@@ -260,7 +260,8 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
     dropped = ", no begin_suppress_tokens" if begins and isinstance(model, WHISPER_LIKE) else ""
     assisted: dict[tuple[int, int], Job] = {}
     for method in methods:
-        k, drafter = method.stop.longest, method.label or method.drafter.name
+        k = method.stop.longest
+        drafter = method.other or method.label or method.called or method.drafter.name
         if method.assistant is not None and (id(method.assistant), k) not in assisted:
             name = f"{ASSISTED} {drafter} k={k}, constant, confidence 0{dropped}"
             steady = steady_assistant(method.assistant, k)

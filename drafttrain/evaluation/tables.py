@@ -100,7 +100,7 @@ class Table:
         shown = [place for place, one in enumerate(self.columns) if wide or one.narrow]
         for place in shown:
             title = "\n".join(wrap(self.columns[place].title, SHORTENED_NAME))
-            table.add_column(title, justify="right" if place else "left")
+            table.add_column(title, justify="right" if place else "left", no_wrap=not place)
         for row in self.rows:
             name, *cells = self.cells(row, intervals=wide)
             cells = ["\n ".join(wrap(name, LONGEST_NAME if wide else SHORTENED_NAME)), *cells]

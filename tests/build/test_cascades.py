@@ -102,6 +102,6 @@ def test_other_methods_are_measured_in_the_same_run_under_their_names(inside):
     ]
     report = report_of("--k", "2", *others)
     names = [run["name"] for run in report["runs"]]
-    assert names == ["plain", "causal k=2 greedy", "copied", "smaller", "both", "generate"]
+    assert names == ["plain", "base k=2 greedy", "copied", "smaller", "both", "generate"]
     assert all(run["metrics"]["identical"]["value"] == 1.0 for run in report["runs"][1:])
     assert report["runs"][4]["costs"]["calls"].keys() == {"small", "max-gram"}

@@ -29,14 +29,14 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
         sizes.setdefault(run["name"], []).append(run["batch_size"])
     assert sizes == {
         "plain": [1, 2],
-        "causal k=2 greedy": [1, 2],
-        "causal k=4 greedy": [1, 2],
+        "small k=2 greedy": [1, 2],
+        "small k=4 greedy": [1, 2],
         "generate": [1, 2],
-        "assisted causal k=2, constant, confidence 0": [1],
-        "assisted causal k=4, constant, confidence 0": [1],
+        "assisted small k=2, constant, confidence 0": [1],
+        "assisted small k=4, constant, confidence 0": [1],
     }
     assert all(run["differing"] == 0 for run in runs if run["batch_size"] == 2)
-    assert "causal k=4 greedy" in capsys.readouterr().out
+    assert "small k=4 greedy" in capsys.readouterr().out
     assert Path("batches.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png;base64," in Path("batches.html").read_text()
 
@@ -122,8 +122,8 @@ def test_other_drafters_are_measured_teacher_forced_at_every_k_of_a_sweep(inside
     assert ended("eval", *PAIR, *quick, *asked, "--report", "forced.json") == 0
     runs = methods_of(json.loads(Path("forced.json").read_text()))
     assert {name: (one["other"], one["settings"].get("k")) for name, one in runs.items()} == {
-        "causal k=2 greedy": (None, 2),
-        "causal k=4 greedy": (None, 4),
+        "small k=2 greedy": (None, 2),
+        "small k=4 greedy": (None, 4),
         "copied k=2": ("copied", 2),
         "copied k=4": ("copied", 4),
         "itself k=2": ("itself", 2),
@@ -155,7 +155,7 @@ def test_trees_measured_beside_a_chain_are_compared(inside, capsys):
     runs = methods_of(report)
     found = {name: (one["method"], one["sizes"]) for name, one in runs.items()}
     assert found == {
-        "causal k=2 rejection": ("chain", {"depth": 2, "nodes": 2, "k": 2}),
+        "small k=2 rejection": ("chain", {"depth": 2, "nodes": 2, "k": 2}),
         "beams": ("rsd-s", {"depth": 2, "nodes": 4, "width": 2}),
         "paths": ("paths", {"depth": 2, "nodes": 6, "width": 3}),
     }

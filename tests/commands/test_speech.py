@@ -134,7 +134,7 @@ def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
     asked += ["bootstrap=20", "baselines=[generate,assisted]", SHORT]
     assert ended("eval", *ON, *asked) == 0
     *_, generate, assisted = json.loads(Path("assisted.json").read_text())["runs"]
-    assert assisted["name"].startswith("assisted causal k=3, constant, confidence 0")
+    assert assisted["name"].startswith("assisted drafter k=3, constant, confidence 0")
     assert assisted["name"].endswith("no begin_suppress_tokens")
     assert assisted["kind"] == "baseline" and assisted["metrics"]["wer"]["value"] > 0
     assert 0 < assisted["totals"]["tokens"] <= 8 * 4

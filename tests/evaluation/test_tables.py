@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
 
+from drafttrain.build.drafts import shortened
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plots import choose_plot, lines, plot_report
-from drafttrain.evaluation.report import Parity, Report
-from drafttrain.evaluation.tables import main_table, parity_lines, winners
+from drafttrain.evaluation.plots import choose_plot, lines, plot_report, rates_panel
+from drafttrain.evaluation.report import Parity, Report, Rung, Search, Tried
+from drafttrain.evaluation.tables import METRICS, WIDE, main_table, parity_lines, winners
 from tests.evaluation.reports import batch_run, batched_report, estimate, run
 
 
@@ -129,6 +132,63 @@ def test_a_line_never_joins_points_of_different_methods():
     assert len({label for label, _ in found}) == len(found)
 
 
+def test_two_drafters_of_a_kind_are_two_lines_under_the_users_names():
+    named = [
+        method(f"{name} {k}", 1.0, settings={"k": k}, stop=f"k={k}", called=name)
+        for name in ("first", "second")
+        for k in (2, 4)
+    ]
+    alike = method("first k=4", 1.0, settings={"k": 4}, other="first", stop="k=4")
+    found = lines([*named, alike])
+    assert [label for label, _ in found] == [
+        "first greedy",
+        "second greedy",
+        "first greedy (others)",
+    ]
+    assert [len(line) for _, line in found] == [2, 2, 1]
+
+
+def test_long_names_are_shortened_and_stay_distinct():
+    names = [f"a-drafter-of-the-year-2026-trained-on-{data}-texts-at-night" for data in "ab"]
+    cut = shortened(names)
+    assert len({*cut}) == 2 and max(map(len, cut)) < len(names[0])
+    assert shortened(["short", names[0]], 24)[0] == "short"
+    assert len(shortened([names[0]])[0]) <= 24
+
+
+def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
+    stops = {f"k={k}": {"stop": {"k": k}} for k in (1, 2)}
+    heads = (f"D{depth}-w{weight}" for depth in range(3) for weight in (1, 3, 6))
+    stops |= {
+        f"{head} h={h}": {"stop": {"kind": "head", "head": head, "h": h}}
+        for head in heads
+        for h in (0.3, 0.5)
+    }
+    stops |= {"mine=1": {"stop": {"kind": "entropy", "entropy": 1.0}}, "mine=2": {"stop": {"k": 5}}}
+    tried = Tried(
+        tokens_per_second=estimate(1.0), against_best=estimate(1.0), discard_rate=0.1,
+        verification_rate=0.5, stays=True,
+    )  # fmt: skip
+    rung = Rung(batch_size=1, prompts=1, tokens=1.0, candidates=dict.fromkeys(stops, tried))
+    search = Search(
+        drafter="d", candidates=stops, data=report.data, minutes=1.0, rungs=[rung], choices=[],
+        t_draft=1.0, t_target=1.0,
+    )  # fmt: skip
+    axis = Figure().subplots()
+    rates_panel(axis, search)
+    assert sorted(len(line.get_xdata()) for line in axis.lines) == [1, 1, *[2] * 10]
+
+
 def test_plots_are_png_files(report, tmp_path):
     plot_report(report, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_terminal_shows_the_whole_name_of_every_method(report):
+    names = [f"functions-drafter entropy({n}) greedy" for n in (1, 2)]
+    metrics = dict.fromkeys(METRICS, estimate(1234.5))
+    runs = [method(name, 1.2, metrics=metrics) for name in names]
+    console = Console(width=WIDE, record=True)
+    console.print(main_table(with_runs(report, *runs)))
+    shown = " ".join(console.export_text().split())
+    assert "entropy(1)" in shown and "entropy(2)" in shown and "functio…" not in shown

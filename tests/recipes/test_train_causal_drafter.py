@@ -64,7 +64,7 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take_as_exact(
     assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
     assert newest_run(tmp_path).recipe.drafter.k == 3
     own = decodes_as_validated(run, capsys)
-    assert own["name"].startswith("causal k=") and 0 < own["validation"]["acceptance"] < 1
+    assert own["drafter"] == "causal" and 0 < own["validation"]["acceptance"] < 1
     assert own["validation"]["mean_acceptance_length"] >= 1
     rows = ["--drafter", str(run), "--data", str(tmp_path / "val.txt"), "data.chat=true", "--json"]
     short = ["--max-new-tokens", "5"]
