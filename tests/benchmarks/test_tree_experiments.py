@@ -28,6 +28,7 @@ def compare(project, monkeypatch) -> Compare:
     experiments = import_module("tree_experiments")
 
     def run(*arguments: str) -> tuple[dict, list[dict]]:
+        Path("trees.json").unlink(missing_ok=True)
         experiments.main([*PAIR, *SHORT, *arguments])
         return read_trees()
 
@@ -39,16 +40,16 @@ def test_sampled_methods_are_compared_at_a_depth(compare, capsys):
     report, samples = compare("--methods", methods, "--depth", "2", "--temperature", "1")
     runs = methods_of(report)
     assert {name: one["sizes"]["nodes"] for name, one in runs.items()} == {
-        "causal k=2 rejection": 2,
-        "paths(2) k=2 k-seq": 4,
-        "paths(3) k=2 k-seq": 6,
-        "paths(2) k=2 multi-round": 4,
-        "paths(3) k=2 multi-round": 6,
-        "rsd-c(2,2) k=2 recursive": 6,
-        "rsd-c(2,1) k=2 recursive": 4,
-        "rsd-c(3,1) k=2 recursive": 6,
-        "rsd-s(2) k=2 recursive": 4,
-        "rsd-s(3) k=2 recursive": 6,
+        "small k=2 rejection": 2,
+        "small paths(2) k=2 k-seq": 4,
+        "small paths(3) k=2 k-seq": 6,
+        "small paths(2) k=2 multi-round": 4,
+        "small paths(3) k=2 multi-round": 6,
+        "small rsd-c(2,2) k=2 recursive": 6,
+        "small rsd-c(2,1) k=2 recursive": 4,
+        "small rsd-c(3,1) k=2 recursive": 6,
+        "small rsd-s(2) k=2 recursive": 4,
+        "small rsd-s(3) k=2 recursive": 6,
     }
     assert {one["sizes"]["depth"] for one in runs.values()} == {2}
     for one in runs.values():
@@ -56,8 +57,8 @@ def test_sampled_methods_are_compared_at_a_depth(compare, capsys):
     assert "rsd-s(3)" in capsys.readouterr().out
     table = Path("trees.md").read_text().splitlines()[2:]
     assert [line.split("|")[1].strip() for line in table] == ["2"] * 5
-    for kind in ("causal", "paths", "rsd-c", "rsd-s"):
-        own = {name: one for name, one in runs.items() if name.startswith(kind)}
+    for kind in ("k=2", "paths", "rsd-c", "rsd-s"):
+        own = {name: one for name, one in runs.items() if name.startswith(f"small {kind}")}
         best = max(own, key=lambda name: own[name]["metrics"]["mean_acceptance_length"]["value"])
         assert any(f"| {best} |" in line for line in table)
 
@@ -85,13 +86,13 @@ def test_greedy_methods_write_what_plain_decoding_does(compare, capsys):
     )
     runs = methods_of(report)
     assert sorted(runs) == [
-        "binary(6) k=2 greedy",
-        "causal k=2 greedy",
-        "causal k=6 greedy",
-        "opt-tree(6) gain(0.2,20) greedy",
-        "opt-tree(6) k=2 greedy",
-        "sequoia(6) k=2 greedy",
-        "sequoia(6) k=6 greedy",
+        "small binary(6) k=2 greedy",
+        "small k=2 greedy",
+        "small k=6 greedy",
+        "small opt-tree(6) gain(0.2,20) greedy",
+        "small opt-tree(6) k=2 greedy",
+        "small sequoia(6) k=2 greedy",
+        "small sequoia(6) k=6 greedy",
     ]
     for one in runs.values():
         assert_counts_agree(one)

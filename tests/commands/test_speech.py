@@ -38,7 +38,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = {
         "run": "run",
         "target": {"path": "whisper", "device": "cpu"},
-        "data": {"path": "clips/clips.jsonl"},
+        "data": {"path": "clips/clips.jsonl", "skip": 2},
         "held_out": {"path": "clips/clips.jsonl", "limit": 2},
         "distill": {"sampling": {"max_new_tokens": 8}},
         "drafter": {"decoder_layers": 1, "k": 4, "previous_token_rank": 4},

@@ -22,8 +22,8 @@ QUICK = ["repeats=1", "warmup=0", "baselines=[]", *ONCE]
 
 
 def write_texts(folder: Path, rows: int, held_out_rows: int) -> None:
-    texts = random_sentences(rows + held_out_rows)
-    for name, own in (("train", texts[:rows]), ("val", texts[rows:])):
+    others = [" ".join(reversed(one.split())) for one in random_sentences(held_out_rows)]
+    for name, own in (("train", random_sentences(rows)), ("val", others)):
         (folder / f"{name}.txt").write_text("\n".join(own) + "\n")
 
 
