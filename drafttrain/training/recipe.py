@@ -46,7 +46,7 @@ from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from drafttrain.training.run_folder import check_run, open_run, save_final
 
 BlocksRecipe = ParallelDrafterRecipe | StateDrafterRecipe
-SHARED = 0.2
+SHARED = 0.5
 """Of held-out inputs, the largest share that may be inputs of the training."""
 KeptRecipe = CausalDrafterRecipe | StateDrafterRecipe | TargetRecipe
 """Recipes that say in which type their model is saved."""

@@ -58,5 +58,5 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
         == 0
     )
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["runs"][1]["name"] == "block-heads k=4 greedy"
+    assert report["runs"][1]["name"] == "run k=4 greedy"
     assert report["runs"][1]["metrics"]["identical"]["value"] == 1.0

@@ -43,7 +43,7 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     assert newest_run(tmp_path).recipe.drafter.k == 3
 
     own = decodes_as_validated(run, capsys)
-    assert own["name"].startswith("parallel k=3")
+    assert own["name"].startswith("run k=3") and own["drafter"] == "parallel"
     assert all(0 < own["validation"][f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
 
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
