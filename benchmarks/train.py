@@ -27,10 +27,8 @@ from drafttrain.data.distill.recipe_rows import distilled_rows
 from drafttrain.evaluation.bootstrap import Ratio, draw_resamples, estimate
 from drafttrain.evaluation.report import describe_environment
 from drafttrain.models.loading import load_target, load_tokenizer
-from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.rows import PADDING
-from drafttrain.models.spec_drafter.shape import has_own_output, make_config
+from drafttrain.models.spec_drafter.build import make_config
+from drafttrain.models.spec_drafter.layout import PADDING
 from drafttrain.training.loop import (
     Prepared,
     batches_of,
@@ -89,11 +87,9 @@ def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
     mask = recipe.choose_mask(load_tokenizer(settings.target), target.model.config)
     identity = {"path": settings.target.path, "revision": settings.target.revision}
     config = make_config(target.model.config, settings.drafter, mask, identity)
-    config.untied_output = has_own_output(target.model)
     torch.manual_seed(settings.train.seed)
-    drafter = SpecDrafter(config)
-    initialise(drafter, target.model, settings.drafter.initialise)
-    task = recipe.make_task(settings, drafter, rows, None, target.model)
+    drafter, _ = recipe.make_drafter(settings, config, target, rows)
+    task = recipe.make_task(settings, drafter, rows, None, target)
     prepared = prepare(accelerator, task, settings.train)
     prepared.objective.train()
     return prepared

@@ -10,7 +10,7 @@ outputs are made first. Running the same command again goes on where it was stop
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from drafttrain.commands.options import DryRun
@@ -29,23 +29,30 @@ from drafttrain.data.distill.recipe_rows import (
 from drafttrain.data.encoded import ClipEncoding, batch_encoding, text_encoding
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.block_along import block_rows
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.engine.teacher_forcing import states_before
+from drafttrain.decoding.engine.teacher_forcing import check_projection, states_before
 from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts, fit_slot_temperatures
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_tokenizer
-from drafttrain.models.spec_drafter.families import FAMILIES
-from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
-from drafttrain.models.spec_drafter.rows import PREFIX
-from drafttrain.models.spec_drafter.shape import has_own_output, make_config
-from drafttrain.models.spec_drafter.told import Fitted, fit_told
+from drafttrain.models.spec_drafter.build import (
+    Copied,
+    build,
+    empty_drafter,
+    freeze_vocabulary,
+    make_config,
+    vocabulary_of,
+)
+from drafttrain.models.spec_drafter.fusion import KnownOutputs, fit_fusion
+from drafttrain.models.spec_drafter.layout import PREFIX
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.shape import mark, shape_of
 from drafttrain.models.speech import hears
 from drafttrain.training.loop import Task, train
 from drafttrain.training.losses import constant_loss
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from drafttrain.training.recipe import Started, print_plan, start_run
+from drafttrain.training.recipe import print_plan, start_run
 from drafttrain.training.run_folder import save_final
 
 import datasets
@@ -64,24 +71,29 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     tokenizer = load_tokenizer(settings.target)
     mask_id = choose_mask(tokenizer, target_config)
     identity = {"path": settings.target.path, "revision": settings.target.revision}
-    drafter_config = make_config(target_config, settings.drafter, mask_id, identity)
-    check_frozen(settings, drafter_config, target_config)
+    try:
+        config = make_config(target_config, settings.drafter, mask_id, identity)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if dry_run:
-        plan_run(settings, drafter_config)
+        plan_run(settings, config)
         return
     run = start_run(settings)
     if run is None:
         return
     accelerator, target, rows, held_out = run
-    drafter, copied = make_drafter(settings, drafter_config, run)
+    drafter, copied = make_drafter(settings, config, target, rows)
+    accelerator.print(f"{drafter.num_parameters():,} parameters; {copied}")
+    if (few := config.draftable_tokens) is not None:
+        accelerator.print(f"{len(few):,} of {drafter.shape.vocab_size:,} tokens can be drafted")
     task = make_task(settings, drafter, rows, held_out, target)
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
-        task = replace(task, slowed={f"model.{name}": share for name in copied})
-    if drafter_config.told_layer is not None:
-        fitted = fit_told(drafter, target.model, first_outputs(task))
-        accelerator.print(f"the map of the target's states fitted along {fitted:,} tokens")
-    del target, run
+        task = replace(task, slowed={f"model.{name}": share for name in copied.names})
+    if drafter.shape.fused_layer is not None:
+        fitted = fit_fusion(drafter, target.model, first_outputs(task))
+        accelerator.print(f"the fusion of the target's hidden states fitted to {fitted:,} tokens")
+    del target, run  # what keeps the target keeps it by itself
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
         drafter.cpu()
@@ -91,42 +103,48 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
         print(f"saved {save_final(settings.run, drafter, tokenizer)}")
 
 
-def plan_run(settings: SpecDrafterRecipe, config: SpecDrafterConfig) -> None:
+def plan_run(settings: SpecDrafterRecipe, config: PretrainedConfig) -> None:
     """Print the plan, without loading weights or writing anything."""
     with torch.device("meta"):
-        drafter = SpecDrafter(config)
-    print_plan(settings, drafter, settings.objective.blocks * config.mask_rows)
+        drafter = empty_drafter(config)
+    print_plan(settings, drafter, settings.objective.blocks * drafter.shape.masks(config.k))
 
 
 def make_drafter(
-    settings: SpecDrafterRecipe, config: SpecDrafterConfig, run: Started
-) -> tuple[SpecDrafter, Collection[str]]:
-    """The drafter at its start, and the names of the parameters copied from the target."""
-    target = run.target
-    config.untied_output = has_own_output(target.model)
-    if settings.drafter.output_tokens == "used":
-        used = frequent_tokens(run.rows, None, config.vocab_size, config.eos_token_id)
-        config.output_tokens = len(used)
-        run.accelerator.print(f"{len(used):,} of {config.vocab_size:,} tokens can be drafted")
+    settings: SpecDrafterRecipe,
+    config: PretrainedConfig,
+    target: LoadedTarget,
+    rows: datasets.Dataset,
+) -> tuple[SpecDrafter, Copied]:
+    """The drafter before training, and which of its parameters are copied from the target."""
+    drafter = settings.drafter
+    try:
+        CachedModel(target.model).check_branches()
+        scale = check_projection(target.model)
+    except ValueError as error:
+        raise ConfigError(f"target.path = {settings.target.path!r}: {error}") from None
+    mark(config, replace(shape_of(config), logit_scale=scale))
+    if drafter.output_tokens is not None:
+        size = None if drafter.output_tokens == "used" else drafter.output_tokens
+        vocabulary = shape_of(config).vocab_size
+        chosen = frequent_tokens(rows, size, vocabulary, config.eos_token_id)
+        config.draftable_tokens = chosen
     if reads_states(config):
         of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target.model.config)}
         config.target |= of_it
-    drafter = SpecDrafter(config)
-    account = initialise(drafter, target.model, settings.drafter.initialise)
-    run.accelerator.print(f"{drafter.num_parameters():,} parameters; {account}")
-    if settings.objective.freeze_tokens:
-        for name, parameter in drafter.named_parameters():  # slots' own weights are trained
-            if name in account.loaded and ".slots." not in name:
-                parameter.requires_grad_(False)
-    return drafter, account.loaded
+    made, copied = build(config, target.model, drafter.initialise)
+    if settings.objective.freeze_embeddings:
+        freeze_vocabulary(made)
+    return made, copied
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) -> int | None:
     """The tokenizer's mask token, else an unused id of the vocabulary, else None: a row more."""
     mask = tokenizer.mask_token_id
-    if mask is not None and mask != tokenizer.unk_token_id and mask < target.vocab_size:
+    size = vocabulary_of(target)
+    if mask is not None and mask != tokenizer.unk_token_id and mask < size:
         return mask
-    return len(tokenizer) if len(tokenizer) < target.vocab_size else None
+    return len(tokenizer) if len(tokenizer) < size else None
 
 
 def make_task(
@@ -137,28 +155,27 @@ def make_task(
     target: LoadedTarget,
 ) -> Task:
     """The target is kept only where its distributions or its encoder are looked at."""
-    config = drafter.config
-    if (size := config.output_tokens) is not None:
-        chosen = frequent_tokens(rows, size, config.vocab_size, config.eos_token_id)
-        drafter.draftable.copy_(torch.tensor(chosen))
-    texts = config.encoder == "target" and not hears(target.model.config)
-    collate = SlotCollator(config, settings.objective.blocks, settings.train.seed)
-    asked = settings.objective.total_variation > 0 or settings.drafter.target_states
-    teacher = target.model if asked else None
-    if settings.objective.freeze_embeddings:
-        for shared in (drafter.embedding, drafter.output, drafter.logits_bias):
-            if shared is not None:
-                shared.requires_grad_(False)
+    texts = drafter.shape.encoder == "target" and not hears(target.model.config)
+    collate = SlotCollator(
+        drafter.shape,
+        drafter.config.k,
+        settings.objective.blocks,
+        settings.train.seed,
+        drafter.config.decoder_start_token_id,
+        drafter.config.pad_token_id or 0,
+    )
+    reads = settings.objective.total_variation > 0 or settings.drafter.target_states
+    teacher = target.model if reads else None
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = None
     if held_out is not None:
-        own = examples_for(settings, drafter.config, held_out, settings.held_out, target)
+        own = examples_for(settings, drafter, held_out, settings.held_out, target)
         validate = BlockValidation(own, collate, blocks_along)
-    masks = settings.objective.blocks * drafter.config.mask_rows
+    masks = settings.objective.blocks * drafter.shape.masks(drafter.config.k)
     if texts:  # batches are made by other processes, encoded by this one
         examples, collate = Examples(rows), replace(collate, encoded=False)
     else:
-        examples = examples_for(settings, drafter.config, rows, settings.data, target)
+        examples = examples_for(settings, drafter, rows, settings.data, target)
     return Task(
         objective,
         examples,
@@ -166,14 +183,14 @@ def make_task(
         collate,
         validate,
         complete=batch_encoding(target) if texts else None,
-        in_process=config.encoder == "target" and not texts,
+        in_process=drafter.shape.encoder == "target" and not texts,
         constant_loss=constant_loss(
-            count_outputs(rows, config.vocab_size), settings.objective.label_smoothing
+            count_outputs(rows, drafter.shape.vocab_size), settings.objective.label_smoothing
         ),
     )
 
 
-def first_outputs(task: Task) -> Iterator[Fitted]:
+def first_outputs(task: Task) -> Iterator[KnownOutputs]:
     """Outputs, drawn without replacement, until they have `FITTED_TOKENS` tokens."""
     left = FITTED_TOKENS
     generator = torch.Generator().manual_seed(FITTED_SEED)
@@ -182,7 +199,7 @@ def first_outputs(task: Task) -> Iterator[Fitted]:
         batch = task.batch(keys, task.objective.model.device)
         lengths = (batch.layout.of_prefix(batch.layout.rows.block) == PREFIX).sum(1)
         tokens = task.objective.decoder_inputs(batch.targets)
-        yield Fitted(batch.source, batch.attention_mask, tokens, lengths, batch.given)
+        yield KnownOutputs(batch.source, batch.attention_mask, tokens, lengths, batch.given)
         left -= int(lengths.sum())
         if left <= 0:
             return
@@ -190,7 +207,7 @@ def first_outputs(task: Task) -> Iterator[Fitted]:
 
 def examples_for(
     settings: SpecDrafterRecipe,
-    config: SpecDrafterConfig,
+    drafter: SpecDrafter,
     rows: datasets.Dataset,
     data: DataConfig,
     target: LoadedTarget,
@@ -199,7 +216,7 @@ def examples_for(
 
     data: the inputs that they were distilled from.
     """
-    if config.encoder == "own":
+    if drafter.shape.encoder == "own":
         return Examples(rows)
     if not hears(target.model.config):
         return Examples(rows, text_encoding(target))
@@ -229,30 +246,11 @@ def what_is_known(
     encoded, ids = example.encoded, torch.tensor(example.source_ids)
     output, before = torch.tensor(example.target_ids), None
     source = ids if encoded is None else encoded
-    if objective.model.config.state_width is not None:
+    if objective.model.fusion is not None:
         teacher = objective.teacher.on(objective.model.device)
         read = make_source(example.source_ids, teacher, example.given_ids)
         before = states_before(teacher, [replace(read, encoded=encoded)], [example.target_ids])[0]
     return source, output, example.given_ids, before
-
-
-def check_frozen(
-    settings: SpecDrafterRecipe, config: SpecDrafterConfig, target: PretrainedConfig
-) -> None:
-    """Raises ConfigError for `objective.freeze_tokens` where tokens and slots cannot be told apart,
-    or what tokens are multiplied with is not the target's, all of it."""
-    if not settings.objective.freeze_tokens:
-        return
-    found = {"slot_weights": config.slot_weights, "encoder": config.encoder}
-    found |= {"initialise": settings.drafter.initialise, "decoder_layers": config.decoder_layers}
-    needed = {"slot_weights": "own", "encoder": "target", "initialise": "both"}
-    needed["decoder_layers"] = getattr(target, FAMILIES[target.model_type].decoder_layers)
-    for name, value in needed.items():
-        if found[name] != value:
-            raise ConfigError(
-                f"objective.freeze_tokens keeps the target's weights for tokens, but drafter.{name}"
-                f" = {found[name]!r}; set drafter.{name}={value}, or leave freeze_tokens out"
-            )
 
 
 if __name__ == "__main__":

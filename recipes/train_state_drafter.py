@@ -26,7 +26,7 @@ from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.distill.recipe_rows import frequent_tokens, taught_rows
 from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.evaluation.teacher_forced import slot_validation
-from drafttrain.models.causal_drafter import draftable_tokens
+from drafttrain.models.draftable import draftable_tokens
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.models.state_drafter import StateDrafter, copy_layers, fit_start

@@ -23,7 +23,6 @@ from drafttrain.config.commands import DistillConfig, ExportConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import Manifest, load_distilled
@@ -35,9 +34,10 @@ from drafttrain.training.checkpoints import PROGRESS, CheckpointError, checkpoin
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.export.pairs import save_drafter, save_head
+from tests.tiny_drafters import collator
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
-from tests.training.tiny_runs import examples, small_drafter
+from tests.training.tiny_runs import examples, slot_drafter
 
 PROJECT = Path(__file__).parents[1]
 MARK = "code-was-run"
@@ -169,13 +169,13 @@ SHORT = TrainConfig(max_steps=2, threads=1, batch_tokens=120, warmup=1, checkpoi
 
 def train_shortly(run: Path, steps: int) -> None:
     rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(8)]
-    drafter = small_drafter(0.0).float()
+    drafter = slot_drafter().float()
     lengths = np.array([len(row["source_ids"]) + len(row["target_ids"]) for row in rows]) + 6
     task = Task(
         MaskPredict(drafter, ObjectiveConfig()),
         datasets.Dataset.from_list(rows),
         lengths,
-        SlotCollator(drafter.config, 2, seed=0),
+        collator(drafter, 2),
     )
     run.mkdir(exist_ok=True)
     settings = SHORT.model_copy(update={"max_steps": steps})

@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel
+from transformers import MarianConfig, PreTrainedModel
 
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
+from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
-from drafttrain.models.spec_drafter.initialise import initialise
+from drafttrain.models.spec_drafter.build import build, empty_drafter, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import has_own_output, make_config
+from drafttrain.models.spec_drafter.shape import DraftShape, mark
 from drafttrain.models.state_drafter import StateDrafter, copy_layers, fit_start
 from drafttrain.models.state_drafter import make_config as make_state_config
 from tests.tiny_models import VOCAB, tiny_model
@@ -30,23 +32,73 @@ def shared(family: str) -> PreTrainedModel:
 
 
 def tiny_drafter(family: str = "marian", parts: str = "both", **settings) -> SpecDrafter:
-    target = shared(family)
+    return drafter_of(shared(family), parts, **settings)
+
+
+def drafter_of(
+    target: PreTrainedModel,
+    parts: str = "both",
+    identity: dict | None = None,
+    draftable: Sequence[int] | None = None,
+    **settings,
+) -> SpecDrafter:
+    """A target's Spec-Drafter, in its type and in eval mode; its mask is a row of its own."""
     settings = DrafterConfig(**{"k": 4, "previous_token_rank": 0} | settings)
-    config = make_config(target.config, settings, None, untied_output=has_own_output(target))
+    scale = projection_scale(target)
+    config = make_config(target.config, settings, None, identity, scale)
+    config.draftable_tokens = draftable
     torch.manual_seed(0)
-    drafter = SpecDrafter(config).double().eval()
-    initialise(drafter, target, parts)
-    return drafter
+    return build(config, target, parts, target.dtype)[0].eval()
+
+
+def small_drafter(
+    vocabulary: int,
+    width: int,
+    k: int,
+    decoder_layers: int = 1,
+    ffn: int = 8,
+    state_width: int | None = None,
+    dropout: float = 0.0,
+    draftable: Sequence[int] | None = None,
+    **shape,
+) -> SpecDrafter:
+    """A Spec-Drafter of no target: a Marian that starts from token 0, of random weights."""
+    config = MarianConfig(
+        vocab_size=vocabulary + 1,
+        d_model=width,
+        encoder_layers=1,
+        decoder_layers=decoder_layers,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=ffn,
+        decoder_ffn_dim=ffn,
+        max_position_embeddings=32,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=None,
+        forced_eos_token_id=None,
+        dropout=dropout,
+    )
+    mark(config, DraftShape(vocabulary, vocabulary, **shape))
+    config.k, config.state_width, config.draftable_tokens = k, state_width, draftable
+    torch.manual_seed(1)
+    return empty_drafter(config).double()
+
+
+def collator(drafter: SpecDrafter, blocks: int) -> SlotCollator:
+    """What makes a Spec-Drafter's batches."""
+    config = drafter.config
+    start, pad = config.decoder_start_token_id, config.pad_token_id or 0
+    return SlotCollator(drafter.shape, config.k, blocks, 0, start, pad)
 
 
 def told_states(target: PreTrainedModel, family: str = "marian", **settings) -> BlockDrafter:
-    """A Spec-Drafter that is told the target's states, with a noisy start."""
+    """A Spec-Drafter that fuses the target's hidden states, with a noisy start."""
     drafter = tiny_drafter(family, target_states=True, **settings)
     torch.manual_seed(4)
     for name, parameter in drafter.named_parameters():
-        if parameter.requires_grad:  # cross-attention may be the target's
-            own = 0.3 if name.startswith("told.") else 0.02
-            parameter.data += own * torch.randn_like(parameter)
+        own = (3.0 if family == "t5" else 0.3) if name.startswith("fusion.") else 0.02
+        parameter.data += own * torch.randn_like(parameter)
     return make_drafter(drafter, target)
 
 

@@ -9,18 +9,24 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     MBartConfig,
     MBartForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    MT5Config,
+    MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
     PegasusConfig,
@@ -33,6 +39,10 @@ from transformers import (
     Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -209,3 +219,33 @@ def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedMode
         for parameter in other.parameters():
             parameter += noise * torch.randn_like(parameter)
     return other
+
+
+def tiny_t5gemma() -> PreTrainedModel:
+    """An encoder-decoder with a configuration for each of the two, and windows in some layers."""
+    part = CAUSAL_SHAPE | {"num_key_value_heads": 2, "head_dim": 4, "query_pre_attn_scalar": 4}
+    part |= {"sliding_window": 4, "final_logit_softcapping": None}
+    config = T5GemmaConfig(encoder=dict(part), decoder=dict(part), vocab_size=VOCAB)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = BOS, PAD, EOS
+    torch.manual_seed(0)
+    model = T5GemmaForConditionalGeneration(config).double().eval()
+    model.generation_config.decoder_start_token_id = BOS
+    return model
+
+
+def tiny_seq2seq(family: str) -> PreTrainedModel:
+    """Encoder-decoders beside those of `FAMILIES`."""
+    if family == "t5gemma":
+        return tiny_t5gemma()
+    bart = BART_SHAPE | {"decoder_start_token_id": BOS, "tie_word_embeddings": True}
+    t5 = T5_SHAPE | {"tie_word_embeddings": True}
+    two = {"decoder_vocab_size": 36, "share_encoder_decoder_embeddings": False}
+    kind, settings, shape = {
+        "m2m100": (M2M100ForConditionalGeneration, M2M100Config, bart),
+        "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, bart),
+        "mt5": (MT5ForConditionalGeneration, MT5Config, t5),
+        "umt5": (UMT5ForConditionalGeneration, UMT5Config, t5),
+        "two vocabularies": (MarianMTModel, MarianConfig, bart | two | SPECIAL),
+    }[family]
+    torch.manual_seed(0)
+    return kind(settings(**shape)).double().eval()

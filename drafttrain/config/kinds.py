@@ -129,6 +129,7 @@ SPEC_DRAFTER = _Slots(
     words="a Spec-Drafter",
     opens=f"{_AT}.block:BlockDrafter",
     model=f"{_MODELS}.spec_drafter.model:SpecDrafter",
+    marked_by="spec_drafter",
     recipe=f"{_SETTINGS}.recipes:SpecDrafterRecipe",
     exports=("custom_generate",),
 )

@@ -88,25 +88,16 @@ class DistillingRecipe(Recipe):
 
 
 class DrafterConfig(Config):
-    """The shape of a Spec-Drafter (SpecDec Section 3.1). Vocabulary, positions, norm and activation
-    are the target's."""
+    """A Spec-Drafter (SpecDec Section 3.1): a model of the target's family with other depths."""
 
     encoder: Literal["own", "target"] | None = None
     """own: an encoder of its own, as in the paper. target: it reads the target's encoder states
-    (ours), so a round costs its decoder alone; cross-attention keys and values stay the target's
-    where its layers are copied. Default: own for texts, target for audio."""
+    (ours), so a round costs its decoder alone. Default: own for texts, target for audio."""
     encoder_layers: Few | None = None
     """Layers of its own encoder. Default: the target's number."""
     source_pooling: Few = 1
     """Target encoder states averaged into one (ours): of a speech encoder's 50 a second, 4 are 80
     ms. Rounds and training steps get cheaper."""
-    d_model: Width | None = None
-    """Width. Default: the target's. Another one needs initialise=none; the size of an attention
-    head and the ratio of ffn_dim to the width then stay the target's."""
-    attention_heads: Few | None = None
-    """Attention heads. Default: see d_model. Another number needs initialise=none."""
-    ffn_dim: Width | None = None
-    """Inner width of feed-forward layers. Default: see d_model. Another needs initialise=none."""
     decoder_layers: Few = 2
     """Decoder layers, few: the decoder runs once a round (Latency Principle)."""
     k: Few = 10
@@ -120,20 +111,17 @@ class DrafterConfig(Config):
     slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
     """bidirectional (the paper): the slots of a block see each other. causal (ours): they see
     earlier slots only, so a shorter draft is the start of a longer one."""
-    feeds_first: bool = False
-    """Draft in two calls (ours): the first drafts a token, which replaces the first mask in the
-    second, so that all layers know it."""
     target_states: bool = False
     """Feed the target's last hidden state for each committed token (ours, after EAGLE). The drafter
     is then for this target alone, whose decoder reads every training batch."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Parts that start from the target's weights."""
+    overrides: dict[str, Any] = {}
+    """Fields of the family's configuration that differ from the target's, as {d_model: 1024}. Needs
+    initialise=none."""
     output_tokens: Count | Literal["used"] | None = None
     """Tokens that it can draft (ours), the most frequent of the distilled outputs; used: all that
     occur there. Fewer make training and drafting cheaper; outputs stay exact. Default: all."""
-    slot_weights: Literal["shared", "own"] = "shared"
-    """own: masks have decoder weights of their own (ours); both sets start from the target's. See
-    objective.freeze_tokens."""
     previous_token_rank: Annotated[int, Field(ge=0, le=2**16)] = 128
     """Rank of the previous-token features: a correction of each slot by the token drafted before it
     (ours); 0: off, as in the paper."""
@@ -159,9 +147,6 @@ class ObjectiveConfig(Config):
     freeze_embeddings: bool = False
     """Keep embeddings and output weights as they start: most weights where the vocabulary is large.
     Needs initialise=encoder or both."""
-    freeze_tokens: bool = False
-    """Keep the weights that tokens are multiplied with, so the first slot stays as right as the
-    target. Needs drafter.slot_weights=own, drafter.encoder=target and all decoder_layers."""
     copied_rate: PositiveFloat = 1.0
     """Learning rate of weights copied from the target, as a share of that of the others (ours)."""
     total_variation: NonNegativeFloat = 0.0

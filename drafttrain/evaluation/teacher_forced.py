@@ -36,7 +36,7 @@ from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import Counts
 from drafttrain.evaluation.prompts import Prompt, is_cut
 from drafttrain.evaluation.runner import decode_by, plain_method
-from drafttrain.models.spec_drafter.model import UNDRAFTED
+from drafttrain.models.draftable import UNDRAFTED
 
 DECODED_AT_ONCE = 16
 """Outputs that the target decodes in one batch."""

@@ -12,11 +12,11 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig
+from drafttrain.models.draftable import draftable_tokens
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,
@@ -203,24 +203,6 @@ def freeze(drafter: PreTrainedModel, parts: Sequence[str]) -> None:
     named = {"embeddings": drafter.get_input_embeddings, "output": drafter.get_output_embeddings}
     for part in parts:
         named[part]().requires_grad_(False)
-
-
-def draftable_tokens(config: PretrainedConfig, vocabulary: int) -> Tensor | None:
-    """The tokens that a drafter can draft, in rising order; None: all.
-
-    Raises ConfigError where config.json holds no such list.
-    """
-    tokens = getattr(config, "draftable_tokens", None)
-    if tokens is None:
-        return None
-    found = torch.tensor(tokens, dtype=torch.long)
-    sound = len(found) > 0 and found[0] >= 0 and found[-1] < vocabulary
-    if not sound or not (found[1:] > found[:-1]).all():
-        raise ConfigError(
-            f"draftable_tokens of {config._name_or_path!r} are no rising list of tokens below "
-            f"{vocabulary}; delete them from its config.json, and it drafts all"
-        )
-    return found
 
 
 @torch.no_grad()

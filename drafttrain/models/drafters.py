@@ -9,7 +9,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
-from drafttrain.config.kinds import KINDS, DrafterKind, in_words, kind_of, named_kind
+from drafttrain.config.kinds import (
+    KINDS,
+    SPEC_DRAFTER,
+    DrafterKind,
+    in_words,
+    kind_of,
+    named_kind,
+)
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.identity import check_same_target
 from drafttrain.models.loading import (
@@ -20,6 +27,7 @@ from drafttrain.models.loading import (
     read_config,
     read_tokenizer,
 )
+from drafttrain.models.spec_drafter.shape import shape_of
 from drafttrain.models.state_drafter import check_read_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 from drafttrain.models.weight_files import check_weight_files, read_weights
@@ -92,7 +100,9 @@ def reads_tokens_alone(drafter: PretrainedConfig) -> bool:
 
 
 def vocabulary_size(settings: PretrainedConfig) -> int:
-    """Tokens that a model gives scores: rows of its decoder's embedding."""
+    """Tokens that a model gives scores: rows of its decoder's embedding, but for a mask's own."""
+    if kind_of(settings) is SPEC_DRAFTER:
+        return shape_of(settings).vocab_size
     return settings.get_text_config(decoder=True).vocab_size
 
 
@@ -128,11 +138,11 @@ def check_fit(
             f"{target_size}; train a drafter for this target, or give the target that the drafter "
             "was trained for"
         )
-    if reads_encoder(drafter) and drafter.source_width != target.hidden_size:
+    if reads_encoder(drafter) and drafter.hidden_size != target.hidden_size:
         raise ConfigError(
-            f"{drafter_name} ({kind.words}) reads {drafter.source_width} numbers of each place of "
-            f"the target's encoder, but {target_name} has {target.hidden_size}; train "
-            f"{kind.words} for this target, or give the target it was trained on"
+            f"{drafter_name} ({kind.words}) reads states of the target's encoder, "
+            f"{drafter.hidden_size} numbers each, but {target_name} has {target.hidden_size}; "
+            f"train {kind.words} for this target, or give the target it was trained on"
         )
     width = state_size(target, "token")
     reads = drafter.hidden_size if kind.reads_target else getattr(drafter, "state_width", None)
@@ -207,7 +217,7 @@ def reads_states(drafter: PretrainedConfig) -> bool:
 
 def reads_encoder(drafter: PretrainedConfig) -> bool:
     """Whether it reads what the target's encoder puts out, instead of a source of its own."""
-    return getattr(drafter, "encoder", None) == "target"
+    return kind_of(drafter) is SPEC_DRAFTER and shape_of(drafter).encoder == "target"
 
 
 def load_drafter_beside(target: LoadedTarget, path: str) -> PreTrainedModel:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafttrain.models.spec_drafter.model import SHUT
+SHUT = -1e4
+"""Input at which silu is 0, and so is its slope."""
 
 
 class PreviousToken(nn.Module):
@@ -29,10 +30,12 @@ class PreviousToken(nn.Module):
         embedded = embedded.to(self.embedding.weight.dtype)
         return self.embedding(F.rms_norm(embedded, embedded.shape[-1:]))
 
-    def forward(self, hidden: Tensor, embedded: Tensor, told: Tensor) -> Tensor:
-        """Slots' states, corrected by the tokens before them where they are told any.
+    def forward(self, hidden: Tensor, embedded: Tensor, told: Tensor | None = None) -> Tensor:
+        """Slots' states, corrected by the embedded tokens before them; told: where; None: all.
 
-        Shapes: hidden and embedded [N, D], told [N] -> [N, D].
+        Shapes: hidden [..., D], embedded [..., E], told [...] -> [..., D].
         """
-        features = torch.where(told[:, None], self.features(embedded), SHUT)
+        features = self.features(embedded)
+        if told is not None:
+            features = torch.where(told[..., None], features, SHUT)
         return hidden + self.out(F.silu(self.hidden(hidden) + features))

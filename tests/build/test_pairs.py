@@ -17,12 +17,9 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, TreeConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import KINDS
-from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.identity import hash_target
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import make_config
+from tests.tiny_drafters import drafter_of, small_drafter
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_speech import save_whisper
 from tests.tiny_targets import save_target
@@ -97,7 +94,7 @@ def test_mixed_kinds_are_refused_by_name(folders, tmp_path):
         load_pair(target(folders / "t5"), [str(folders / "llama")])
     with pytest.raises(ConfigError, match="encoder-decoder model \\('t5'\\), but target .*llama"):
         load_pair(target(folders / "llama"), [str(folders / "t5")])
-    SpecDrafterConfig(vocab_size=40).save_pretrained(tmp_path)
+    small_drafter(40, 8, 4).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="is a Spec-Drafter for .* is a decoder-only model"):
         load_pair(target(folders / "llama"), [str(tmp_path)])
 
@@ -141,8 +138,7 @@ def test_models_without_a_plain_cache_are_refused_before_weights_are_read(folder
 
 
 def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp_path):
-    settings = SpecDrafterConfig(vocab_size=40).to_dict()
-    (tmp_path / "config.json").write_text(json.dumps(settings))
+    small_drafter(40, 8, 4).save_pretrained(tmp_path)
     tree = TreeConfig(kind="paths", drafters=(str(tmp_path),))
     sampled = SamplingConfig(temperature=1.0)
     with pytest.raises(ConfigError, match="tree.drafters = .* is a Spec-Drafter"):
@@ -178,7 +174,7 @@ def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, t
 
 def test_a_model_becomes_the_drafter_of_its_kind():
     target = tiny_model("marian", tie_word_embeddings=True)
-    spec = SpecDrafter(make_config(target.config, DrafterConfig(k=4), None, untied_output=True))
+    spec = drafter_of(target)
     shape = {"hidden_size": 16, "vocab_size": VOCAB, "is_encoder_decoder": True}
     heads = BlockHeads(BlockHeadsConfig(**shape))
     for model, kind in ((spec, "spec-drafter"), (heads, "block-heads"), (target, "causal")):

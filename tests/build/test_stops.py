@@ -14,12 +14,10 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import validate_settings
-from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadJudge
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import make_config
+from tests.tiny_drafters import drafter_of
 from tests.tiny_models import tiny_model
 
 
@@ -172,7 +170,6 @@ def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_block_drafter_drafts_no_more_slots_than_it_was_trained_with(tmp_path):
     target = tiny_model("marian", tie_word_embeddings=True)
-    config = make_config(target.config, DrafterConfig(k=6), None, untied_output=True)
-    model = SpecDrafter(config)
+    model = drafter_of(target, k=6)
     assert build_stop(decode(tmp_path, {"kind": "entropy"}), model).longest == 6
     assert build_stop(decode(tmp_path, {"kind": "entropy", "max_draft": 8}), model).longest == 8

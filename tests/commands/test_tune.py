@@ -23,7 +23,7 @@ from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
-SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
+SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0}
 SMALL = ["k=[2,5]", "entropy=[1.0]", "cumulative=[0.3]", "nodes=[4]", "sampling.max_new_tokens=8"]
 
 

@@ -31,7 +31,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
+from tests.tiny_drafters import small_drafter
 from tests.tiny_models import tiny_model
 
 DRAFTERS = (
@@ -71,7 +71,8 @@ def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
             assert name is None or callable(resolve_name(name))
         assert kind.checks is None or callable(resolve_name(kind.checks))
         if kind.model is not None:
-            assert resolve_name(kind.model).config_class.model_type == kind.name
+            known = getattr(resolve_name(kind.model), "config_class", None)
+            assert kind.marked_by or known.model_type == kind.name
 
 
 def test_a_backend_names_what_is_there_and_auto_is_one_that_takes_the_drafter():
@@ -86,7 +87,7 @@ def test_a_backend_names_what_is_there_and_auto_is_one_that_takes_the_drafter():
 
 def test_a_language_model_of_any_type_is_causal_and_names_are_of_what_is_no_model():
     assert kind_of(tiny_model("llama").config) is kind_of(tiny_model("t5").config) is CAUSAL
-    assert kind_of(SpecDrafterConfig()) is KINDS["spec-drafter"]
+    assert kind_of(small_drafter(4, 8, 3).config) is KINDS["spec-drafter"]
     assert named_kind("none") is NONE
     assert named_kind("causal") is named_kind("spec-drafter") is named_kind(None) is None
 

@@ -63,42 +63,19 @@ TREES: dict[str, Make] = {
 }
 
 
-def own_weights(model: PreTrainedModel, **settings) -> BlockDrafter:
-    """Slots whose weights are others than those of tokens."""
-    drafter = tiny_drafter(previous_token_rank=3, slot_weights="own", **settings)
-    for name, parameter in drafter.named_parameters():
-        if ".slots." in name:
-            parameter.data += 0.05 * torch.randn_like(parameter)
-    return BlockDrafter(drafter)
-
-
 SLOTS: dict[str, Make] = {
     name: partial(lambda model, settings: BlockDrafter(tiny_drafter(**settings)), settings=settings)
     for name, settings in {
         "anchored": {"previous_token_rank": 3},
         "causal slots": {"previous_token_rank": 3, "slot_attention": "causal"},
-        "first fed": {"slot_attention": "causal", "feeds_first": True},
         "paper": {"slots": "paper"},
         "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
-        "own weights, first fed": {
-            "slot_attention": "causal",
-            "feeds_first": True,
-            "slot_weights": "own",
-        },
     }.items()
 }
 SLOTS |= {
     "states told": partial(told_states, previous_token_rank=3),
-    "states and first fed": partial(
-        told_states,
-        encoder="target",
-        slot_attention="causal",
-        feeds_first=True,
-        slot_weights="own",
-    ),
+    "states, causal slots": partial(told_states, encoder="target", slot_attention="causal"),
     "opt-tree over slots, states told": lambda model: TreeDrafter(told_states(model), Optimal(9)),
-    "own weights": own_weights,
-    "own weights, first fed": partial(own_weights, slot_attention="causal", feeds_first=True),
     "opt-tree over slots": over_slots(Optimal(9), previous_token_rank=3),
     "rsd-s over slots": over_slots(Beam(3)),
 }

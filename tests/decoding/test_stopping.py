@@ -26,7 +26,7 @@ from drafttrain.decoding.stopping import (
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import RejectionSampling, acceptance_probability, check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
+from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
 
@@ -292,7 +292,6 @@ DRAFTERS = {
     "token by token": endless,
     "slots": toy_drafter,
     "linked slots": lambda: toy_drafter(previous_token_rank=3),
-    "first fed": lambda: toy_drafter(**CONVENTIONS["first fed, coupled"]),
 }
 
 

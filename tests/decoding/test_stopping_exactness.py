@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -21,11 +20,9 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
-from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import make_config
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
+from tests.tiny_drafters import drafter_of
 from tests.tiny_models import tiny_model
 
 Law = dict[tuple[int, ...], float]
@@ -136,13 +133,9 @@ def test_a_block_that_ends_before_verification_is_exact(rule, rank, kind, sampli
 
 def block_drafter(rank: int) -> BlockDrafter:
     small = {"vocab_size": 4, "decoder_vocab_size": 4, "tie_word_embeddings": True}
-    target = tiny_model("marian", **small)
-    settings = DrafterConfig(k=3, previous_token_rank=rank)
-    torch.manual_seed(0)
-    model = SpecDrafter(make_config(target.config, settings, None, untied_output=True)).double()
-    initialise(model, target, "both")
+    model = drafter_of(tiny_model("marian", **small), k=3, previous_token_rank=rank)
     if rank:
-        model.previous_token_out.weight.data.normal_(std=0.3)
+        model.previous_token.out.weight.data.normal_(std=0.3)
     return BlockDrafter(model)
 
 

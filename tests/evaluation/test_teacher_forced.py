@@ -36,7 +36,7 @@ from drafttrain.evaluation.teacher_forced import (
     measure_forced,
     measure_overlaps,
 )
-from drafttrain.models.spec_drafter.model import UNDRAFTED
+from drafttrain.models.draftable import UNDRAFTED
 from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import near_copy, tiny_model

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.export.folder import write_export
 from drafttrain.export.model_card import Card, write_card
 from drafttrain.export.parts import load_parts
@@ -16,9 +17,7 @@ from drafttrain.export.verify import Check, compare
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target, hash_weights
-from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import make_config
+from drafttrain.models.spec_drafter.build import build, make_config
 from drafttrain.models.speech import hears
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer
@@ -80,13 +79,14 @@ def save_spec_drafter(
     folder: Path, target: PreTrainedModel, path: Path, k: int = 4, **shape: object
 ) -> Path:
     """A Spec-Drafter that starts from the target, which lies at `path`."""
-    config = make_config(target.config, DrafterConfig(k=k, decoder_layers=2, **shape), 3)
-    config.target = {"path": str(path)}
+    settings = DrafterConfig(k=k, decoder_layers=2, **shape)
+    config = make_config(target.config, settings, 3, {"path": str(path)}, projection_scale(target))
     if reads_states(config):
         config.target |= {"weights_sha256": hash_target(target), "hears": hears(target.config)}
-    drafter = SpecDrafter(config)
-    initialise(drafter, target, "both")
-    drafter.double().save_pretrained(folder)
+    if (few := settings.output_tokens) is not None:
+        config.draftable_tokens = list(range(few))
+    drafter, _ = build(config, target, "both", torch.float64)
+    drafter.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

@@ -139,7 +139,7 @@ def test_sampled_rows_do_not_depend_on_how_many_are_decoded_at_once(assistant):
     [
         {},
         {"encoder": "target", "output_tokens": 30},
-        {"slot_attention": "causal", "feeds_first": True, "slot_weights": "own"},
+        {"slot_attention": "causal"},
         {"target_states": True},
     ],
 )

@@ -62,12 +62,12 @@ def test_in_mid_shard(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert files(config.out) == whole
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "state/optimizer.bin"])
 def test_in_mid_checkpoint(tmp_path: Path, file: str) -> None:
     whole = run_training(tmp_path / "whole")
     run = stopped_run(tmp_path / "run")
     before = files(run / "checkpoints")
-    size = len(before[f"step-00000003/state/{file}"])
+    size = len(before[f"step-00000003/{file}"])
     with no_file_larger_than(size - 1), pytest.raises(DiskFull) as error:
         run_training(run)
     assert str(run) in str(error.value) and "make room" in str(error.value)

@@ -142,7 +142,7 @@ WRONG = {
     "initialise.path=SEQ2SEQ": ("SEQ2SEQ'", "no decoder-only language model", "give one"),
     "objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
     "drafter.output_tokens=41": ("drafter.output_tokens = 41", "40 tokens", "fewer"),
-    "target.path=SEQ2SEQ": ("SEQ2SEQ'", "encoder-decoder", "train_spec_drafter.py"),
+    "target.path=SEQ2SEQ": ("SEQ2SEQ'", "encoder-decoder", "recipes/seq2seq.yaml"),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
+from drafttrain.models.spec_drafter.build import depths
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes import train_spec_drafter
 from tests.recipes.tiny_recipe import exit_code, write_texts
@@ -32,7 +33,7 @@ class Case:
     """Of sizes that a tiny target has not."""
 
 
-TINY_T5 = ["drafter.d_model=32", "drafter.attention_heads=4", "drafter.ffn_dim=64"]
+TINY_T5 = ["drafter.overrides={d_model: 32, num_heads: 4, d_kv: 8, d_ff: 64}"]
 CASES = [
     Case("wmt14_en_de", "marian", (12, 2)),
     Case("cnn_dm_bart", "bart", (12, 2), copies=True),
@@ -61,12 +62,12 @@ def test_recipe_of_the_paper_runs_on_a_sample(
         *case.overrides,
     ]
     assert exit_code(train_spec_drafter.main, "--config", str(config), *local) == 0
-    assert ("initialised 0 parameters" not in capsys.readouterr().out) == case.copies
+    assert ("; 0 parameters copied" not in capsys.readouterr().out) == case.copies
     manifest = json.loads((tmp_path / "run" / "distilled" / "manifest.json").read_text())
     assert manifest["counts"]["ok"] == ROWS
     drafter = SpecDrafter.from_pretrained(tmp_path / "run" / "final")
-    assert (drafter.config.encoder_layers, drafter.config.decoder_layers) == case.layers
+    assert depths(drafter.config) == case.layers
     asked = load_settings(SpecDrafterRecipe, config)
     assert drafter.config.k == asked.drafter.k == 25
-    assert drafter.config.slots == "paper"
+    assert drafter.shape.slots == "paper"
     assert asked.train.average == 10

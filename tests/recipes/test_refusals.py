@@ -13,7 +13,6 @@ HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
 CAUSAL = "train_causal_drafter.py --config train_causal_drafter.yaml"
 PARALLEL = "train_parallel_drafter.py --config train_parallel_drafter.yaml"
 SMALL = "train_target.py --config train_target.yaml"
-FROZEN = "objective.freeze_tokens=true drafter.slot_weights=own drafter.encoder=target"
 WRONG = {
     f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'train.learning_rate'"),
     f"{SPEC} target.path=llama": ("target.path = 'llama'", "encoder-decoder", "T5"),
@@ -22,8 +21,8 @@ WRONG = {
     f"{SPEC} held_out.path=texts.txt": ("2 of 2 inputs of held_out", "'texts.txt'", "give others"),
     f"{SPEC} train.trackers=[wandb]": ("'wandb'", "not installed", "leave it out"),
     f"{SPEC} run=checkpoints/tiny train.max_steps=99": ("'checkpoints/tiny'", "run=ANOTHER_FOLDER"),
-    f"{SPEC} objective.freeze_tokens=true": ("drafter.slot_weights=own",),
-    f"{SPEC} {FROZEN} drafter.decoder_layers=1": ("drafter.decoder_layers=2",),
+    f"{SPEC} drafter.prefix_attention=bidirectional": ("drafter.slots=paper",),
+    f"{SPEC} drafter.overrides.d_model=8": ("drafter.initialise=none",),
     f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),
     f"{HEADS} heads.depths=[]": ("heads.depths = []",),

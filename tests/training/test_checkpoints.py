@@ -16,7 +16,7 @@ from drafttrain.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from tests.training.tiny_runs import small_drafter
+from tests.training.tiny_runs import slot_drafter
 
 
 def test_a_checkpoint_written_on_request_is_not_one_of_those_that_are_due(tmp_path: Path) -> None:
@@ -33,8 +33,8 @@ def test_tied_weights_are_saved_once_and_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     accelerator, objective = Accelerator(cpu=True), torch.nn.Module()
-    objective.model = small_drafter().float()
-    objective.again = objective.model.embedding
+    objective.model = slot_drafter().float()
+    objective.again = objective.model.embed_tokens
     objective = accelerator.prepare(objective)
     with caplog.at_level(logging.WARNING):
         save_checkpoint(

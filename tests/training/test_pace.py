@@ -195,7 +195,7 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint(
     log_every: int, tmp_path: Path
 ) -> None:
     task = small_task()
-    torch.nn.init.constant_(task.objective.model.embedding.weight, torch.nan)
+    torch.nn.init.constant_(task.objective.model.embed_tokens.weight, torch.nan)
     settings = SIX_STEPS.model_copy(update={"log_every": log_every})
     with pytest.raises(Diverged, match="train.learning_rate"):
         train_small(task, settings, tmp_path)
@@ -210,15 +210,15 @@ def test_a_run_that_learned_nothing_says_so(best: float, says: bool, tmp_path, c
 
 def test_a_checkpoint_holds_what_is_trained_once(tmp_path: Path) -> None:
     task = small_task()
-    frozen = task.objective.model.embedding.weight.requires_grad_(False)
+    frozen = task.objective.model.embed_tokens.weight.requires_grad_(False)
     before = frozen.clone()
     final = train_small(task, SIX_STEPS, tmp_path)
     folder = checkpoint_folders(tmp_path)[-1]
     trained = [p for p in task.objective.model.parameters() if p.requires_grad]
     kept = load_file(folder / "weights.safetensors")
-    assert "embedding.weight" not in kept and len(kept) >= len(trained)
+    assert "model.shared.weight" not in kept and len(kept) >= len(trained)
     assert not list((folder / "state").glob("*.safetensors"))
-    assert torch.equal(final["embedding.weight"], before)
+    assert torch.equal(final["model.shared.weight"], before)
 
 
 def test_a_step_that_does_not_fit_says_what_to_change(tmp_path: Path) -> None:

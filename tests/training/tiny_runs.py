@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.slots import SlotCollator
-from drafttrain.models.spec_drafter.model import SpecDrafter, SpecDrafterConfig
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
+from tests.tiny_drafters import collator, small_drafter
 
 SIX_STEPS = TrainConfig(
     max_steps=6,
@@ -35,9 +35,9 @@ def small_task(
 ) -> Task:
     """A small drafter to train on twelve sentences."""
     rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(12)]
-    drafter = small_drafter(dropout).float()
+    drafter = slot_drafter(dropout=dropout).float()
     lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in rows]) + 6
-    collate = SlotCollator(drafter.config, 2, seed=0)
+    collate = collator(drafter, 2)
     objective = MaskPredict(drafter, ObjectiveConfig())
     return Task(objective, datasets.Dataset.from_list(rows), lengths, collate, validate)
 
@@ -49,21 +49,9 @@ def train_small(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch
     return {name: value.clone() for name, value in task.objective.model.state_dict().items()}
 
 
-def small_drafter(dropout: float = 0.0, **changes) -> SpecDrafter:
-    torch.manual_seed(1)
-    shape = {
-        "vocab_size": 20,
-        "d_model": 24,
-        "encoder_layers": 1,
-        "decoder_layers": 2,
-        "attention_heads": 2,
-        "ffn_dim": 32,
-        "k": 4,
-        "decoder_start_token_id": 0,
-        "pad_token_id": 0,
-        "dropout": dropout,
-    }
-    return SpecDrafter(SpecDrafterConfig(**shape | changes)).double()
+def slot_drafter(**changes) -> SpecDrafter:
+    """The small drafter that is trained, on tokens below 20."""
+    return small_drafter(20, 24, changes.pop("k", 4), decoder_layers=2, ffn=32, **changes)
 
 
 def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from drafttrain.decoding.engine.forward import additive
-from drafttrain.models.spec_drafter.slots import IGNORED, moved
+from drafttrain.models.spec_drafter.layout import IGNORED, moved
 
 
 class TopRows(NamedTuple):

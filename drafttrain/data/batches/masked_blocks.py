@@ -27,7 +27,7 @@ from drafttrain.data.batches.packing import (
     padded_columns,
 )
 from drafttrain.decoding.engine.forward import additive
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.spec_drafter.layout import IGNORED
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from drafttrain.data.batches.examples import Batch, Example, Examples, pad
 from drafttrain.decoding.engine.forward import additive
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.spec_drafter.layout import IGNORED
 
 PADDING = -1
 """Document number of padding, which sees itself alone too: no token sees nothing."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from drafttrain.data.batches.examples import Batch, Example, pad, pad_encoded, padding_mask
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
-from drafttrain.models.spec_drafter.slots import IGNORED, Layout, lay_out
+from drafttrain.models.spec_drafter.layout import IGNORED, Layout, lay_out
+from drafttrain.models.spec_drafter.shape import DraftShape
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,13 @@ class SlotCollator:
     until as many rows are filled as `blocks` whole ones have; the last one is cut there.
     """
 
-    config: SpecDrafterConfig
+    shape: DraftShape
+    k: int
     blocks: int
     seed: int
+    start_token: int
+    """What the decoder starts from."""
+    pad_token: int = 0
     encoded: bool = True
     """Whether examples bring the encoder states that the drafter reads; else they are added on the
     device (`Task.complete`)."""
@@ -61,7 +65,7 @@ class SlotCollator:
     def __call__(self, examples: Sequence[Example]) -> SlotBatch:
         examples = [Example(*example) for example in examples]
         input_ids, source_lengths = pad(
-            [example.source_ids for example in examples], self.config.pad_token_id or 0
+            [example.source_ids for example in examples], self.pad_token
         )
         targets, lengths = pad([[*one.given_ids, *one.target_ids] for one in examples], 0)
         given = torch.tensor([len(example.given_ids) for example in examples])
@@ -69,34 +73,36 @@ class SlotCollator:
         for example in examples:
             random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
             drawn.append(self._draw(len(example.target_ids), random))
-            shape = len(drawn[-1]), self.config.mask_rows
+            shape = len(drawn[-1]), self.shape.masks(self.k)
             priorities.append(random.random(shape, dtype=np.float32))
         most = max(self.blocks, *map(len, drawn))
         prefixes = torch.full((len(examples), most), -1)
-        priority = np.ones((len(examples), most, self.config.mask_rows), np.float32)
+        priority = np.ones((len(examples), most, self.shape.masks(self.k)), np.float32)
         for i, (own, of_slots) in enumerate(zip(drawn, priorities, strict=True)):
             prefixes[i, : len(own)] = torch.from_numpy(own) + given[i]
             priority[i, : len(own)] = of_slots
-        layout = lay_out(targets, lengths, prefixes, self.config, given)
+        layout = lay_out(targets, lengths, prefixes, self.shape, self.k, self.start_token, given)
         if self._leaves_out:
-            layout = layout.only_learned(self.blocks * self.config.mask_rows)
+            layout = layout.only_learned(self.blocks * self.shape.masks(self.k))
         mask, encoded = padding_mask(source_lengths), None
-        if self.config.encoder == "target" and self.encoded:
+        if bool(mask.all()):  # Transformers would ask the device
+            mask = None
+        if self.shape.encoder == "target" and self.encoded:
             encoded, mask = pad_encoded(examples)
         numbers = torch.from_numpy(priority)
         return SlotBatch(input_ids, mask, layout, numbers, targets, given, encoded)
 
     @property
     def _leaves_out(self) -> bool:
-        return self.config.slot_attention == "causal" and self.config.mask_rows > 0
+        return self.shape.slot_attention == "causal" and self.shape.masks(self.k) > 0
 
     def _draw(self, length: int, random: np.random.Generator) -> np.ndarray:
         """Prefix lengths of the blocks of an output of this length, each once."""
         if not self._leaves_out:
             return random.choice(length, size=min(self.blocks, length), replace=False)
         drawn = random.permutation(length)
-        masks = self.config.mask_rows
-        learned = length - drawn - (1 if self.config.slots == "anchored" else 0)
+        masks = self.shape.masks(self.k)
+        learned = length - drawn - (1 if self.shape.anchored else 0)
         filled = np.minimum(learned, masks).cumsum()
         return drawn[: 1 + np.searchsorted(filled, self.blocks * masks)]
 

@@ -33,8 +33,8 @@ from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.models.causal_drafter import draftable_tokens
-from drafttrain.models.spec_drafter.model import SHUT
+from drafttrain.models.draftable import draftable_tokens
+from drafttrain.models.previous_token import SHUT
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 
 

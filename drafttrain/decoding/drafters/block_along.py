@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -11,9 +10,10 @@ from torch import Tensor
 
 from drafttrain.decoding.drafters.candidates import Candidates
 from drafttrain.decoding.engine.encoding import given_encoding
+from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.types import Source
+from drafttrain.models.spec_drafter.layout import lay_out
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.slots import lay_out
 
 
 @torch.inference_mode()
@@ -28,18 +28,19 @@ def block_rows(
 
     With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
     were right, so their arg-max is what decoding would have drafted there. given, before: see
-    `block_states`. Shapes: [S] or [S, E], [L] -> [L, k, V].
+    `block_states`. Shapes: [S] or [S, D], [L] -> [L, k, V].
     """
     prefixes = range(len(target_ids))
-    k = model.config.k
-    states, previous = block_states(model, source, target_ids, prefixes, k, given, before)
+    states, previous = block_states(
+        model, source, target_ids, prefixes, model.config.k, given, before
+    )
     return rows_after(model, states, previous)
 
 
 def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
-    """What the drafter reads of a source: its token ids [S], or what the target's encoder made of
-    it [S, E] (`CachedModel.read`)."""
-    if model.config.encoder == "own":
+    """What the drafter reads of a source: its token ids [S], or the target's encoder states [S, D]
+    (`CachedModel.read`)."""
+    if model.shape.encoder == "own":
         return source.input_ids.cpu()
     return given_encoding([source])[0]
 
@@ -51,7 +52,7 @@ def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
     all others keep theirs. Shapes: states [..., D], previous [...] -> [..., V].
     """
     alone = model.project(states)
-    if not model.config.previous_token_rank:
+    if model.previous_token is None:
         return alone
     best = Candidates(states, alone.reshape(1, -1, alone.shape[-1]), None).tokens
     best = best.view(*alone.shape[:-1], best.shape[-1])
@@ -72,39 +73,37 @@ def block_states(
     """The slots of blocks at some prefix lengths of a known output, in one pass.
 
     Hidden states before previous-token features, and the token of the output before each one
-    predicted. source: token ids, or what the target's encoder put out, where the drafter reads
-    that. given: tokens between the decoder start token and the output. before: the target's hidden
-    states that the output's tokens were predicted from (`Forced.before`), where the drafter is told
-    them; None: as before the target's first call.
-    Shapes: [S] or [S, E], [L], A prefix lengths in 0..L-1, [L, E] -> [A, k, D], [A, k].
+    predicted. source: token ids, or the target's encoder states, where the drafter reads those.
+    given: tokens between the decoder start token and the output. before: the target's hidden states
+    that the output's tokens were predicted from (`Forced.before`), where the drafter fuses them;
+    None: as before the target's first call.
+    Shapes: [S] or [S, D], [L], A prefix lengths in 0..L-1, [L, E] -> [A, k, D], [A, k].
     """
-    config, device = copy.copy(model.config), model.embedding.weight.device
-    config.k = k
+    shape, config, device = model.shape, model.config, model.device
     target_ids = torch.cat((torch.tensor(given, dtype=target_ids.dtype), target_ids.cpu()))
     starts = torch.tensor(prefixes) + len(given)
     count, length = len(starts), len(target_ids)
-    if config.prefix_attention == "bidirectional":
+    if shape.bidirectional:
         starts = starts[:, None]
         sources, targets = source.expand(count, *source.shape), target_ids.expand(count, -1)
     else:
         starts = starts[None]
         sources, targets = source[None], target_ids[None]
     lengths = torch.full((len(targets),), length)
-    layout = lay_out(targets, lengths, starts, config).to(device)
+    layout = lay_out(targets, lengths, starts, shape, k, config.decoder_start_token_id).to(device)
     states = None
-    if config.state_width is not None:
+    if model.fusion is not None:
         if before is None:
             before = torch.zeros(length - len(given), config.state_width)
         # none of the start token and of what is given; the last token is fed to no row
         states = F.pad(before[None, :-1].to(device), (0, 0, 1 + len(given), 0))
-    hidden = model(
-        sources.to(device), None, layout.rows, prefix_rows=layout.prefix_rows, states=states
-    )
-    previous = layout.previous
-    states = layout.of_blocks(hidden).reshape(count, config.mask_rows, config.d_model)
-    before = layout.of_blocks(previous).reshape(count, config.mask_rows)
-    if config.slots == "anchored":
+    read = RowReader(model)
+    hidden = read(layout.rows, read.encode(sources.to(device), None), states=states).hidden
+    states = layout.of_blocks(hidden).reshape(count, shape.masks(k), model.width)
+    previous = layout.of_blocks(layout.previous).reshape(count, shape.masks(k))
+    if shape.anchored:
         first = starts[0].to(device)  # the row of the last committed token is the first slot
         states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)
-        before = torch.cat((layout.of_prefix(previous)[0, first][:, None], before), dim=1)
-    return states, before
+        own = layout.of_prefix(layout.previous)[0, first][:, None]
+        previous = torch.cat((own, previous), dim=1)
+    return states, previous

@@ -24,8 +24,8 @@ from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
 from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, SourceTooLong
-from drafttrain.models.causal_drafter import draftable_tokens
 from drafttrain.models.draft_states import drawn_state
+from drafttrain.models.draftable import draftable_tokens
 
 
 class CausalDrafter(Drafter):

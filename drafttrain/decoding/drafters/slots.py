@@ -99,17 +99,15 @@ def probs_along(
     return found
 
 
-def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor, later: bool = True) -> int:
+def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor) -> int:
     """How many slots of a block a stop policy drafts. Shapes: logits [K, V], hidden [K, D].
 
-    later: whether it is shown the states behind the slot it is asked about; not where they depend
-    on that slot's token, which it must not see.
+    It is shown the states of all slots: none of them depends on a token that is drafted.
     """
     rows, states = logits.unbind(), hidden.unbind()
     notes: dict[str, list[float]] = {}
     for depth in range(len(rows)):
-        shown = states if later else states[: depth + 1]
-        if not stop.should_draft(DraftState(depth, rows[: depth + 1], shown, notes=notes)):
+        if not stop.should_draft(DraftState(depth, rows[: depth + 1], states, notes=notes)):
             return depth
     return len(rows)
 
@@ -120,7 +118,6 @@ def chain_of_slots(
     sampling: Sampling,
     randomness: Randomness,
     hidden: Tensor,
-    first: Tensor | None = None,
     link: Link | None = None,
     last: int = 0,
 ) -> Steps[Proposal]:
@@ -130,12 +127,11 @@ def chain_of_slots(
     one before it, `last` in front of the block. A policy is shown the rows without that token.
     Under sampling each token is drawn from its row, with a link that after the token before it,
     which the policy is shown. Whether a slot is drafted depends on rows and states alone, which are
-    there before its token is drawn; but for the first, where that has been drawn from its row
-    already. Shapes: logits [K, V], hidden [K, D], first [1].
+    there before its token is drawn. Shapes: logits [K, V], hidden [K, D].
     """
     if link is not None and not sampling.greedy:
-        return _linked_draws(hidden, logits, link, last, stop, sampling, randomness, first)
-    count = slots_to_draft(stop, logits, hidden, later=first is None)
+        return _linked_draws(hidden, logits, link, last, stop, sampling, randomness)
+    count = slots_to_draft(stop, logits, hidden)
     states, alone = hidden[:count], logits[:count]
     if count == 0:
         return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)
@@ -147,9 +143,7 @@ def chain_of_slots(
         tokens = yield Call(likeliest_of_each, alone)
         return Proposal.chain(tokens, hidden=hidden, logits=alone.unbind)
     probs = warp(alone, sampling)
-    begun = 0 if first is None else 1
-    drawn = [randomness.categorical(probs[begun:])] if begun < count else []
-    tokens = torch.cat([*([first] if begun else []), *drawn]).cpu()
+    tokens = randomness.categorical(probs).cpu()
     return Proposal.chain(tokens, probs, hidden=hidden, logits=alone.unbind)
 
 
@@ -161,7 +155,6 @@ def _linked_draws(
     stop: StopPolicy,
     sampling: Sampling,
     randomness: Randomness,
-    first: Tensor | None,
 ) -> Proposal:
     """`chain_of_slots` under sampling, of slots whose rows depend on the token before them."""
     candidates = Candidates(hidden[None], logits[None], link)
@@ -173,12 +166,10 @@ def _linked_draws(
     for depth in range(len(states)):
         after, best = candidates.after(depth, previous)[0, 0], candidates.tokens[0, depth]
         known[depth] = known[depth].index_copy(0, best, after.to(logits.dtype))
-        shown = states if first is None else states[: depth + 1]
-        if not stop.should_draft(DraftState(depth, known[: depth + 1], shown, notes=notes)):
+        if not stop.should_draft(DraftState(depth, known[: depth + 1], states, notes=notes)):
             break
         row = warp(known[depth], sampling)
-        begun = first if depth == 0 else None
-        drawn.append(randomness.categorical(row[None]) if begun is None else begun)
+        drawn.append(randomness.categorical(row[None]))
         previous = drawn[-1][None]
         probs.append(row)
     if not drawn:
@@ -216,17 +207,13 @@ class SlotSession(ABC):
         """States and rows, without the token before, of so many slots behind all committed tokens.
         Shapes: tokens [T] -> [slots, D], [slots, V]."""
 
-    def chain_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor, Tensor | None]]:
-        """The same for a chain, and its first token [1], where that has been drawn already."""
-        return (*(yield from self.slot_rows(tokens, slots)), None)
-
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
         slots = self.longest(tokens, stop.longest, target_state)
         if slots == 0:
             return Proposal.empty()
-        hidden, logits, first = yield from self.chain_rows(tokens, slots)
-        drawing = stop, self.sampling, self.randomness, hidden, first
+        hidden, logits = yield from self.slot_rows(tokens, slots)
+        drawing = stop, self.sampling, self.randomness, hidden
         last = self.told_first(tokens)
         return (yield from chain_of_slots(logits, *drawing, self.link, last))

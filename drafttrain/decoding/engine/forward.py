@@ -29,7 +29,14 @@ from drafttrain.decoding.engine.architectures import (
     unwrapped,
 )
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.models.spec_drafter.model import UNDRAFTED
+from drafttrain.decoding.engine.positions import (
+    Current,
+    Replacement,
+    positions_inside,
+    replacing,
+)
+from drafttrain.models.draftable import UNDRAFTED
+from drafttrain.models.spec_drafter.model import SpecDrafter
 
 ARBITRARY_MASKS = ("sdpa", "eager")
 """Attention implementations that take any mask."""
@@ -85,13 +92,6 @@ class CallOutput:
     """Keys and values of cross-attention that a first call made, as in `BatchedCall`."""
 
 
-@dataclass
-class Current:
-    """The call that is being computed, for functions that models call."""
-
-    call: BatchedCall | None = None
-
-
 class Body(Protocol):
     """A decoder as the engine calls it."""
 
@@ -142,7 +142,7 @@ class TransformersBody:
         self._current = Current()
         self._replaced: list[Replacement] = []
         if places_tokens and self._position_name is None:
-            self._replaced = list(_positions_inside(self._decoder, self._current))
+            self._replaced = list(positions_inside(self._decoder, self._current))
         self._windows = attention_windows(model.config)
         windowed = any(window is not None for window in self._windows.values())
         biased = any(name == "compute_bias" for _, name, _ in self._replaced)
@@ -153,6 +153,8 @@ class TransformersBody:
         if draftable is not None:
             self._head = DraftableHead(inner.get_output_embeddings(), draftable)
             self._replaced.append((self._head.module, "forward", self._head))
+        if isinstance(inner, SpecDrafter) and inner.fusion is not None:
+            self._replaced.append((inner.embed_tokens, "forward", _fusing(inner, self._current)))
         self._kept: dict[int, Tensor] = {}
         self._hooks = {-1: _keeping(self._kept, -1)}
 
@@ -195,6 +197,32 @@ class TransformersBody:
         self._current.call = None
         return CallOutput(logits, kept.pop(-1), kept, made)
 
+    def run_decoder(self, call: BatchedCall) -> Tensor:
+        """Last hidden states [B, N, D] of an encoder-decoder's decoder alone, with gradients.
+
+        call.encoded holds the states [B, S, D] that it reads; call.cache may be None.
+        """
+        mask = additive(call.visible, self.model.dtype)[:, None]
+        given: dict[str, Any] = {
+            "input_ids": call.ids,
+            "attention_mask": layer_masks(self._windows, mask, call.positions, call.key_positions),
+            "encoder_hidden_states": call.encoded,
+            "past_key_values": call.cache,
+            "use_cache": call.cache is not None,
+        }
+        if self._position_name is not None:
+            given["position_ids"] = call.positions
+        if self.masks_sources and call.source_mask is not None:
+            there = call.source_mask.bool()[
+                :, None, None
+            ]  # as it is added: nothing asks the device
+            given["encoder_attention_mask"] = additive(there, self.model.dtype)
+        self._current.call = call
+        with replacing(self._replaced):
+            hidden = self._decoder(**given)[0]
+        self._current.call = None
+        return hidden
+
     def _inputs(self, call: BatchedCall) -> dict[str, Any]:
         ids = call.ids
         if self._vocabulary is not None:
@@ -219,23 +247,33 @@ class TransformersBody:
         Where keys and values are cached the states are not read, but must be there: some families
         skip cross-attention without them.
         """
-        crossed = DynamicCache()
         encoded = call.encoded
         if encoded is None:
-            for keys, values in call.sources:
-                layer = DynamicLayer()
-                layer.lazy_initialization(keys, values)
-                layer.keys, layer.values = keys, values
-                crossed.layers.append(layer)
             keys = call.sources[0][0]
             encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], self._encoder_width)
         given: dict[str, Any] = {
             "encoder_outputs": EncoderOutput(last_hidden_state=encoded),
-            "past_key_values": EncoderDecoderCache(call.cache, crossed),
+            "past_key_values": EncoderDecoderCache(call.cache, filled(call.sources)),
         }
         if self.masks_sources and call.source_mask is not None:
             given["attention_mask"] = call.source_mask.long()
         return given
+
+
+def filled(keys_values: Sequence[KeysValues]) -> DynamicCache:
+    """A cache that holds these, a pair [B, heads, C, head_dim] a layer."""
+    cache = DynamicCache()
+    for keys, values in keys_values:
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache
+
+
+def cache_of(own: Sequence[KeysValues], crossed: Sequence[KeysValues]) -> EncoderDecoderCache:
+    """A cache of an encoder-decoder's decoder that holds these."""
+    return EncoderDecoderCache(filled(own), filled(crossed))
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -317,63 +355,17 @@ def _keeping(kept: dict[int, Tensor], number: int) -> Callable[..., None]:
     return keep
 
 
-Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
-"""A module, the name of a method of it, and what is called instead."""
+def _fusing(drafter: SpecDrafter, current: Current) -> Callable[[Tensor], Tensor]:
+    """Embeds tokens, and adds what a Spec-Drafter makes of the states that come with them."""
+    embed = drafter.embed_tokens.forward
 
+    def forward(ids: Tensor) -> Tensor:
+        embedded, call = embed(ids), current.call
+        if call is None or call.states is None:
+            return embedded
+        added = drafter.fusion(call.states, embedded[:, : call.states.shape[1]])
+        if call.has_states is not None:
+            added = added.where(call.has_states, 0.0)
+        return embedded + F.pad(added, (0, 0, 0, embedded.shape[1] - added.shape[1]))
 
-@contextmanager
-def replacing(functions: Sequence[Replacement]) -> Iterator[None]:
-    """Have modules use these functions as their methods, until it ends."""
-    former = [(module, name, vars(module).get(name)) for module, name, _ in functions]
-    for module, name, function in functions:
-        object.__setattr__(module, name, function)
-    try:
-        yield
-    finally:
-        for module, name, own in former:
-            if own is None:
-                object.__delattr__(module, name)
-            else:
-                object.__setattr__(module, name, own)
-
-
-def _positions_inside(decoder: nn.Module, current: Current) -> Iterator[Replacement]:
-    """Methods by which a decoder places tokens, and what gives them the current call's positions.
-
-    BART-like decoders look positions up in `embed_positions`; T5-like ones compute a bias from
-    distances.
-    """
-    table = getattr(decoder, "embed_positions", None)
-    if isinstance(table, nn.Module):
-        yield table, "forward", lambda *given, **named: _look_up(table, current.call)
-    for module in decoder.modules():
-        if getattr(module, "has_relative_attention_bias", False):
-            bias = _bias_of(module, current)
-            yield module, "compute_bias", bias
-
-
-def _bias_of(module: nn.Module, current: Current) -> Callable[..., Tensor]:
-    return lambda *given, **named: _relative_bias(module, current.call)
-
-
-def _look_up(table: nn.Module, call: BatchedCall) -> Tensor:
-    """[B, N, D] rows of a table of positions."""
-    if isinstance(getattr(table, "weights", None), Tensor):  # sinusoids of M2M100
-        return table.weights[call.positions + table.padding_idx + 1]
-    return F.embedding(call.positions + getattr(table, "offset", 0), table.weight)
-
-
-def _relative_bias(attention: nn.Module, call: BatchedCall) -> Tensor:
-    """[B, heads, N, C] what T5 adds to scores by the distance between two positions."""
-    assert call.key_positions is not None
-    distances = call.key_positions[:, None, :] - call.positions[:, :, None]
-    bucket = attention._relative_position_bucket
-    options: dict[str, Any] = {}
-    if "bidirectional" in inspect.signature(bucket).parameters:
-        options = {
-            "bidirectional": False,
-            "num_buckets": attention.relative_attention_num_buckets,
-            "max_distance": attention.relative_attention_max_distance,
-        }
-    bias = attention.relative_attention_bias(bucket(distances, **options))
-    return bias.permute(0, 3, 1, 2)
+    return forward

@@ -1,70 +1,100 @@
-"""How the decoder of a Spec-Drafter is called."""
+"""A Spec-Drafter's decoder on rows of known outputs: in training, validation and analyses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache
 
+from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.forward import BatchedCall, CallOutput, version_of
-from drafttrain.models.spec_drafter.model import OutputRows, SpecDrafter
-from drafttrain.models.spec_drafter.pooling import group_means
-from drafttrain.models.spec_drafter.rows import Memory
+from drafttrain.decoding.engine.forward import BatchedCall, TransformersBody, cache_of
+from drafttrain.models.spec_drafter.layout import Rows
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.pooling import group_means, masked_group_means
 
 
-class SpecDrafterBody:
-    """`SpecDrafter.decode` over the engine's cache. Sources are read before the first call."""
+@dataclass(frozen=True)
+class Encoded:
+    """What the decoder's cross-attention reads."""
 
-    cross_attends = masks_sources = True
+    states: Tensor
+    """[B, S, D]"""
+    mask: Tensor | None
+    """[B, S] 1 where a state is; None: everywhere."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows that have been read; those of a causal prefix are seen by the blocks after it."""
+
+    rows: Rows
+    hidden: Tensor
+    """[B, T, D]"""
+    own: Sequence[KeysValues]
+    """Keys and values of self-attention, a pair a layer; none where they are not kept."""
+    crossed: Sequence[KeysValues]
+    """Those of cross-attention."""
+
+
+class RowReader:
+    """Reads rows with a Spec-Drafter's decoder, with gradients."""
 
     def __init__(self, model: SpecDrafter) -> None:
-        self.model, self.device, self.modules = model, model.device, [model]
-        self.needs_key_positions = model.config.positions == "relative"
-        self._rows_of: list[tuple[int, int]] | None = None
-        self._rows: OutputRows | None = None
-        self._own_slots = model.config.slot_weights == "own"
+        self.model, self._body = model, TransformersBody(model)
+        self._limit = position_limit(model.config)
 
-    def cross(self, encoded: Tensor) -> list[KeysValues]:
-        """Keys and values of cross-attention, two [heads, S, head_dim] a layer, of what an encoder
-        put out [S, E]."""
-        states = group_means(encoded, self.model.config.source_pooling)
-        states = states.to(self.model.dtype)[None]
-        both = [layer.cross_attention.project(states) for layer in self.model.decoder.layers]
-        return [(keys[0], values[0]) for keys, values in both]
+    def encode(self, source: Tensor, mask: Tensor | None) -> Encoded:
+        """Its own encoder, or the target's encoder states as it reads them.
 
-    def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
-        weight, bias = self.model.output_weight(), self.model.logits_bias
-        now = [version_of(one) for one in (weight, bias) if one is not None]
-        if now != self._rows_of:  # to choose them takes as long as a layer
-            self._rows_of, self._rows = now, self.model.output_rows()
-        return nullcontext()
+        Shapes: source [B, S] token ids, or [B, S, E] states of any type; mask [B, S] (1 = there).
+        """
+        if self.model.shape.encoder == "own":
+            return Encoded(self.model.get_encoder()(input_ids=source, attention_mask=mask)[0], mask)
+        states, size = source.to(self.model.dtype), self.model.shape.source_pooling
+        if mask is None:
+            return Encoded(group_means(states, size), None)
+        states, there = masked_group_means(states, mask.bool(), size)
+        return Encoded(states, there.long())
 
-    def compute(self, call: BatchedCall) -> CallOutput:
-        model, config = self.model, self.model.config
-        source_mask = None if call.source_mask is None else call.source_mask[:, None, None]
-        extend = [
-            partial(call.cache.update, layer_idx=layer) for layer in range(config.decoder_layers)
-        ]
-        rows = config.embedding_rows
-        slots = False
-        if self._own_slots:
-            slots = (call.ids == config.mask_id) | (call.ids >= rows)
-        hidden, _ = model.decode(
-            call.ids % rows,
-            call.positions,
-            call.visible[:, None],
-            Memory(call.sources, source_mask),
-            extend,
-            slots,
-            call.states,
-            call.has_states,
-            call.key_positions,
+    def __call__(
+        self,
+        rows: Rows,
+        encoded: Encoded,
+        prefix: Read | None = None,
+        states: Tensor | None = None,
+        keep: bool = False,
+    ) -> Read:
+        """Hidden states of rows that also see the prefix read before.
+
+        A causal prefix sees no block, so it can be read once (`keep`) for several passes over its
+        blocks. states [B, L, E]: the target's hidden states that the tokens of the first L rows
+        were predicted from, zeros where there is none.
+        """
+        if self._limit is not None:  # slots past the end of a long output predict nothing
+            rows = replace(rows, positions=rows.positions.clamp(max=self._limit - 1))
+        before, cache, keys = None, None, rows.positions
+        if prefix is not None:
+            before, cache = prefix.rows, cache_of(prefix.own, prefix.crossed)
+            keys = torch.cat((before.positions, keys), dim=1)
+        elif keep:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        call = BatchedCall(
+            ids=rows.tokens,
+            positions=rows.positions,
+            visible=rows.visible(self.model.shape, before),
+            key_positions=keys,
+            scored=None,
+            cache=cache,
+            source_mask=encoded.mask,
+            encoded=encoded.states,
+            states=states,
         )
-        scored = hidden if call.scored is None else hidden[:, call.scored]
-        logits = model.project(scored, self._rows)
-        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-        return CallOutput(logits, hidden)
+        hidden = self._body.run_decoder(call)
+        if not keep:
+            return Read(rows, hidden, (), ())
+        own, crossed = cache.self_attention_cache, cache.cross_attention_cache
+        return Read(rows, hidden, *([(x.keys, x.values) for x in y.layers] for y in (own, crossed)))

@@ -20,13 +20,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.decoding.engine.architectures import device_of, unwrapped
+from drafttrain.decoding.engine.architectures import device_of, encoder_width, unwrapped
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
-from drafttrain.models.causal_drafter import draftable_tokens
-from drafttrain.models.spec_drafter.model import UNDRAFTED
+from drafttrain.models.draftable import UNDRAFTED, draftable_tokens
 
 Given = Source | Sequence[int]
 """What an output was made from: a text's or prompt's tokens, or a source, whose `encoded` is read
@@ -197,7 +196,7 @@ def _try_projection(model: PreTrainedModel) -> float | None:
     model.eval()
     try:
         if model.config.is_encoder_decoder:
-            width = model.config.hidden_size
+            width = encoder_width(unwrapped(model))
             encoded = torch.linspace(-1, 1, 4 * width, dtype=model.dtype, device=device_of(model))
             encoded = encoded.view(1, 4, width)
             output = model(decoder_input_ids=ids, encoder_outputs=BaseModelOutput(encoded))
@@ -207,7 +206,7 @@ def _try_projection(model: PreTrainedModel) -> float | None:
     finally:
         model.train(was_training)
     logits = output.logits.float()
-    for scale in (1.0, model.config.hidden_size**-0.5):
+    for scale in (1.0, model.config.get_text_config(decoder=True).hidden_size ** -0.5):
         found = _projected(model, hidden, scale).float()
         if torch.allclose(found, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().amax())):
             return scale

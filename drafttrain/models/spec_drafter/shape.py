@@ -1,177 +1,79 @@
-"""The shape of a Spec-Drafter: its target's, and what the settings ask for."""
+"""What a Spec-Drafter's config.json holds beside the fields of its family.
+
+A Spec-Drafter is a model of its target's own family with another depth. `k`, `state_width`,
+`draftable_tokens`, `slot_temperatures` and `target` are entries as other drafters have them; all
+others are in the entry `spec_drafter`, which marks the kind.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-import torch
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
-from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import DrafterConfig
-from drafttrain.models.draft_states import state_size
-from drafttrain.models.spec_drafter.config import SpecDrafterConfig
-from drafttrain.models.spec_drafter.families import FAMILIES, decoder_sources
-from drafttrain.models.speech import hears
+MARK = "spec_drafter"
+"""The entry of config.json."""
 
 
-def drafter_shape(config: PretrainedConfig) -> dict:
-    """Spec-Drafter fields that follow the target's family. Raises ValueError for other families."""
-    if config.model_type not in FAMILIES:
-        raise ValueError(
-            f"no Spec-Drafter shape is known for model type {config.model_type!r}; known: "
-            f"{', '.join(sorted(FAMILIES))}"
-        )
-    return FAMILIES[config.model_type].shape(config)
+@dataclass(frozen=True)
+class DraftShape:
+    """How a Spec-Drafter drafts. Raises ValueError for settings that do not go together."""
 
+    mask_id: int
+    """Token that stands for an empty slot: the tokenizer's mask, an unused id, or a row more."""
+    vocab_size: int
+    """Tokens of the target."""
+    slots: Literal["anchored", "paper"] = "anchored"
+    """anchored: the last committed token predicts the first draft token, k - 1 masks the others.
+    paper: k masks follow the prefix, each predicts the token in its own place."""
+    prefix_attention: Literal["causal", "bidirectional"] = "causal"
+    slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
+    """causal: slots see the earlier ones of their block alone."""
+    encoder: Literal["own", "target"] = "own"
+    """target: it reads the target's encoder states."""
+    source_pooling: int = 1
+    """Encoder states of the target that are averaged into one."""
+    previous_token_rank: int = 0
+    """Rank of the previous-token features; 0: none."""
+    fused_layer: int | None = None
+    """Layer of the target that the first decoder layer is a copy of, whose input the fusion of
+    target hidden states is fitted to; None: it starts at zero."""
+    logit_scale: float = 1.0
+    """Factor of last hidden states before the output projection (T5)."""
 
-def has_own_output(target: PreTrainedModel) -> bool:
-    """Whether the target's output rows differ from its embeddings; its configuration can be wrong.
-
-    Raises ValueError where encoder and decoder embed tokens differently: a Spec-Drafter shares one
-    table.
-    """
-    embedding = target.get_input_embeddings().weight
-    parts = (target.get_encoder(), target.get_decoder())
-    tables = [part.get_input_embeddings() for part in parts]
-    for own in (table.weight for table in tables if isinstance(table, nn.Embedding)):
-        if own.shape != embedding.shape or not torch.equal(own, embedding):
+    def __post_init__(self) -> None:
+        if self.prefix_attention == "causal":
+            return
+        if self.slots == "anchored":
             raise ValueError(
-                "the target's encoder and decoder have embeddings of their own; a Spec-Drafter "
-                "needs a shared table"
+                "anchored slots need a causal prefix (a prefix that sees the slots would see its "
+                "own labels); set drafter.slots=paper or drafter.prefix_attention=causal"
             )
-    output = target.get_output_embeddings().weight
-    return output.shape != embedding.shape or not torch.equal(output, embedding)
-
-
-def make_config(
-    target: PretrainedConfig,
-    settings: DrafterConfig,
-    mask_id: int | None,
-    identity: dict | None = None,
-    untied_output: bool | None = None,
-) -> SpecDrafterConfig:
-    """The drafter's configuration for a target. `identity` records which target it is for.
-
-    With `output_tokens=used` it has none yet: they are counted when the outputs are there.
-    untied_output is read off the target's configuration where it is not given; `has_own_output`
-    reads it off the weights. Raises ConfigError for a width that is not the target's but is to
-    start from its weights, and for one that its heads do not fit in.
-    """
-    shape = drafter_shape(target)
-    if untied_output is not None:
-        shape["untied_output"] = untied_output
-    shape["encoder"] = _choose_encoder(target, settings)
-    if shape["encoder"] == "target":
-        shape["encoder_layers"] = 0
-    shape["source_width"] = shape["d_model"]
-    if settings.encoder_layers is not None:
-        shape["encoder_layers"] = settings.encoder_layers
-    shape |= _resized(shape, settings)
-    if shape["encoder"] == "own":
-        shape["source_width"] = shape["d_model"]
-    shape["output_tokens"] = _count_draftable(settings, shape["vocab_size"])
-    taken = decoder_sources(settings.decoder_layers, target)
-    if shape["encoder"] == "target" and settings.initialise == "both":
-        shape["cross_layers"] = taken
-    given = {"decoder_layers", "dropout", "k", "slots", "prefix_attention"}
-    given |= {"source_pooling", "slot_weights", "slot_attention", "feeds_first"}
-    if settings.target_states:
-        shape["state_width"] = state_size(target, "token")
-        if settings.initialise == "both":
-            shape["told_layer"] = taken[0] or None
-    return SpecDrafterConfig(
-        **shape,
-        **settings.model_dump(include=given | {"previous_token_rank"}),
-        mask_id=mask_id,
-        pad_token_id=target.pad_token_id,
-        eos_token_id=target.eos_token_id,
-        decoder_start_token_id=target.decoder_start_token_id,
-        target=identity,
-    )
-
-
-def _count_draftable(settings: DrafterConfig, vocabulary: int) -> int | None:
-    """How many tokens can be drafted, of a drafter of few; of those that are used, none yet.
-    Raises ConfigError for more than there are."""
-    asked = settings.output_tokens
-    if asked is None or asked == "used":
-        return None
-    if asked > vocabulary:
-        raise ConfigError(
-            f"drafter.output_tokens = {asked} is more than the target's {vocabulary} tokens; give "
-            "fewer, or leave it out"
-        )
-    return asked
-
-
-def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
-    """Whose encoder the drafter reads. Raises ConfigError for one that cannot be."""
-    heard = hears(target)
-    chosen = settings.encoder or ("target" if heard else "own")
-    if chosen == "own" and heard:
-        raise ConfigError(
-            f"drafter.encoder = 'own', but the inputs of a {target.model_type!r} model are audio, "
-            "which a Spec-Drafter does not encode; use drafter.encoder=target"
-        )
-    if chosen == "target" and settings.encoder_layers is not None:
-        raise ConfigError(
-            f"drafter.encoder_layers = {settings.encoder_layers} counts for an encoder of its own, "
-            "but the drafter reads the target's; leave it out, or use drafter.encoder=own"
-        )
-    if chosen == "own" and settings.source_pooling != 1:
-        raise ConfigError(
-            f"drafter.source_pooling = {settings.source_pooling} pools what the target's encoder "
-            "puts out, but the drafter has an encoder of its own; leave it out, or use "
-            "drafter.encoder=target"
-        )
-    return chosen
-
-
-def _resized(shape: dict, settings: DrafterConfig) -> dict:
-    """The fields of a shape that change with its width, its heads and its feed-forward layers."""
-    sizes = {"d_model", "attention_heads", "ffn_dim"}
-    asked = settings.model_dump(include=sizes, exclude_none=True)
-    other = [name for name, value in asked.items() if value != shape[name]]
-    if other and settings.initialise != "none":
-        name = other[0]
-        raise ConfigError(
-            f"drafter.{name} = {asked[name]} is not the target's {shape[name]}, so no part can "
-            f"start from its weights, but drafter.initialise={settings.initialise}; set it to none"
-        )
-    changed = _widened(shape, asked["d_model"]) if "d_model" in asked else {}
-    changed |= asked
-    if "attention_heads" in other:
-        width, heads = changed.get("d_model", shape["d_model"]), asked["attention_heads"]
-        if width % heads:
-            raise ConfigError(
-                f"drafter.attention_heads = {heads} does not divide the width {width}; give a "
-                "number that does"
+        if self.slot_attention == "causal":
+            raise ValueError(
+                "slots that see a prefix which sees them all are not causal; set "
+                "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
             )
-        changed["head_dim"] = width // heads
-    return changed
+
+    @property
+    def anchored(self) -> bool:
+        return self.slots == "anchored"
+
+    @property
+    def bidirectional(self) -> bool:
+        return self.prefix_attention == "bidirectional"
+
+    def masks(self, k: int) -> int:
+        """Masked rows of a block of k slots."""
+        return k - 1 if self.anchored else k
 
 
-def _widened(shape: dict, width: int) -> dict:
-    """The fields of a shape at another width: heads as large, feed-forward layers in proportion."""
-    before = shape["d_model"]
-    heads, left = divmod(shape["attention_heads"] * width, before)
-    if left:
-        raise ConfigError(
-            f"drafter.d_model = {width} does not hold whole heads of the target's "
-            f"({shape['attention_heads']} in {before}); give a multiple of "
-            f"{before // math.gcd(before, shape['attention_heads'])}"
-        )
-    grown = width / before
-    return {
-        "d_model": width,
-        "attention_heads": heads,
-        "ffn_dim": round(shape["ffn_dim"] * grown),
-        "embedding_scale": _scaled(shape.get("embedding_scale", 1.0), grown**0.5),
-        "logit_scale": _scaled(shape.get("logit_scale", 1.0), grown**-0.5),
-    }
+def shape_of(config: PretrainedConfig) -> DraftShape:
+    """The shape that a Spec-Drafter's configuration holds."""
+    return DraftShape(**getattr(config, MARK))
 
 
-def _scaled(value: float, factor: float) -> float:
-    return value if value == 1.0 else value * factor
+def mark(config: PretrainedConfig, shape: DraftShape) -> None:
+    """Make a configuration that of a Spec-Drafter."""
+    setattr(config, MARK, asdict(shape))

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.sampling import exact_enough
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 

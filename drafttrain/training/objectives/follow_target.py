@@ -17,7 +17,7 @@ from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import exact_enough
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.divergences import DIVERGENCES, merged_rows
 from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher

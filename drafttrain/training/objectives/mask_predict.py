@@ -12,10 +12,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.slots import SlotBatch, choose_revealed, glancing_ratio, reveal
+from drafttrain.decoding.engine.spec_drafter import Encoded, Read, RowReader
+from drafttrain.models.spec_drafter.fusion import read_outputs, states_before_tokens
+from drafttrain.models.spec_drafter.layout import IGNORED, Layout, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.rows import Memory, Read, Rows
-from drafttrain.models.spec_drafter.slots import IGNORED, Layout
-from drafttrain.models.spec_drafter.told import read_outputs, states_in_front
 from drafttrain.training.losses import LossSums, rejection_probability, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
 
@@ -26,12 +26,10 @@ LIKELIEST = 32
 class MaskPredict(nn.Module):
     """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3).
 
-    teacher: the target, for a total variation and for drafters that read its states.
+    teacher: the target, for a total variation and for drafters that fuse its states.
     """
 
     parts = None
-    _no_split_modules = ("SelfAttention", "FeedForward")
-    """FSDP gathers these one at a time; not whole layers, as `encode` enters the decoder's."""
 
     def __init__(
         self,
@@ -40,35 +38,36 @@ class MaskPredict(nn.Module):
         teacher: PreTrainedModel | None = None,
     ):
         super().__init__()
-        self.model = drafter
-        self.settings = settings
-        self.anchored = drafter.config.slots == "anchored"
+        self.model, self.settings = drafter, settings
+        self._read = RowReader(drafter)
+        self._no_split_modules = drafter._no_split_modules
+        self.anchored = drafter.shape.anchored
         self.teacher = None if teacher is None else Teacher(teacher)
-        causal = drafter.config.prefix_attention == "causal"
-        self.prefix_apart = causal and drafter.config.mask_rows > 0
+        has_masks = drafter.shape.masks(drafter.config.k) > 0
+        self.prefix_apart = has_masks and not drafter.shape.bidirectional
         """The prefix sees no block, so it is read once for both passes."""
-        self.prefix_weight = 0.0 if settings.freeze_tokens else settings.prefix_weight
 
     def forward(self, batch: SlotBatch, progress: float) -> LossSums:
         """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
         layout, rows = batch.layout, batch.layout.rows
-        memory = self.model.encode(batch.source, batch.attention_mask)
+        encoded = self._read.encode(batch.source, batch.attention_mask)
         tokens, labels = rows.tokens, layout.labels
         prefix, states = None, self.target_states(batch)
         if self.prefix_apart:
-            prefix = self.model.read(rows.part(0, layout.prefix_rows), memory, states=states)
+            prefix = rows.part(0, layout.prefix_rows)
+            prefix = self._read(prefix, encoded, states=states, keep=True)
             rows, states = layout.fed(), None
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
-                wrong = self._count_wrong(batch, rows, memory, prefix, states)
+                wrong = self._count_wrong(batch, rows, encoded, prefix, states)
             revealable = layout.of_blocks(layout.fill) >= 0
             revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
             tokens, labels = reveal(layout, revealed, self.anchored)
         fed = replace(layout.rows, tokens=tokens)
         if prefix is not None:
             fed = replace(layout, rows=fed).fed()
-        hidden = self.model.read(fed, memory, prefix, states).hidden
+        hidden = self._read(fed, encoded, prefix, states).hidden
         if prefix is not None:
             hidden = torch.cat((prefix.hidden, layout.spread(hidden)), dim=1)
         target_rows = None
@@ -82,7 +81,7 @@ class MaskPredict(nn.Module):
         self,
         batch: SlotBatch,
         rows: Rows,
-        memory: Memory,
+        encoded: Encoded,
         prefix: Read | None,
         states: Tensor | None,
     ) -> Tensor:
@@ -93,7 +92,7 @@ class MaskPredict(nn.Module):
         layout = batch.layout
         device = batch.targets.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            hidden = self.model.read(rows, memory, prefix, states).hidden
+            hidden = self._read(rows, encoded, prefix, states).hidden
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
         hidden = layout.spread(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
@@ -107,13 +106,13 @@ class MaskPredict(nn.Module):
     @torch.no_grad()
     def target_states(self, batch: SlotBatch) -> Tensor | None:
         """The target's hidden state that each token of the prefix was predicted from, for drafters
-        that are told it (`states_in_front`). Shapes: -> [B, L, state_width]."""
+        that fuse it. Shapes: -> [B, L, state_width]."""
         if self.model.config.state_width is None:
             return None
         teacher = self.teacher.on(batch.targets.device)
         tokens = self.decoder_inputs(batch.targets)
         read = read_outputs(teacher, batch.source, batch.attention_mask, tokens, layers=False)
-        return states_in_front(read[0], batch.given)
+        return states_before_tokens(read[0], batch.given)
 
     def decoder_inputs(self, targets: Tensor) -> Tensor:
         """Outputs as the target's decoder reads them. Shapes: [B, L] -> [B, L]."""
@@ -173,7 +172,7 @@ class MaskPredict(nn.Module):
     def _counted(self, layout: Layout, weights: Tensor) -> Tensor:
         """Places in [B, T] of rows that enter the loss. On a GPU of all that may: counting those
         with a weight would wait for it. Shapes: weights [B, T] -> [N]."""
-        all_count = self.prefix_weight > 0 and self.settings.glancing_start == 0
+        all_count = self.settings.prefix_weight > 0 and self.settings.glancing_start == 0
         if all_count or weights.device.type != "cpu":
             return layout.learned
         return layout.learned[weights.flatten()[layout.learned] > 0]
@@ -183,6 +182,8 @@ class MaskPredict(nn.Module):
         slot = torch.arange(layout.mask_rows, device=labels.device).float() + self.anchored
         decay = self.settings.position_decay
         of_slot = torch.ones_like(slot) if decay is None else torch.exp(-slot / decay)
-        prefix = torch.full_like(layout.of_prefix(labels), self.prefix_weight, dtype=torch.float)
+        prefix = torch.full_like(
+            layout.of_prefix(labels), self.settings.prefix_weight, dtype=torch.float
+        )
         weights = torch.cat((prefix, of_slot.repeat(layout.blocks).expand(len(labels), -1)), dim=1)
         return weights * (labels != IGNORED)

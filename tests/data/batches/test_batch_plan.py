@@ -9,7 +9,7 @@ import torch
 from drafttrain.data.batches.batch_plan import BatchPlan
 from drafttrain.data.batches.examples import PairCollator
 from drafttrain.data.batches.slots import SlotCollator
-from drafttrain.models.spec_drafter.model import SpecDrafterConfig
+from drafttrain.models.spec_drafter.shape import DraftShape
 
 LENGTHS = np.random.default_rng(0).integers(3, 30, size=101)
 
@@ -61,8 +61,8 @@ def test_rows_that_no_batch_can_hold_are_left_out_and_named() -> None:
 
 
 def test_draws_depend_on_seed_epoch_and_row_alone() -> None:
-    config = SpecDrafterConfig(vocab_size=10, k=4, decoder_start_token_id=0, pad_token_id=0)
-    collate = SlotCollator(config, blocks=2, seed=7)
+    shape = DraftShape(mask_id=10, vocab_size=10)
+    collate = SlotCollator(shape, 4, blocks=2, seed=7, start_token=0)
     first, second = (0, 3, [4, 5, 1], [4, 5, 6, 7, 1]), (0, 8, [4, 1], [4, 5, 1])
     together, alone = collate([first, second]), collate([second])
     assert torch.equal(together.priority[1:], alone.priority)
@@ -73,8 +73,8 @@ def test_draws_depend_on_seed_epoch_and_row_alone() -> None:
 
 
 def test_prefix_lengths_are_uniform_over_the_sentence() -> None:
-    config = SpecDrafterConfig(vocab_size=10, k=4, decoder_start_token_id=0, slots="paper")
-    collate = SlotCollator(config, blocks=1, seed=0)
+    shape = DraftShape(mask_id=10, vocab_size=10, slots="paper")
+    collate = SlotCollator(shape, 4, blocks=1, seed=0, start_token=0)
     batch = collate([(0, row, [4], [5, 6, 7, 1]) for row in range(4000)])
     prefixes = batch.layout.of_blocks(batch.layout.rows.positions)[:, 0, 0]
     share = torch.bincount(prefixes, minlength=4) / 4000

@@ -19,7 +19,7 @@ from drafttrain.data.batches.masked_blocks import (
     tasks_of_blocks,
 )
 from drafttrain.data.batches.packing import DocumentCollator
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.spec_drafter.layout import IGNORED
 from tests.comparing import close
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
 

@@ -18,7 +18,7 @@ from drafttrain.data.batches.packing import (
     sequences_of,
 )
 from drafttrain.data.distill.recipe_rows import taught_rows
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.spec_drafter.layout import IGNORED
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
 
 ROWS = [([5, 6, 7], [8, 9, 1]), ([10], [11, 1]), ([12, 13], [1])]

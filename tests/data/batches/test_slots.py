@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from drafttrain.data.batches.slots import choose_revealed, glancing_ratio, reveal
-from drafttrain.models.spec_drafter.model import SpecDrafterConfig
-from drafttrain.models.spec_drafter.slots import IGNORED, lay_out
+from drafttrain.models.spec_drafter.layout import IGNORED, Layout, lay_out
+from drafttrain.models.spec_drafter.shape import DraftShape
 
 
 def test_ratio_falls_linearly_and_ends_exactly() -> None:
@@ -33,23 +33,21 @@ def test_choice_is_uniform_over_the_slots() -> None:
     assert (share - 0.5).abs().max() < 0.03
 
 
-def config(slots: str) -> SpecDrafterConfig:
-    return SpecDrafterConfig(vocab_size=10, k=4, mask_id=9, decoder_start_token_id=0, slots=slots)
+def rows(slots: str, output: list[int], prefix: int) -> Layout:
+    """A block of 4 after so many tokens of an output; token 9 is the mask, 0 the start token."""
+    targets, lengths = torch.tensor([output]), torch.tensor([len(output)])
+    return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, slots), 4, 0)
 
 
 def test_revealed_paper_slot_shows_its_token_and_loses_its_label() -> None:
-    layout = lay_out(
-        torch.tensor([[5, 6, 7, 8, 1]]), torch.tensor([5]), torch.tensor([[1]]), config("paper")
-    )
+    layout = rows("paper", [5, 6, 7, 8, 1], 1)
     tokens, labels = reveal(layout, torch.tensor([[[False, True, False, False]]]), anchored=False)
     assert layout.of_blocks(tokens).tolist() == [[[9, 7, 9, 9]]]
     assert layout.of_blocks(labels).tolist() == [[[6, IGNORED, 8, 1]]]
 
 
 def test_revealed_anchored_slot_takes_the_label_of_the_row_before_it() -> None:
-    layout = lay_out(
-        torch.tensor([[5, 6, 7, 8, 1]]), torch.tensor([5]), torch.tensor([[1]]), config("anchored")
-    )
+    layout = rows("anchored", [5, 6, 7, 8, 1], 1)
     tokens, labels = reveal(layout, torch.tensor([[[False, True, False]]]), anchored=True)
     assert layout.of_blocks(tokens).tolist() == [[[9, 7, 9]]]
     assert layout.of_blocks(labels).tolist() == [[[IGNORED, 8, 1]]]  # 7 is given, 8 is not
@@ -58,9 +56,7 @@ def test_revealed_anchored_slot_takes_the_label_of_the_row_before_it() -> None:
 
 @pytest.mark.parametrize("slots", ["paper", "anchored"])
 def test_everything_revealed_leaves_no_label_that_was_shown(slots: str) -> None:
-    layout = lay_out(
-        torch.tensor([[5, 6, 7, 1]]), torch.tensor([4]), torch.tensor([[0]]), config(slots)
-    )
+    layout = rows(slots, [5, 6, 7, 1], 0)
     revealable = layout.of_blocks(layout.fill) >= 0
     tokens, labels = reveal(layout, revealable, anchored=slots == "anchored")
     left = layout.of_blocks(labels)[layout.of_blocks(labels) != IGNORED].tolist()

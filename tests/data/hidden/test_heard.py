@@ -11,7 +11,6 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.inputs.clips import hear
@@ -24,11 +23,10 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
-from drafttrain.models.spec_drafter.initialise import initialise
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import make_config
 from tests.comparing import close
 from tests.data.hidden.tiny_cache import columns
+from tests.tiny_drafters import drafter_of
 from tests.tiny_speech import save_clips, save_whisper
 
 
@@ -65,11 +63,9 @@ def open_target(project: Path):
 
 
 def save_drafter(project: Path, target: LoadedTarget) -> SpecDrafter:
-    shape = DrafterConfig(encoder="target", decoder_layers=1, k=3, previous_token_rank=2)
-    torch.manual_seed(1)
     whose = {"path": target.path, "weights_sha256": hash_target(target.model), "hears": True}
-    drafter = SpecDrafter(make_config(target.model.config, shape, None, whose)).eval()
-    initialise(drafter, target.model, "both")
+    shape = {"encoder": "target", "decoder_layers": 1, "k": 3, "previous_token_rank": 2}
+    drafter = drafter_of(target.model, identity=whose, **shape)
     drafter.save_pretrained(project / "drafter")
     return drafter
 

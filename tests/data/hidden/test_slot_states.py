@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.hidden import labels as slot_blocks
 from drafttrain.data.hidden.cache import build_cache, check_cache
 from drafttrain.data.hidden.labels import Labelling, draw_prefixes, label_slots
@@ -30,12 +29,9 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
-from drafttrain.models.spec_drafter.initialise import initialise
-from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.shape import has_own_output, make_config
 from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings
 from tests.decoding.enumeration import enumerate_outcomes
-from tests.tiny_drafters import MASK
+from tests.tiny_drafters import MASK, drafter_of
 from tests.tiny_models import EOS, VOCAB, near_copy, tiny_model
 
 WORDS = 6
@@ -49,7 +45,7 @@ SHAPES = {
     "paper": {"slots": "paper"},
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     "target's encoder": {"encoder": "target", "previous_token_rank": 3},
-    "first fed": {"feeds_first": True, "slot_attention": "causal", "previous_token_rank": 3},
+    "causal": {"slot_attention": "causal", "previous_token_rank": 3},
     "states told": {"target_states": True, "previous_token_rank": 3},
     "masks": {"masks": True},
 }
@@ -61,15 +57,12 @@ def tiny_pair(vocab: int = WORDS, **shape):
         target = tiny_model("llama", vocab_size=vocab)
         return target, masked_copy(target, shape.get("k", 2))
     target = tiny_model("marian", vocab_size=vocab, tie_word_embeddings=True)
-    shape = DrafterConfig(**({"k": 2, "decoder_layers": 2, "previous_token_rank": 0} | shape))
-    config = make_config(target.config, shape, None, untied_output=has_own_output(target))
-    torch.manual_seed(1)
-    drafter = SpecDrafter(config).double().eval()
-    initialise(drafter, target, "both" if config.slots == "anchored" else "encoder")
-    if config.state_width is not None:
-        torch.nn.init.normal_(drafter.told.of_state.weight, std=0.05)
-    if config.previous_token_rank:
-        torch.nn.init.normal_(drafter.previous_token_out.weight, std=0.5)
+    parts = "encoder" if shape.get("slots") == "paper" else "both"
+    drafter = drafter_of(target, parts, **({"k": 2, "decoder_layers": 2} | shape))
+    if drafter.fusion is not None:
+        torch.nn.init.normal_(drafter.fusion.of_state.weight, std=0.05)
+    if drafter.previous_token is not None:
+        torch.nn.init.normal_(drafter.previous_token.out.weight, std=0.5)
     return target, drafter
 
 
@@ -236,7 +229,7 @@ def test_a_cache_of_slots_is_built_and_read(family: str, tmp_path: Path, capsys)
     manifest = build_cache(config)
     assert "slot states in 2 mixes" in capsys.readouterr().err
     assert (manifest.state, manifest.mixing, manifest.k) == ("slot", None, 3)
-    assert manifest.drafter.model_type == ("llama" if family == "llama" else "spec-drafter")
+    assert manifest.drafter.model_type == ("llama" if family == "llama" else "marian")
     stored, outputs = columns(config.out), load_distilled(config.distilled)
     tokens = sum(map(len, outputs["target_ids"]))
     assert tokens < len(stored["rows"]) <= 3 * tokens

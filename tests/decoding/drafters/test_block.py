@@ -47,8 +47,8 @@ SAMPLINGS = {
 
 
 FEW = {
-    "few tokens": {"output_tokens": 3},
-    "few, coupled": {"output_tokens": 3, "previous_token_rank": 3},
+    "few tokens": {"draftable": [0, 2, 3]},
+    "few, previous tokens": {"draftable": [0, 2, 3], "previous_token_rank": 3},
 }
 """Drafters that cannot draft every token: no less exact."""
 SETTINGS = CONVENTIONS | FEW | TOLD_STATES
@@ -68,7 +68,7 @@ def test_sampling_from_slots_follows_the_target_exactly(
     assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["anchored, coupled", "first fed", "first fed, coupled"])
+@pytest.mark.parametrize("name", ["anchored, previous tokens", "causal slots"])
 def test_a_policy_that_looks_at_every_state_it_is_shown_is_exact(name: str) -> None:
     """States that depend on a token are not shown before it is decided about."""
 
@@ -193,7 +193,7 @@ def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
 
 def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
     drafter = toy_drafter(slots="anchored")
-    assert drafter.model.config.mask_id == 4
+    assert drafter.model.shape.mask_id == 4
     assert drafter.model.project(torch.randn(2, 8, dtype=torch.float64)).shape == (2, 4)
 
 
@@ -249,8 +249,7 @@ def test_every_committed_token_is_fed_with_the_state_that_it_was_predicted_from(
         with torch.inference_mode():
             session.longest(tokens, 3, state)
             seen = alone(session.slot_rows(tokens, 3))[0]
-            likeliest = alone(session.slot_rows(tokens, 1))[1].argmax(-1)
-            expected = behind(drafter, output, before, likeliest, given)
+            expected = behind(drafter, output, before, given)
             late = drafter.open(source, Sampling(), randomness)
             late.longest(tokens, 3, TargetState(committed, {-1: every}))
             seen_late = alone(late.slot_rows(tokens, 3))[0]
@@ -262,12 +261,10 @@ def behind(
     drafter: BlockDrafter,
     output: list[int],
     before: torch.Tensor,
-    first: torch.Tensor,
     given: list[int],
 ) -> torch.Tensor:
     """The slots behind a whole output, of which no token comes next. Shapes: -> [3, D]."""
-    fed = drafter.model.config.feeds_first
-    follows = [*output, int(first) if fed else 2]  # a token that no row sees, where it is not fed
+    follows = [*output, 2]  # a token that no row sees
     states, _ = block_states(
         drafter.model,
         toy_source().input_ids,
@@ -281,7 +278,7 @@ def behind(
 
 
 def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> None:
-    drafter = toy_drafter(**TOLD_STATES["states told"])
+    drafter = toy_drafter(**TOLD_STATES["states"])
     said = torch.randn(3, TARGET_WIDTH)  # of a target in another precision
     shown = [([2, 3, 1], TargetState(4, {-1: said})), ([], None)]
 
@@ -320,7 +317,7 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
     read = target.read(source)
     before = states_before(target.model, [read], [plain.tokens])[0]
     given = read.prefix[1:].tolist()
-    seen = read.input_ids if drafter.model.config.encoder == "own" else read.encoded
+    seen = read.input_ids if drafter.model.shape.encoder == "own" else read.encoded
     blocks = block_rows(drafter.model, seen, torch.tensor(plain.tokens), given, before).argmax(-1)
     replayed = replay_rounds(blocks, plain.tokens, 24)
     assert [round.emitted for round in drafted.rounds] == [round.emitted for round in replayed]
@@ -330,15 +327,15 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
 
 @torch.no_grad()
 def test_scores_of_few_tokens_follow_their_weights() -> None:
-    drafter = BlockDrafter(tiny_drafter("marian", slots="paper", output_tokens=30))
+    drafter = BlockDrafter(tiny_drafter("marian", slots="paper", draftable=list(range(30))))
     source = make_source([5, 9, 7], shared("marian"))
 
     def scores() -> torch.Tensor:
         state = drafter.encode_all([source])[0]
-        [(hidden, logits)] = drafter.slots_all([(state, torch.tensor([]), [40] * 3, None)])
+        [(hidden, logits)] = drafter.slots_all([(state, torch.tensor([]), 3, None)])
         torch.testing.assert_close(logits, drafter.model.project(hidden).to(logits))
         return logits
 
     before = scores()
-    drafter.model.output_weight().mul_(2.0)
+    drafter.model.get_output_embeddings().weight.mul_(2.0)
     assert not torch.allclose(before, scores())

@@ -19,6 +19,7 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
@@ -28,10 +29,11 @@ from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.drafters import check_fit
+from drafttrain.models.spec_drafter.build import make_config
+from drafttrain.models.spec_drafter.layout import PREFIX, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
-from drafttrain.models.spec_drafter.rows import PREFIX, Rows
-from drafttrain.models.spec_drafter.shape import make_config
+from drafttrain.models.spec_drafter.shape import shape_of
 from tests.decoding.decoded import sources_for
 from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import shared, tiny_drafter
@@ -89,11 +91,11 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
     states = encoded(target, source)[None]
     positions = torch.arange(6)[None]
     rows = Rows(tokens, positions, torch.full_like(tokens, PREFIX), positions)
+    read = RowReader(drafter)
     with torch.no_grad():
         inputs = {name: value[None] for name, value in source.inputs.items()}
         expected = target(**inputs, decoder_input_ids=tokens).logits
-        found = drafter.logits(drafter(states, None, rows))
-    assert drafter.encoder is None
+        found = drafter.project(read(rows, read.encode(states, None)).hidden)
     assert (found - expected).abs().max() < (1e-5 if family == "t5" else 1e-12)
 
 
@@ -103,7 +105,7 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
         {},
         {"slots": "paper"},
         {"previous_token_rank": 3},
-        {"output_tokens": 30},
+        {"draftable": list(range(1, 31))},
         {"source_pooling": 2},
     ],
     ids=["anchored", "paper", "previous token", "few tokens", "pooled"],
@@ -142,14 +144,14 @@ def test_batches_change_nothing(family, sampling):
 @pytest.mark.parametrize("pooling", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
-    """Those of a copied layer stay as they were copied; pooled ones are the means."""
-    settings = {"decoder_layers": 1, "source_pooling": pooling}
+    """Those of a copied layer start as they were copied; pooled ones are the means."""
+    settings = {"decoder_layers": 1, "source_pooling": pooling, "noise": 0.0}
     target, drafter = target_of(family), BlockDrafter(drafter_of(family, **settings))
     source = sources_for(target.model)[0]
     state = target.encode(source)
     target.catch_up(state, state.source.prefix)
     [made] = drafter.encode_all([replace(state.source, encoded=state.encoded)])
-    assert not drafter.model.decoder.layers[0].cross_attention.kv.weight.requires_grad
+    drafter.cached.catch_up(made, state.source.prefix)
     ours, theirs = made.columns.cross_keys_values(0), state.columns.cross_keys_values(1)
     for own, of_target in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, group_means(of_target, pooling), rtol=1e-10, atol=1e-10)
@@ -202,7 +204,7 @@ def test_a_source_that_no_target_has_read_is_refused():
     [
         ("whisper", {"encoder": "own"}, "drafter.encoder = 'own', but the inputs .* are audio"),
         ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 counts"),
-        ("bart", {"source_pooling": 2}, "drafter.source_pooling = 2 pools"),
+        ("bart", {"source_pooling": 2}, "drafter.source_pooling = 2 averages"),
     ],
 )
 def test_encoders_that_cannot_be_are_refused(family, settings, words):
@@ -213,11 +215,11 @@ def test_encoders_that_cannot_be_are_refused(family, settings, words):
 def test_audio_is_read_by_the_targets_encoder_and_texts_by_the_drafters_own():
     for family, expected in (("whisper", "target"), ("bart", "own")):
         config = make_config(tiny_model(family).config, DrafterConfig(), None)
-        assert config.encoder == expected
+        assert shape_of(config).encoder == expected
 
 
 def test_an_encoder_of_another_width_is_refused():
     drafter = drafter_of("bart").config
-    drafter.source_width = 99
-    with pytest.raises(ConfigError, match="reads 99 numbers of each place"):
+    drafter.d_model = 99
+    with pytest.raises(ConfigError, match="encoder, 99 numbers each"):
         check_fit(drafter, shared("bart").config, "drafter 'd'", "target 't'")

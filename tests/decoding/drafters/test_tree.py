@@ -33,7 +33,7 @@ from drafttrain.decoding.trees.verifiers import (
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
+from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import alone_and_together, enumerate_output, replaced
@@ -123,7 +123,6 @@ def test_several_drafters_side_by_side_are_exact():
 
 SLOTS = {
     "coupled": {"slots": "paper", "previous_token_rank": 3},
-    "first fed": CONVENTIONS["first fed, coupled"],
 }
 
 
@@ -215,30 +214,12 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
     assert set(paths_of(likeliest)) == set(paths_of(whole))
 
 
-@pytest.mark.parametrize("asked", [Optimal(1), WholeRows(Optimal(1))], ids=["likeliest", "rows"])
-def test_the_first_slot_of_own_weights_is_not_told_the_token_before_it(asked):
-    """A token's row is the target's; previous-token features would move it (as they do here)."""
-    drafter = toy_drafter(slot_weights="own", previous_token_rank=3)
-    randomness, told = SampledRandomness(torch.Generator()), []
-    with torch.inference_mode():
-        for last in (1, 2, 3):
-            tokens = torch.cat((toy_source().prefix, torch.tensor([last])))
-            session = TreeDrafter(drafter, asked).open(toy_source(), Sampling(), randomness)
-            proposal = alone(session.propose(tokens, None, FixedLength(3)))
-            fresh = drafter.open(toy_source(), Sampling(), randomness)
-            states, rows = alone(fresh.slot_rows(tokens, 3))
-            assert proposal.tokens.tolist() == [int(rows[0].argmax())]
-            told.append(int(drafter.model.logits(states[0], torch.tensor(last)).argmax()))
-            told[-1] -= int(proposal.tokens)
-    assert any(told)
-
-
 def slots_model(rank: int) -> SpecDrafter:
     """A small drafter whose previous-token features, if any, make a difference."""
     model = tiny_drafter("marian", decoder_layers=2, previous_token_rank=rank)
     if rank:
         torch.manual_seed(5)
-        torch.nn.init.normal_(model.previous_token_out.weight, std=0.5)
+        torch.nn.init.normal_(model.previous_token.out.weight, std=0.5)
     return model
 
 

@@ -36,4 +36,4 @@ def test_a_drafter_encodes_texts_of_a_batch_as_each_alone(target):
     sources = sources_of(tiny_model("bart"), LENGTHS)
     states = BlockDrafter(model).encode_all(sources)
     for state, source in zip(states, sources, strict=True):
-        close(state.encoded, model.encode_source(source.input_ids[None])[0])
+        close(state.encoded, model.get_encoder()(input_ids=source.input_ids[None])[0][0])

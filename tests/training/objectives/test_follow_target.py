@@ -9,7 +9,7 @@ from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
 from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.packing import DocumentCollator
-from drafttrain.models.spec_drafter.slots import IGNORED
+from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.objectives.follow_target import FollowTarget
 from tests.comparing import close
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model

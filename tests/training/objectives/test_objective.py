@@ -11,7 +11,6 @@ from drafttrain.config.recipes import FollowTargetConfig, HeadConfig, ObjectiveC
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
 from drafttrain.data.batches.packing import DocumentCollator
-from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.training.objective import Batch, Objective
 from drafttrain.training.objectives.follow_target import FollowTarget
@@ -19,7 +18,7 @@ from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from tests.tiny_drafters import block_heads, tiny_drafter
+from tests.tiny_drafters import block_heads, collator, tiny_drafter
 from tests.tiny_models import tiny_model
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
@@ -28,7 +27,7 @@ EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in rang
 def mask_predict() -> tuple[Objective, Batch]:
     drafter, settings = tiny_drafter("marian"), ObjectiveConfig(total_variation=1.0)
     objective = MaskPredict(drafter, settings, tiny_model("marian"))
-    return objective, SlotCollator(drafter.config, blocks=2, seed=0)(EXAMPLES)
+    return objective, collator(drafter, 2)(EXAMPLES)
 
 
 def predict_ahead() -> tuple[Objective, Batch]:

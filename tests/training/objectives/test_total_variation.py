@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.data.batches.slots import SlotBatch, SlotCollator
+from drafttrain.data.batches.slots import SlotBatch
+from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.training.losses import rejection_probability
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.tiny_drafters import shared, tiny_drafter
+from tests.tiny_drafters import collator, shared, tiny_drafter
 
 OUTPUTS = [[5, 9, 7, 1], [8, 4, 6, 9, 3, 7, 1]]
 """No token twice in an output, so that a label tells its place."""
@@ -23,7 +24,12 @@ def objective(weight: float, **drafter: object) -> MaskPredict:
 
 def batch_for(of: MaskPredict) -> SlotBatch:
     examples = [(0, row, [4, 6, 5, 1][row:], output) for row, output in enumerate(OUTPUTS)]
-    return SlotCollator(of.model.config, 1, seed=0)(examples)
+    return collator(of.model, 1)(examples)
+
+
+def hidden_of(of: MaskPredict, batch: SlotBatch) -> torch.Tensor:
+    read = RowReader(of.model)
+    return read(batch.layout.rows, read.encode(batch.input_ids, batch.attention_mask)).hidden
 
 
 def test_rejection_probability_by_hand() -> None:
@@ -72,9 +78,9 @@ def test_drafter_that_is_its_target_is_rejected_at_no_row_of_the_prefix(
     ours = objective(1.0, decoder_layers=len(shared("marian").get_decoder().layers))
     batch = batch_for(ours)
     prefix = (batch.layout.rows.block == -1) & (batch.layout.labels >= 0)
-    hidden = ours.model(batch.input_ids, batch.attention_mask, batch.layout.rows)[prefix]
+    hidden = hidden_of(ours, batch)[prefix]
     rejected = rejection_probability(
-        ours.model.logits(hidden), *ours._target_rows(batch, prefix.flatten().nonzero()[:, 0])
+        ours.model.project(hidden), *ours._target_rows(batch, prefix.flatten().nonzero()[:, 0])
     )
     assert rejected.max() < 1e-5
 
@@ -85,9 +91,9 @@ def test_term_is_added_with_the_weights_of_the_rows() -> None:
     plain, sums = without(batch, 0.0), with_term(batch, 0.0)
     weights = without._weights(batch.layout.labels, batch.layout)
     counted = weights > 0
-    hidden = without.model(batch.input_ids, batch.attention_mask, batch.layout.rows)[counted]
+    hidden = hidden_of(without, batch)[counted]
     rejected = rejection_probability(
-        without.model.logits(hidden),
+        without.model.project(hidden),
         *with_term._target_rows(batch, counted.flatten().nonzero()[:, 0]),
     )
     expected = plain.loss + 0.5 * (rejected * weights[counted]).sum()

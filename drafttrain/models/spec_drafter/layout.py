@@ -1,7 +1,7 @@
-"""Where the rows of Spec-Drafter's decoder stand and what each of them is to predict.
+"""Which rows a Spec-Drafter's decoder reads, what each of them sees, and what it is to predict.
 
 One line holds the whole output of a sentence as prefix rows, followed by any number of blocks of
-slots, each at its own prefix length. A block sees the prefix up to its own length and itself, so
+slots, each after its own prefix length. A block sees the prefix up to its own length and itself, so
 one pass trains (or predicts) many blocks (SpecDec trains one a sentence).
 """
 
@@ -14,11 +14,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafttrain.models.spec_drafter.model import SpecDrafterConfig
-from drafttrain.models.spec_drafter.rows import PADDING, PREFIX, Rows
+from drafttrain.models.spec_drafter.shape import DraftShape
 
 IGNORED = -100
 """Label of rows that predict nothing inside the sentence."""
+PREFIX = -1
+"""Value of `block` for rows of the prefix."""
+PADDING = -2
+"""Value of `block` for rows that are padding."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Decoder rows: a prefix and blocks of slots of one sentence. Shapes: all [B, T].
+
+    A prefix row sees prefix rows up to position `limit`; a row of block b sees prefix rows up to
+    `limit` and every row of block b, or those up to itself where slots are causal.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    block: Tensor
+    limit: Tensor
+
+    def visible(self, shape: DraftShape, before: Rows | None = None) -> Tensor:
+        """[B, T, S] true where row t sees row s of `before` and these rows; padding sees all."""
+        keys = self if before is None else self.after(before)
+        is_prefix = keys.block == PREFIX
+        prefix = is_prefix[:, None, :] & (keys.positions[:, None, :] <= self.limit[:, :, None])
+        same = (keys.block[:, None, :] == self.block[:, :, None]) & (self.block >= 0)[:, :, None]
+        if shape.slot_attention == "causal":
+            same &= keys.positions[:, None, :] <= self.positions[:, :, None]
+        seen = prefix | same
+        if shape.bidirectional:  # one block: the prefix sees it too
+            seen = seen | ((self.block == PREFIX)[:, :, None] & (keys.block == 0)[:, None, :])
+        return seen | (self.block == PADDING)[:, :, None]  # no row without a key
+
+    def part(self, start: int, end: int | None = None) -> Rows:
+        """Some of the rows, of every line."""
+        return Rows(*(value[:, start:end] for value in vars(self).values()))
+
+    def at(self, columns: Tensor) -> Rows:
+        """The rows in these columns of each line. Shapes: [B, R]."""
+        return Rows(*(value.gather(1, columns) for value in vars(self).values()))
+
+    def after(self, before: Rows) -> Rows:
+        """Both, `before` first."""
+        pairs = zip(vars(before).values(), vars(self).values(), strict=True)
+        return Rows(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
 def moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
@@ -34,7 +77,7 @@ def moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """Decoder rows and what belongs to them. T = prefix rows + blocks * mask rows; all [B, T]."""
+    """Decoder rows and their labels. T = prefix rows + blocks * mask rows; all [B, T]."""
 
     rows: Rows
     labels: Tensor
@@ -42,7 +85,7 @@ class Layout:
     fill: Tensor
     """Token of the sentence at the row's own place, fed when the slot is revealed; -1: none."""
     previous: Tensor
-    """Token before the one predicted; `no_token` where the row is not to be told it."""
+    """Token before the one predicted."""
     blocks: int
     mask_rows: int
     columns: Tensor | None = None
@@ -91,8 +134,8 @@ class Layout:
         return rows if self.columns is None else rows.at(self.columns)
 
     def spread(self, hidden: Tensor) -> Tensor:
-        """What was made of the rows that are fed, where they stand among all block rows; the others
-        are 0. Shapes: [B, R, D] -> [B, blocks * mask rows, D]."""
+        """Hidden states of the fed rows at their places among all block rows, 0 elsewhere.
+        Shapes: [B, R, D] -> [B, blocks * mask rows, D]."""
         if self.columns is None:
             return hidden
         every = hidden.new_zeros(len(hidden), self.blocks * self.mask_rows, hidden.shape[-1])
@@ -114,10 +157,12 @@ def lay_out(
     targets: Tensor,
     lengths: Tensor,
     prefixes: Tensor,
-    config: SpecDrafterConfig,
+    shape: DraftShape,
+    k: int,
+    start_token: int,
     given: Tensor | None = None,
 ) -> Layout:
-    """Rows for sentences y_1..y_L (EOS counted) and blocks after y_1..y_p for each p given.
+    """Rows for sentences y_1..y_L (EOS counted) and blocks of k after y_1..y_p for each p given.
 
     Every block has exactly k slots, also past the end of the sentence, so that the number of masks
     does not tell its length (SpecDec). Of tokens that every decoding starts from (the first ones,
@@ -125,21 +170,19 @@ def lay_out(
     lengths [B], prefixes [B, A] in given..length-1, or -1 for no block, given [B].
     """
     batch, longest = targets.shape
-    blocks, masks = prefixes.shape[1], config.mask_rows
-    anchored = config.slots == "anchored"
-    ends = lengths[:, None]
-    start = torch.full((batch, 1), config.decoder_start_token_id)
+    blocks, masks, ends = prefixes.shape[1], shape.masks(k), lengths[:, None]
+    start = torch.full((batch, 1), start_token)
     shifted = torch.cat((start, targets[:, :-1]), dim=1)
 
     positions = torch.arange(longest).expand(batch, -1)
-    if anchored:
+    if shape.anchored:
         tokens, labels, previous = shifted, targets, shifted
         valid = positions < ends
     else:
         tokens, labels, previous = targets, torch.full_like(targets, IGNORED), targets
         valid = positions < ends - 1
     limit = positions
-    if config.prefix_attention == "bidirectional":
+    if shape.bidirectional:
         if blocks != 1:
             raise ValueError(
                 f"a bidirectional prefix sees its block, so it takes 1 block a sentence, not "
@@ -155,38 +198,32 @@ def lay_out(
     offset = torch.arange(masks)
     after = prefixes[:, :, None]
     exists = (after >= 0).expand(-1, -1, masks)
-    slot_places = after + offset + (1 if anchored else 0)  # place of the token the row predicts
-    own_places = after + offset  # place of the token that revealing puts into the row
-    block_positions = own_places + (1 if anchored else 0)
+    slot_places = after + offset + (1 if shape.anchored else 0)  # of the token the row predicts
+    own_places = after + offset  # of the token that revealing puts into the row
+    block_positions = own_places + (1 if shape.anchored else 0)
     slot_labels = torch.where(exists, _take(targets, slot_places, ends, IGNORED), IGNORED)
     fill = torch.where(exists, _take(targets, own_places, ends, -1), -1)
     # also of the first place past the end, which a draft may go on to after EOS
     before = _take(targets, slot_places - 1, ends, 0)
-    block_previous = torch.where(slot_places == 0, config.decoder_start_token_id, before)
+    block_previous = torch.where(slot_places == 0, start_token, before)
     number = torch.where(exists, torch.arange(blocks)[:, None], PADDING)
-    block_limit = (after if anchored else after - 1).expand_as(exists)
-    slot_tokens = torch.full_like(slot_labels, config.mask_id)
-    if config.feeds_first and masks:  # the block's first token is known, its slot no mask
-        first = fill[..., 0].clone()
-        slot_tokens[..., 0] = first.where(first >= 0, config.mask_id)
-        fill[..., 0] = -1  # nothing left to reveal there
+    block_limit = (after if shape.anchored else after - 1).expand_as(exists)
 
     def joined(prefix: Tensor, slots: Tensor) -> Tensor:
         return torch.cat((prefix, slots.flatten(1)), dim=1)
 
     rows = Rows(
-        tokens=joined(torch.where(valid, tokens, config.mask_id), slot_tokens),
+        tokens=joined(
+            torch.where(valid, tokens, shape.mask_id), torch.full_like(slot_labels, shape.mask_id)
+        ),
         positions=joined(positions, block_positions.clamp(min=0)),
         block=joined(block, number),
         limit=joined(limit, block_limit),
     )
-    none = torch.full_like(labels, -1)
-    if config.slot_weights == "own":  # rows of tokens predict as the target's do
-        previous = torch.full_like(previous, config.no_token)
     return Layout(
         rows,
         joined(labels, slot_labels),
-        joined(none, fill),
+        joined(torch.full_like(labels, -1), fill),
         joined(previous, block_previous),
         blocks,
         masks,

@@ -1,4 +1,4 @@
-"""Spec-Drafters that are told the target's states: which ones, in training, and how that starts."""
+"""Spec-Drafters that fuse the target's hidden states: which ones, and how the map is fitted."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from drafttrain.config.recipes import DrafterConfig, ObjectiveConfig
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.examples import Example
-from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.models.least_squares import RIDGE
-from drafttrain.models.spec_drafter.model import SpecDrafterConfig
-from drafttrain.models.spec_drafter.told import Fitted, fit_told
+from drafttrain.models.spec_drafter.fusion import KnownOutputs, fit_fusion
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.tiny_drafters import shared, tiny_drafter, told_states
+from tests.tiny_drafters import collator, shared, tiny_drafter, told_states
 from tests.tiny_models import EOS
 
 ROWS = [([5, 9, 7, EOS], [8, 4, 6, EOS], []), ([4, EOS], [9, 3, 7, 5, 6, EOS], [11, 12])]
 """Sources, outputs, and what decoding starts from."""
 SHAPES = {
     "own encoder": {},
-    "own slots": {"slot_weights": "own", "previous_token_rank": 3},
-    "first fed": {"slot_attention": "causal", "feeds_first": True},
+    "causal slots": {"slot_attention": "causal", "previous_token_rank": 3},
 }
 
 
@@ -42,7 +42,7 @@ def examples() -> list[Example]:
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
 def test_each_token_has_the_state_that_it_was_predicted_from(family: str) -> None:
     ours = objective(family)
-    batch = SlotCollator(ours.model.config, 1, seed=0)(examples())
+    batch = collator(ours.model, 1)(examples())
     found = ours.target_states(batch)
     assert found.shape == (2, 8, ours.model.config.state_width)
     for line, (source, output, given) in zip(found, ROWS, strict=True):
@@ -56,13 +56,13 @@ def test_each_token_has_the_state_that_it_was_predicted_from(family: str) -> Non
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_training_reads_a_prefix_as_drafting_along_an_output_does(shape: dict) -> None:
     ours = objective(**shape).eval()
-    batch = SlotCollator(ours.model.config, 1, seed=0)(examples())
+    batch = collator(ours.model, 1)(examples())
     layout, model = batch.layout, ours.model
     rows = layout.rows.part(0, layout.prefix_rows)
-    memory = model.encode(batch.source, batch.attention_mask)
-    read = model.read(rows, memory, states=ours.target_states(batch)).hidden
-    states = ours.target_states(batch)
-    untold = model.read(rows, memory, states=torch.zeros_like(states)).hidden
+    reader, states = RowReader(model), ours.target_states(batch)
+    encoded = reader.encode(batch.source, batch.attention_mask)
+    read = reader(rows, encoded, states=states).hidden
+    untold = reader(rows, encoded, states=torch.zeros_like(states)).hidden
     for line, (source, output, given) in enumerate(ROWS):
         target = ours.teacher.model
         [before] = states_before(target, [make_source(source, target, given)], [output])
@@ -78,13 +78,13 @@ def test_training_reads_a_prefix_as_drafting_along_an_output_does(shape: dict) -
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_sums_do_not_depend_on_the_batch_and_states_are_learned_from(shape: dict) -> None:
     ours = objective(**shape)
-    collate = SlotCollator(ours.model.config, 2, seed=0)
-    whole = ours(collate(examples()), 0.3)
-    parts = [ours(collate([example]), 0.3) for example in examples()]
+    batches = collator(ours.model, 2)
+    whole = ours(batches(examples()), 0.3)
+    parts = [ours(batches([example]), 0.3) for example in examples()]
     for total, *apart in zip(whole, *parts, strict=True):
         assert abs(total - sum(apart)) < 1e-9
     whole.loss.backward()
-    assert ours.model.told.of_state.weight.grad.abs().max() > 0
+    assert ours.model.fusion.of_state.weight.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
@@ -93,23 +93,24 @@ def test_the_map_is_fitted_to_what_the_target_hands_the_copied_layer(family: str
     target = shared(family)
     drafter = tiny_drafter(family, decoder_layers=1, target_states=True)
     config, inputs, wanted = drafter.config, [], []
-    assert config.told_layer == 1  # the last of two
+    layer = drafter.shape.fused_layer
+    assert layer == 1  # the last of two
     for source, output, given in ROWS:
         tokens = torch.tensor([[config.decoder_start_token_id, *given, *output[:-1]]])
         read = target(
             input_ids=torch.tensor([source]), decoder_input_ids=tokens, output_hidden_states=True
         ).decoder_hidden_states
-        fed = drafter.decoder.start(drafter.embed(tokens), torch.arange(tokens.shape[1])[None])
+        scale = getattr(target.get_decoder(), "embed_scale", 1.0)  # Marian's, after embedding
         for place in range(tokens.shape[1]):
             state = read[-1][0, place - 1] if place > len(given) else torch.zeros(16)
-            embedded = drafter.embed(tokens)[0, place]
+            embedded = target.get_decoder().embed_tokens(tokens)[0, place]
             if place > len(given):  # as long as the token's own embedding
                 state = state * (embedded.square().mean() / state.square().mean()).sqrt()
             inputs.append(torch.cat((state.double(), embedded, torch.ones(1))))
-            wanted.append(read[config.told_layer][0, place] - fed[0, place])
-    fit_told(drafter, target, fitted(config))
-    told = drafter.told
-    parts = told.of_state.weight, told.of_token.weight, told.of_token.bias[:, None]
+            wanted.append((read[layer][0, place] - read[0][0, place]) / scale)
+    fit_fusion(drafter, target, known_outputs(drafter))
+    fusion = drafter.fusion
+    parts = fusion.of_state.weight, fusion.of_token.weight, fusion.of_token.bias[:, None]
     weights, inputs, wanted = torch.cat(parts, 1).T, torch.stack(inputs), torch.stack(wanted)
     products = inputs.T @ inputs
     ridge = RIDGE * products.diagonal().mean() * weights
@@ -117,16 +118,15 @@ def test_the_map_is_fitted_to_what_the_target_hands_the_copied_layer(family: str
     assert gradient.abs().max() < 1e-3 * (inputs.T @ wanted).abs().max()
 
 
-def fitted(config: SpecDrafterConfig) -> Iterator[Fitted]:
+def known_outputs(drafter: SpecDrafter) -> Iterator[KnownOutputs]:
     """Both rows in one batch."""
-    batch = SlotCollator(config, 1, seed=0)(examples())
-    start = torch.full((2, 1), config.decoder_start_token_id)
+    batch = collator(drafter, 1)(examples())
+    start = torch.full((2, 1), drafter.config.decoder_start_token_id)
     tokens = torch.cat((start, batch.targets[:, :-1]), 1)
     lengths = torch.tensor([len(output) + len(given) for _, output, given in ROWS])
-    yield Fitted(batch.source, batch.attention_mask, tokens, lengths, batch.given)
+    yield KnownOutputs(batch.source, batch.attention_mask, tokens, lengths, batch.given)
 
 
-def test_what_does_not_go_with_states_is_named() -> None:
-    settings = DrafterConfig(target_states=True, slots="paper")
-    with pytest.raises(ValueError, match="drafter.target_states=false"):
-        told_states(shared("marian"), **settings.model_dump(exclude={"target_states"}))
+def test_slots_that_do_not_go_with_states_are_refused() -> None:
+    with pytest.raises(ConfigError, match="drafter.target_states=false"):
+        tiny_drafter("marian", target_states=True, slots="paper")

@@ -1,0 +1,322 @@
+"""Make a Spec-Drafter of a target: its family's class with E encoder and D decoder layers.
+
+More layers than the target's repeat them: layer i starts from target layer floor(i L_target / L)
+(SpecDec initialises its encoder from BART-base this way). Fewer take evenly spaced ones, the first
+and the last among them, since the last ones write what the output projection reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import DrafterConfig
+from drafttrain.models.draft_states import state_size
+from drafttrain.models.language_models import SPECIAL_TOKENS, shallow_config, spread
+from drafttrain.models.spec_drafter.model import SpecDrafter, class_of, family_class
+from drafttrain.models.spec_drafter.shape import DraftShape, mark
+from drafttrain.models.speech import hears
+
+DEPTHS = (
+    ("encoder_layers", "decoder_layers"),
+    ("num_layers", "num_decoder_layers"),
+    ("encoder_num_hidden_layers", "decoder_num_hidden_layers"),
+)
+"""Entries of config.json that count encoder and decoder layers; some families have a configuration
+for each of the two instead."""
+LAYER = re.compile(r"((?:.*\.)?(encoder|decoder)\.(?:layers|block)\.)(\d+)(\..*)")
+"""A weight of a layer: stem, part, number, rest."""
+FIRST_LAYER_ONLY = "relative_attention_bias.weight"
+"""T5's bias lies in layer 0, whichever layer that is a copy of."""
+DROPOUTS = ("dropout", "dropout_rate")
+NO_DROPOUTS = ("attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
+
+
+def depths(config: PretrainedConfig) -> tuple[int, int]:
+    """Encoder and decoder layers of a model. Raises ConfigError where they are not known."""
+    for names in DEPTHS:
+        if all(hasattr(config, name) for name in names):
+            return tuple(getattr(config, name) for name in names)
+    parts = [getattr(config, part, None) for part in ("encoder", "decoder")]
+    if all(isinstance(part, PretrainedConfig) for part in parts):
+        return tuple(part.num_hidden_layers for part in parts)
+    raise ConfigError(
+        f"a Spec-Drafter cannot be made of a {config.model_type!r} model: its config.json does not "
+        "name encoder and decoder layers as other families do; draft with another kind "
+        "(recipes/train_block_heads.py), or a smaller model of the family"
+    )
+
+
+def taken_layers(config: PretrainedConfig, target: PretrainedConfig) -> dict[str, list[int]]:
+    """The target's layers that each part of a drafter's starts from."""
+    own = zip(("encoder", "decoder"), depths(config), depths(target), strict=True)
+    return {part: spread(count, theirs) if count else [] for part, count, theirs in own}
+
+
+def make_config(
+    target: PretrainedConfig,
+    settings: DrafterConfig,
+    mask_id: int | None,
+    identity: dict[str, Any] | None = None,
+    logit_scale: float = 1.0,
+) -> PretrainedConfig:
+    """The configuration of a target's Spec-Drafter. mask_id: None for a row more than the target
+    has; identity: which target it is for.
+
+    Raises ConfigError for families that cannot have one and settings that do not fit together, and
+    ValueError as `DraftShape`.
+    """
+    if family_class(target) is None:
+        raise ConfigError(
+            f"a {target.model_type!r} model has no encoder-decoder class to draft with"
+        )
+    encoder = _choose_encoder(target, settings)
+    config = _of_depth(target, settings, 0 if encoder == "target" else None)
+    vocabulary = vocabulary_of(target)
+    if mask_id is None:
+        mask_id = vocabulary
+        _set_vocabulary(config, vocabulary + 1)
+    _override(config, settings)
+    for part in (config, *_parts(config)):
+        for names, value in ((DROPOUTS, settings.dropout), (NO_DROPOUTS, 0.0)):
+            for name in names:
+                if hasattr(part, name):
+                    setattr(part, name, value)
+    fused, taken = None, taken_layers(config, target)["decoder"]
+    if settings.target_states and settings.initialise == "both" and taken[0] > 0:
+        fused = taken[0]
+    given = {"slots", "prefix_attention", "slot_attention", "source_pooling", "previous_token_rank"}
+    shape = DraftShape(
+        mask_id,
+        vocabulary,
+        **settings.model_dump(include=given),
+        encoder=encoder,
+        fused_layer=fused,
+        logit_scale=logit_scale,
+    )
+    if shape.slots == "paper" and settings.target_states:
+        raise ConfigError(
+            "drafter.target_states = true comes with tokens after a causal prefix; set "
+            "drafter.slots=anchored, or drafter.target_states=false"
+        )
+    mark(config, shape)
+    config.k, config.target = settings.k, identity
+    config.state_width = state_size(target, "token") if settings.target_states else None
+    config.draftable_tokens = None
+    return config
+
+
+def vocabulary_of(target: PretrainedConfig) -> int:
+    """Tokens that a target's decoder knows."""
+    config = target.get_text_config(decoder=True)
+    return getattr(config, "decoder_vocab_size", None) or config.vocab_size
+
+
+def _parts(config: PretrainedConfig) -> list[PretrainedConfig]:
+    """Configurations of encoder and decoder, where a family has two."""
+    both = (getattr(config, part, None) for part in ("encoder", "decoder"))
+    return [part for part in both if isinstance(part, PretrainedConfig)]
+
+
+def _of_depth(
+    target: PretrainedConfig, settings: DrafterConfig, encoder: int | None
+) -> PretrainedConfig:
+    """The target's configuration with the drafter's depths; encoder: of its encoder."""
+    theirs = depths(target)
+    if encoder is None:
+        encoder = settings.encoder_layers or theirs[0]
+    wanted = (encoder, settings.decoder_layers)
+    config = copy.deepcopy(target)
+    config.architectures = None
+    if parts := _parts(config):
+        for name, part, count in zip(("encoder", "decoder"), parts, wanted, strict=True):
+            cut = shallow_config(part, spread(count, part.num_hidden_layers) if count else [])
+            setattr(config, name, cut)
+        return config
+    names = next(names for names in DEPTHS if hasattr(target, names[0]))
+    for name, count in zip(names, wanted, strict=True):
+        setattr(config, name, count)
+    return config
+
+
+def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
+    """The decoder's vocabulary, and the encoder's where both are one."""
+    names = ("vocab_size", "decoder_vocab_size")
+    if not getattr(config, "share_encoder_decoder_embeddings", True):
+        names = names[1:]
+    for part in (config, *_parts(config)):
+        for name in names:
+            if getattr(part, name, None) is not None:
+                setattr(part, name, size)
+
+
+def _override(config: PretrainedConfig, settings: DrafterConfig) -> None:
+    """Other sizes than the target's. Raises ConfigError for unknown fields, and where weights are
+    to be copied."""
+    if settings.overrides and settings.initialise != "none":
+        raise ConfigError(
+            f"drafter.overrides = {settings.overrides} makes a model of other sizes than the "
+            f"target's, but drafter.initialise = {settings.initialise!r} copies its weights; give "
+            "drafter.initialise=none"
+        )
+    for name, value in settings.overrides.items():
+        if not hasattr(config, name):
+            raise ConfigError(
+                f"drafter.overrides.{name} is no field of a {config.model_type!r} configuration; "
+                "see its config.json"
+            )
+        setattr(config, name, value)
+
+
+def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
+    """Whose encoder the drafter reads. Raises ConfigError for one that cannot be."""
+    audio = hears(target)
+    chosen = settings.encoder or ("target" if audio else "own")
+    if chosen == "own" and audio:
+        raise ConfigError(
+            f"drafter.encoder = 'own', but the inputs of a {target.model_type!r} model are audio, "
+            "which a Spec-Drafter does not encode; use drafter.encoder=target"
+        )
+    if chosen == "target" and settings.encoder_layers is not None:
+        raise ConfigError(
+            f"drafter.encoder_layers = {settings.encoder_layers} counts for an encoder of its own, "
+            "but the drafter reads the target's; leave it out, or use drafter.encoder=own"
+        )
+    if chosen == "own" and settings.source_pooling != 1:
+        raise ConfigError(
+            f"drafter.source_pooling = {settings.source_pooling} averages states of the target's "
+            "encoder, but the drafter has an encoder of its own; leave it out, or use "
+            "drafter.encoder=target"
+        )
+    return chosen
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Which parameters start from the target's weights. Names are the drafter's own."""
+
+    names: Sequence[str]
+    at_random: Sequence[str]
+
+    def __str__(self) -> str:
+        line = f"{len(self.names)} parameters copied from the target"
+        if not self.at_random:
+            return line
+        return f"{line}, {len(self.at_random)} new: {', '.join(self.at_random)}"
+
+
+def empty_drafter(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> SpecDrafter:
+    """A Spec-Drafter with random weights; it corrects and fuses nothing yet."""
+    kind = class_of(config)
+    if config._attn_implementation not in ("sdpa", "eager", None):  # others take no masks like ours
+        config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+    drafter = kind._from_config(config, dtype=dtype)
+    if drafter.previous_token is not None:
+        nn.init.zeros_(drafter.previous_token.out.weight)
+    if drafter.fusion is not None:
+        drafter.fusion.start_at_zero()
+    drafter.generation_config = GenerationConfig(
+        decoder_start_token_id=config.decoder_start_token_id,
+        **{name: getattr(config, name, None) for name in SPECIAL_TOKENS},
+    )
+    return drafter
+
+
+@torch.no_grad()
+def build(
+    config: PretrainedConfig,
+    target: PreTrainedModel,
+    initialise: str,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[SpecDrafter, Copied]:
+    """A target's Spec-Drafter before training, in train mode; random weights are drawn
+    from torch's generator. initialise: none, encoder (with embeddings and output) or both.
+
+    Raises ConfigError where a weight has another shape than the target's.
+    """
+    drafter, names = empty_drafter(config, dtype), set()
+    if initialise != "none":
+        _untie(drafter, target)
+        names = set(_copy(drafter, target, initialise))
+    if drafter.shape.encoder == "target":  # its own is never called
+        used = (drafter.get_decoder(), drafter.get_output_embeddings())
+        held = {id(one) for part in used for one in part.parameters()}
+        for parameter in drafter.get_encoder().parameters():
+            parameter.requires_grad_(parameter.requires_grad and id(parameter) in held)
+    trained = [name for name, one in drafter.named_parameters() if one.requires_grad]
+    copied = [name for name in trained if name in names]
+    return drafter.train(), Copied(copied, [name for name in trained if name not in names])
+
+
+def _untie(drafter: SpecDrafter, target: PreTrainedModel) -> None:
+    """Give the drafter an output matrix of its own where the target has one, whatever its
+    configuration says."""
+    output, embedded = target.get_output_embeddings(), target.get_decoder().embed_tokens
+    own = drafter.get_output_embeddings()
+    tied = output.weight.shape == embedded.weight.shape and torch.equal(
+        output.weight, embedded.weight
+    )
+    if not tied and own.weight is drafter.embed_tokens.weight:
+        own.weight = nn.Parameter(own.weight.detach().clone())
+
+
+def _copy(drafter: SpecDrafter, target: PreTrainedModel, initialise: str) -> list[str]:
+    """Copy the target's weights into a drafter's; the names of those that were."""
+    theirs, own = target.state_dict(), drafter.state_dict()
+    taken = taken_layers(drafter.config, target.config)
+    names = []
+    for name, value in own.items():
+        source = _source_of(name, taken, theirs)
+        if source is None or (initialise == "encoder" and _is_decoder_layer(name)):
+            continue
+        _fill(value, theirs[source], name, source)
+        names.append(name)
+    return names
+
+
+def _is_decoder_layer(name: str) -> bool:
+    found = LAYER.fullmatch(name)
+    return found is not None and found[2] == "decoder"
+
+
+def _source_of(
+    name: str, taken: Mapping[str, Sequence[int]], theirs: Mapping[str, Tensor]
+) -> str | None:
+    """The target's weight that one of the drafter's is a copy of; None: it has none."""
+    found = LAYER.fullmatch(name)
+    if found is not None:
+        stem, part, number, rest = found.groups()
+        name_there = f"{stem}{taken[part][int(number)]}{rest}"
+        if name_there not in theirs and name.endswith(FIRST_LAYER_ONLY):
+            name_there = f"{stem}0{rest}"
+        return name_there if name_there in theirs else None
+    return name if name in theirs else None
+
+
+def _fill(own: Tensor, value: Tensor, name: str, source: str) -> None:
+    """Copy a weight; a row more (or an entry of a bias), of the mask, is the mean of the others."""
+    more = [a - b for a, b in zip(own.shape, value.shape, strict=False)]
+    if own.dim() == value.dim() and sorted(more)[-1:] == [1] and sum(map(abs, more)) == 1:
+        mean = value.float().mean(more.index(1), keepdim=True).to(value.dtype)
+        value = torch.cat((value, mean), dim=more.index(1))
+    if own.shape != value.shape:
+        raise ConfigError(
+            f"drafter parameter {name} has the shape {tuple(own.shape)}, but {source} of the "
+            f"target has {tuple(value.shape)}; give drafter.initialise=none"
+        )
+    own.copy_(value)
+
+
+def freeze_vocabulary(drafter: SpecDrafter) -> None:
+    """Leave embeddings and output projection out of training."""
+    inputs, output = drafter.get_input_embeddings(), drafter.get_output_embeddings()
+    for part in (drafter.embed_tokens, inputs, output):
+        part.requires_grad_(False)
