@@ -39,7 +39,6 @@ class MaskPredict(nn.Module):
     ):
         super().__init__()
         self.model, self.settings = drafter, settings
-        self._read = RowReader(drafter)
         self._no_split_modules = drafter._no_split_modules
         self.anchored = drafter.shape.anchored
         self.teacher = None if teacher is None else Teacher(teacher)
@@ -50,24 +49,25 @@ class MaskPredict(nn.Module):
     def forward(self, batch: SlotBatch, progress: float) -> LossSums:
         """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
         layout, rows = batch.layout, batch.layout.rows
-        encoded = self._read.encode(batch.source, batch.attention_mask)
+        read = RowReader(self.model)  # of now: what shards a model copies it
+        encoded = read.encode(batch.source, batch.attention_mask)
         tokens, labels = rows.tokens, layout.labels
         prefix, states = None, self.target_states(batch)
         if self.prefix_apart:
             prefix = rows.part(0, layout.prefix_rows)
-            prefix = self._read(prefix, encoded, states=states, keep=True)
+            prefix = read(prefix, encoded, states=states, keep=True)
             rows, states = layout.fed(), None
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
-                wrong = self._count_wrong(batch, rows, encoded, prefix, states)
+                wrong = self._count_wrong(read, batch, rows, encoded, prefix, states)
             revealable = layout.of_blocks(layout.fill) >= 0
             revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
             tokens, labels = reveal(layout, revealed, self.anchored)
         fed = replace(layout.rows, tokens=tokens)
         if prefix is not None:
             fed = replace(layout, rows=fed).fed()
-        hidden = self._read(fed, encoded, prefix, states).hidden
+        hidden = read(fed, encoded, prefix, states).hidden
         if prefix is not None:
             hidden = torch.cat((prefix.hidden, layout.spread(hidden)), dim=1)
         target_rows = None
@@ -79,6 +79,7 @@ class MaskPredict(nn.Module):
 
     def _count_wrong(
         self,
+        read: RowReader,
         batch: SlotBatch,
         rows: Rows,
         encoded: Encoded,
@@ -92,7 +93,7 @@ class MaskPredict(nn.Module):
         layout = batch.layout
         device = batch.targets.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            hidden = self._read(rows, encoded, prefix, states).hidden
+            hidden = read(rows, encoded, prefix, states).hidden
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
         hidden = layout.spread(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
