@@ -113,13 +113,13 @@ def padding_of(prepared: Prepared) -> dict[str, float]:
 
 def counts_of(batch: SlotBatch) -> np.ndarray:
     """Real and all rows of encoder and decoder, and slots inside their sentence and all."""
-    layout = batch.layout
+    layout, mask = batch.layout, batch.attention_mask
     block = layout.rows.block
     slots = layout.of_blocks(layout.labels)
     return np.array(
         [
-            int(batch.attention_mask.sum()),
-            batch.attention_mask.numel(),
+            batch.input_ids.numel() if mask is None else int(mask.sum()),
+            batch.input_ids.numel(),
             int((block != PADDING).sum()),
             block.numel(),
             int((slots >= 0).sum()),

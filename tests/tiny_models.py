@@ -17,6 +17,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
     M2M100Config,
     M2M100ForConditionalGeneration,
     MarianConfig,
@@ -243,6 +245,7 @@ def tiny_seq2seq(family: str) -> PreTrainedModel:
     kind, settings, shape = {
         "m2m100": (M2M100ForConditionalGeneration, M2M100Config, bart),
         "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, bart),
+        "longt5": (LongT5ForConditionalGeneration, LongT5Config, t5),
         "mt5": (MT5ForConditionalGeneration, MT5Config, t5),
         "umt5": (UMT5ForConditionalGeneration, UMT5Config, t5),
         "two vocabularies": (MarianMTModel, MarianConfig, bart | two | SPECIAL),

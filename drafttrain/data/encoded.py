@@ -16,7 +16,7 @@ import datasets
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
@@ -45,14 +45,25 @@ def text_encoding(target: LoadedTarget) -> Complete:
     return complete
 
 
+def takes_wide_masks(encoder: nn.Module) -> bool:
+    """Whether an encoder takes masks as they are added, which no one asks the device about; those
+    of local or sparse attention (LongT5, BigBird-Pegasus) make their own."""
+    own = {"attention_type", "encoder_attention_type", "attention_window"}
+    return not own & encoder.config.to_dict().keys()
+
+
 def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
     """Adds encoder states to a batch of texts, on its device."""
 
     def complete(batch: SlotBatch) -> SlotBatch:
-        ids, mask = batch.input_ids, batch.attention_mask
-        seen = visible_sources(mask, target.model.dtype)
+        ids, mask, encoder = batch.input_ids, batch.attention_mask, target.model.get_encoder()
         with torch.no_grad():
-            states = target.model.get_encoder()(input_ids=ids, attention_mask=seen)[0]
+            if mask is None:
+                return replace(batch, encoded=encoder(input_ids=ids)[0])
+            seen = mask
+            if takes_wide_masks(encoder):
+                seen = visible_sources(mask, target.model.dtype)
+            states = encoder(input_ids=ids, attention_mask=seen)[0]
         return replace(batch, encoded=states.masked_fill(mask[..., None] == 0, 0.0))
 
     return complete

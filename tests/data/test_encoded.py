@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -11,17 +12,38 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
-from drafttrain.data.batches.examples import Examples
+from drafttrain.config.recipes import ObjectiveConfig
+from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.distill.distill import distill
-from drafttrain.data.encoded import ClipEncoding, KeptEncodings, text_encoding
+from drafttrain.data.encoded import ClipEncoding, KeptEncodings, batch_encoding, text_encoding
 from drafttrain.data.inputs.clips import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import LoadedTarget, load_target
-from tests.tiny_models import tiny_model
+from drafttrain.training.objectives.mask_predict import MaskPredict
+from tests.tiny_drafters import collator, drafter_of, shared
+from tests.tiny_models import tiny_model, tiny_seq2seq
 from tests.tiny_speech import save_clips, save_whisper
 
 ROWS = {"source_ids": [[5, 6, 7, 1], [9, 1]], "target_ids": [[4, 1], [8, 8, 1]]}
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "longt5"])
+@pytest.mark.parametrize("rows", [[0, 1], [1, 2]], ids=["padded", "alike"])
+def test_a_batch_is_encoded_as_each_of_its_texts(family: str, rows: list[int]) -> None:
+    """Also where no source is padded, and no mask is given."""
+    model = tiny_seq2seq(family) if family == "longt5" else shared(family)
+    drafter = drafter_of(model, encoder="target")
+    sources = [[5, 6, 7, 8, 1], [9, 7, 1], [4, 30, 1]]
+    examples = [Example(0, row, sources[row], [4, 8, 1]) for row in rows]
+    collate = replace(collator(drafter, 1), encoded=False)
+    batch = batch_encoding(LoadedTarget(model, None, "target"))(collate(examples))
+    assert (batch.attention_mask is None) == (rows == [1, 2])
+    for own, row in zip(batch.encoded, rows, strict=True):
+        [expected] = model.get_encoder()(input_ids=torch.tensor([sources[row]]))[0]
+        torch.testing.assert_close(own[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+        assert not own[len(expected) :].any()
+    assert MaskPredict(drafter, ObjectiveConfig())(batch, 0.0).loss.isfinite()
 
 
 @pytest.fixture
