@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -21,6 +22,9 @@ from drafttrain.config.command_line import LAUNCHED
 
 USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
 """Exit codes."""
+
+FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""What the system answers where a folder cannot be written or a file not be read."""
 
 LAUNCHER = os.getppid()
 """The program that started this one."""
@@ -114,11 +118,18 @@ def run_command(
         if came:  # a library made an error of its own of the interruption
             _fail(name, interrupted, INTERRUPTED)
         if isinstance(error, ValueError | OSError):
-            _fail(name, str(error), USER_ERROR)
+            _fail(name, in_words(error), USER_ERROR)
         _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
     if code == INTERRUPTED:
         _fail(name, interrupted, INTERRUPTED)
     raise SystemExit(code or 0)
+
+
+def in_words(error: ValueError | OSError) -> str:
+    """A mistake, with the remedy where the system itself forbids a file."""
+    if isinstance(error, OSError) and error.errno in FORBIDDEN:
+        return f"{error.filename!r}: {error.strerror}; give another folder, or permit it"
+    return str(error)
 
 
 def _fail(name: str, message: str, code: int) -> NoReturn:

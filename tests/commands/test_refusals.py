@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
+import typer
 
 from drafttrain.cli import main
+from drafttrain.commands.shell import run_command
 from drafttrain.config.base import ConfigError
 from tests.refusals import check_refusal, isolated
 
@@ -146,3 +152,18 @@ def test_wrong_weights_and_other_settings_end_in_one_line(refusal_project, line)
 def test_debug_shows_the_traceback(refusal_project, command):
     with isolated(), pytest.raises(ConfigError, match=r"torn\.yaml is not valid YAML"):
         main([command, "--debug", "--config", "torn.yaml"])
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def write() -> None:
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "run"))
+
+    command = typer.Typer()
+    command.command()(write)
+    with pytest.raises(SystemExit) as ended:
+        run_command(command, "drafttrain", [])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "run") in line and "give another folder" in line
