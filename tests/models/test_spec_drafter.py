@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.models.language_models import spread
 from drafttrain.models.spec_drafter.build import build, depths, make_config, vocabulary_of
@@ -46,6 +48,10 @@ def block_after(drafter: SpecDrafter, targets: Tensor, *prefixes: int) -> Layout
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_drafter_of_equal_depth_computes_what_its_target_computes(family: str) -> None:
     target = target_of(family)
+    if family == "umt5" and version("transformers") < "5.16":  # its decoder looks ahead there
+        with pytest.raises(ValueError, match="later tokens"):
+            CachedModel(target)
+        return
     drafter = drafter_of(target, decoder_layers=2)
     ids, tokens = torch.randint(4, 30, (2, 7)), torch.randint(4, 30, (2, 6))
     mask = torch.ones(2, 7, dtype=torch.long)
