@@ -143,7 +143,7 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
     pair = load_pair(settings.target, [str(settings.decode.drafter)])
     prompts, _ = read_prompts(pair, rows)
     by_rank = measure_ranks(pair, settings, ranked)
-    resamples = draw_resamples(len(prompts), settings.bootstrap, settings.decode.sampling.seed)
+    resamples = draw_resamples(len(prompts), seed=settings.decode.sampling.seed)
     return Bench(arguments, settings, pair, prompts, resamples, by_rank)
 
 

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from inspect import get_annotations
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from drafttrain.config import (
-    commands,
-    decode,
-    inputs,
-    policy,
-    recipes,
-)
+from drafttrain.config import commands, decode, inputs, recipes
 from drafttrain.config.base import Config, settings_class
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 PAGE = Path(__file__).with_name("settings.md")
-MODULES = (inputs, decode, commands, recipes, policy)
+MODULES = (inputs, decode, commands, recipes)
 HEAD = """# Settings
 
 Made from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.
@@ -32,7 +27,8 @@ Made from [drafttrain/config](../drafttrain/config) by `python docs/make_setting
 A setting is a line of a YAML file (`--config FILE`) or a `key=value` on the command line, which
 wins; a dot leads into a group: `train.learning_rate=3e-4`, `server.extra_body={min_p: 0.1}`.
 Options such as `--k` are short for one of them. Unknown names are refused with the nearest known
-one, and a run writes all its settings into `run.yaml`.
+one, and a run writes all its settings into `run.yaml`. The fields of `policy.json`, which
+`drafttrain tune` writes, are in [reports](report.md#policyjson).
 """
 WORDS = {
     str: "text",
@@ -46,15 +42,14 @@ WORDS = {
 
 
 def settings_classes(module: ModuleType) -> list[type[Config]]:
-    """The settings classes of a module in its order, without what others only extend."""
-    found = [
+    """The settings classes of a module in its order."""
+    return [
         kind
         for kind in vars(module).values()
         if isinstance(kind, type)
         and issubclass(kind, Config)
         and kind.__module__ == module.__name__
     ]
-    return [kind for kind in found if not kind.__subclasses__()]
 
 
 def page() -> str:
@@ -73,10 +68,14 @@ def link(kind: type[Config]) -> str:
 
 
 def section(kind: type[Config]) -> str:
-    """What a class is for, and a table of its settings."""
+    """What a class is for, and a table of its own settings; a link leads to those it shares."""
     lines = [f"## {kind.__name__}", "", description(kind.__doc__), ""]
+    [base] = kind.__bases__
+    if base is not Config:
+        lines += [f"It also has the settings of {link(base)}.", ""]
     lines += ["| setting | values | default | what |", "| --- | --- | --- | --- |"]
-    for name, field in kind.model_fields.items():
+    for name in get_annotations(kind):
+        field = kind.model_fields[name]
         cells = [f"`{name}`", values(field), default(field), about(field)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])

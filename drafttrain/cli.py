@@ -231,7 +231,7 @@ def generate(
 @app.command()
 @takes_settings(
     ExportConfig,
-    named("drafter", "head", "h", "target", "report", "out")
+    named("drafter", "head", "target", "report", "out")
     | {"--for": "engines"}
     | named("force", "license", "hub"),
 )

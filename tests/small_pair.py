@@ -12,7 +12,7 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
 LENGTH = 10
-SHORT = ["baselines=[generate]", "repeats=1", "warmup=0", "bootstrap=20"]
+SHORT = ["baselines=[generate]", "repeats=1", "warmup=0"]
 SHORT += [f"decode.sampling.max_new_tokens={LENGTH}"]
 PAIR = ["--target", "llama", "--drafter", "small", "--data", "texts.txt"]
 

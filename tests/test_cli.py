@@ -154,7 +154,7 @@ def test_distill_shows_its_plan_without_writing_then_writes(capsys, inside):
 
 
 def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
-    assert ended("eval", "repeats=1", "warmup=0", "bootstrap=20", "num_beams=2") == 0
+    assert ended("eval", "repeats=1", "warmup=0", "num_beams=2") == 0
     report = json.loads((inside / "checkpoints/tiny/report.json").read_text())
     names = [one["name"] for one in report["runs"]]
     assert names[:2] == ["plain", "tiny k=4 greedy"]
@@ -167,7 +167,7 @@ def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
 def test_teacher_forced_estimate_equals_decoding(inside, tmp_path):
     timed = ["repeats=1", "warmup=0", "baselines=[]"]
     found = []
-    for mode, quick in {"decode": [*timed, "bootstrap=20"], "teacher-forced": []}.items():
+    for mode, quick in {"decode": timed, "teacher-forced": []}.items():
         report = tmp_path / f"{mode}.json"
         assert ended("eval", "--mode", mode, "--report", str(report), *quick) == 0
         found.append(
@@ -179,7 +179,7 @@ def test_teacher_forced_estimate_equals_decoding(inside, tmp_path):
 def test_a_drafter_that_is_the_target_agrees_with_it_under_every_engines_rule(inside, tmp_path):
     path = tmp_path / "forced.json"
     given = ["--target", "target", "--drafter", "target", "--data", "test.jsonl", "--limit", "3"]
-    given += ["--mode", "teacher-forced", "--sweep", "k=2,3", "bootstrap=20"]
+    given += ["--mode", "teacher-forced", "--sweep", "k=2,3"]
     given += ["--temperature", "1", "--max-new-tokens", "9", "--report", str(path)]
     assert ended("eval", *given) == 0
     metrics = json.loads(path.read_text())["runs"][1]["metrics"]

@@ -6,15 +6,12 @@ of its own, which are others than those of the backend `transformers`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
-from drafttrain.build.pairs import CheckedDrafters, Pair, check_pair, open_pair
+from drafttrain.build.pairs import CheckedDrafters, check_pair, open_pair
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.kinds import NONE
@@ -37,9 +34,7 @@ def decode_settings(config: DistillConfig) -> DecodeConfig:
     if config.method == "greedy":
         sampling = SamplingConfig(max_new_tokens=sampling.max_new_tokens, seed=sampling.seed)
     drafter = NONE.name if config.drafter is None else config.drafter
-    return DecodeConfig(
-        drafter=drafter, bigrams=config.bigrams, sampling=sampling, stop=config.stop
-    )
+    return DecodeConfig(drafter=drafter, sampling=sampling, stop=config.stop)
 
 
 def check_engine(config: DistillConfig) -> CheckedDrafters:
@@ -59,18 +54,10 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     rows = RowDecoder(decoder, config.sampling.max_new_tokens, config.batch_rows)
     drafter, name = None, str(settings.drafter)
     if name != NONE.name:
-        drafter = Drafting(path=name, weights_sha256=hash_drafter(pair), method=method.name)
+        weights = None if pair.drafter_model is None else hash_weights(pair.drafter_model)
+        drafter = Drafting(path=name, weights_sha256=weights, method=method.name)
     facts = {"batch_rows": config.batch_rows, "drafter": drafter}
     return BatchDecoder("engine", rows, rows.batches, facts)
-
-
-def hash_drafter(pair: Pair) -> str | None:
-    """SHA-256 of a drafter's weights, or of max-gram's table; None where it has neither."""
-    if pair.drafter_model is not None:
-        return hash_weights(pair.drafter_model)
-    if pair.table is None:
-        return None
-    return hashlib.sha256(np.array(pair.table, np.int64).tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,6 @@ from drafttrain.models.drafters import vocabulary_size
 
 AUTO, CHAINS = VerifierConfig(), TreeConfig()
 
-Size = int | list[int] | list[list[int]]
-Sizes = Mapping[str, Size]
-"""depth: most levels of a draft (a chain's tokens); nodes: its most draft tokens, which the target
-scores at once. Beside them what the method itself goes by: k of a chain of fixed length, max_draft
-where a policy may stop earlier; width, branching and drafters (several, side by side) of a tree;
-increments of a cascade, a row for each depth of reviews; beams of beam search."""
-
 
 @dataclass(frozen=True)
 class Method:
@@ -62,8 +55,9 @@ class Method:
     """What the user calls its drafter; None: by its kind."""
     kind: str = "chain"
     """What it is called in reports (`method_kind`)."""
-    sizes: Sizes = field(default_factory=dict)
-    """How large its drafts are (`draft_sizes`)."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """depth: most levels of a draft (a chain's tokens); nodes: its most draft tokens, which the
+    target scores at once. None of plain decoding."""
     assistant: PreTrainedModel | None = None
     """The (first) drafter's model, where it is a language model whose embedding has as many rows
     as the target's: Transformers' own assisted generation can draft with it."""
@@ -125,7 +119,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
         ratios,
         varied,
         kind=method_kind(config),
-        sizes=draft_sizes(config, stop),
+        sizes=tree_settings(config.tree, stop.longest) if ratios else {},
         assistant=model if fits else None,
         parameters=sum(parameters) if ratios else None,
     )
@@ -190,24 +184,3 @@ def method_kind(config: DecodeConfig) -> str:
     if TREES[config.tree.kind].shape is None:
         return "chain"
     return f"{config.tree.kind},head" if config.tree.head is not None else config.tree.kind
-
-
-def draft_sizes(config: DecodeConfig, stop: StopPolicy) -> dict[str, Size]:
-    """The sizes of a method's drafts, as `Sizes` says; none of plain decoding."""
-    if named_kind(config.drafter) is NONE:
-        return {}
-    tree, kind = config.tree, TREES[config.tree.kind]
-    found: dict[str, Size] = dict(tree_settings(tree, stop.longest))
-    if "max_draft" in stop.rule.settings:
-        found["max_draft"] = stop.longest
-    elif kind.shape is None:
-        found["k"] = stop.longest
-    if "width" in kind.settings:
-        found["width"] = tree.width
-    if "branching" in kind.settings:
-        found["branching"] = list(tree.branching)
-    if tree.drafters:
-        found["drafters"] = 1 + len(tree.drafters)
-    if config.cascade is not None:
-        found["increments"] = [list(row) for row in config.cascade.matrix()]
-    return found

@@ -45,7 +45,6 @@ from drafttrain.evaluation.tune_plan import (
     first,
     make_candidates,
     make_plan,
-    most_drafted,
     policy_file,
 )
 from drafttrain.models.loading import say_how_it_decodes
@@ -103,7 +102,6 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)
     choices = choose(rungs, candidates)
     found = measure_finalists(bench, finalists(rungs, choices), plan.reported, rungs, left)
-    longest = most_drafted(settings, drafting)
     watched, _ = read_prompts(pair, first(plan.reported, OF_ORACLE))
     search = Search(
         drafter=str(settings.drafter),
@@ -116,7 +114,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
         t_target=seconds.t_target,
         threshold=threshold,
         heads=plan.judged,
-        oracle=follow_oracle(pair, settings.sampling, watched, longest),
+        oracle=follow_oracle(pair, settings.sampling, watched, drafting.most),
     )
     report = found.report.model_copy(update={"search": search})
     return replace(found, report=report), candidates

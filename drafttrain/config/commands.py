@@ -17,7 +17,6 @@ from drafttrain.config.base import (
     CountOrZero,
     CountsFor,
     Few,
-    FewOrZero,
     Fraction,
     Listed,
     Seed,
@@ -100,8 +99,6 @@ class ServerConfig(Config):
     """The name that it has for the target. Default: the only one, or the target's path."""
     concurrency: Few = 32
     """Open requests, a row each."""
-    retries: FewOrZero = 6
-    """Attempts to repeat a failed request, with growing pauses."""
     extra_body: dict[str, bool | int | float | str] = {}
     """More fields of each request, as {return_token_ids: true, top_k: -1, min_p: 0.0} for vLLM."""
 
@@ -130,8 +127,6 @@ class DistillConfig(Config):
     """server: where it is, and how it is asked."""
     drafter: Annotated[str | None, _ENGINE] = None
     """engine: what drafts: a run, the folder or Hub name of a drafter, or max-gram."""
-    bigrams: Annotated[str | None, _ENGINE] = None
-    """engine: table of likeliest successors, where the drafter is max-gram."""
     stop: Annotated[StopConfig, CountsFor("drafter=...")] = StopConfig()
     """engine: when a round of drafting ends. Default: as the drafter's run or policy.json says."""
     num_beams: Annotated[Few, CountsFor("method=beam")] = 5
@@ -166,17 +161,22 @@ class BigramsConfig(Config):
     """The table, a .safetensors file."""
 
 
-class Compiling(Config):
+class OnTarget(Config):
+    """What `eval`, `generate` and `tune` share."""
+
+    target: TargetConfig | None = None
+    """Default: the target that the heads or the drafter, else the newest run, were trained for."""
+    data: DataConfig | None = None
+    """Inputs; of `tune` those that it chooses on. Default: the held-out rows of the run; of
+    `generate` the lines of standard input, each a text."""
     compile: Compile = "auto"
     """Compile the calls of target and drafter by torch, each shape when it first occurs, which
     takes up to a minute each. auto: on a GPU alone."""
 
 
-class DecodingConfig(Compiling):
-    """What `eval` and `generate` decode, and how."""
+class DecodingConfig(OnTarget):
+    """The method of `eval` and `generate`."""
 
-    target: TargetConfig | None = None
-    """Default: the target that the drafter, else the newest run, was trained for."""
     decode: DecodeConfig = DecodeConfig()
     policy: Path | None = None
     """A policy.json of `drafttrain tune`, where no stop, tree or cascade is given. Default: the one
@@ -189,8 +189,6 @@ _TIMED = CountsFor("mode=decode")
 class EvalConfig(DecodingConfig):
     """`drafttrain eval`: what a drafter is worth on a target and inputs."""
 
-    data: DataConfig | None = None
-    """Default: the held-out rows of the newest run."""
     mode: Literal["decode", "teacher-forced"] = "decode"
     """decode: measure by decoding with each method. teacher-forced: the target decodes once, and
     acceptance is computed in parallel passes along its outputs, for `others` too."""
@@ -213,8 +211,6 @@ class EvalConfig(DecodingConfig):
     """Interleaved timing rounds; medians are reported."""
     warmup: Annotated[CountOrZero, _TIMED] = 3
     """Inputs decoded by every method before timing starts."""
-    bootstrap: Count = 1000
-    """Resamples of the prompts for the 95 % intervals."""
     bleu_tokenizer: Annotated[str, _TIMED] = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
     report: Path | None = None
@@ -227,8 +223,6 @@ class EvalConfig(DecodingConfig):
 class GenerateConfig(DecodingConfig):
     """`drafttrain generate`: decode texts, with or without a drafter."""
 
-    data: DataConfig | None = None
-    """Default: the lines of standard input, each a text."""
     chat: bool = False
     """Put every text through the tokenizer's chat template, as a user's message."""
     batch_size: Count = 1
@@ -274,18 +268,14 @@ class CacheConfig(Config):
     """Folder of the encoder states of clips, which runs may share. Default: beside `distilled`."""
 
 
-class TuneConfig(Compiling):
+class TuneConfig(OnTarget):
     """`drafttrain tune`: decodes your prompts with every candidate, interleaved, and chooses the
     fastest one for each batch size."""
 
-    target: TargetConfig | None = None
-    """Default: the target of the run that the heads come from."""
     drafter: str | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
     """A head's folder, or a run of heads. Default: the newest run of heads; none with a drafter."""
-    data: DataConfig | None = None
-    """Prompts to choose on. Default: the held-out prompts of the run."""
     report_data: DataConfig | None = None
     """Prompts for the final figures. Default: a third of `data`, which is not used to choose."""
     sampling: SamplingConfig | None = None
@@ -301,8 +291,6 @@ class TuneConfig(Compiling):
     """Thresholds of the confidence stop (greedy decoding only)."""
     cumulative: tuple[Fraction, ...] = (0.2, 0.4, 0.6)
     """Thresholds of the cumulative confidence stop."""
-    max_draft: Few = 20
-    """Most draft tokens under these stops. Default: for blocks the length of the training."""
     trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
     """Kinds of draft trees; [] for none. Drawn kinds count where tokens are sampled."""
     nodes: Annotated[tuple[Few, ...], CountsFor("trees=...")] = (8, 16, 30)
@@ -310,8 +298,6 @@ class TuneConfig(Compiling):
     candidates: dict[str, DecodeConfig] = {}
     """More candidates by name, at most 40 in all: {deep: {cascade: {drafters: [small, max-gram],
     increments: "5,3,0/4,10/10", leniency: 2}}}."""
-    bigrams: str | None = None
-    """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
     batch_sizes: BatchSizes = (1,)
     """Sequences decoded at once, for example 1,4,16 (1 is always among them). Each has its own
     choice in policy.json."""
@@ -319,12 +305,9 @@ class TuneConfig(Compiling):
     """Most minutes for all of it. With less time the choice rests on fewer prompts."""
     report: Path | None = None
     """Where the report goes (JSON), beside its plot and page. Default: tune.json in the run."""
-    policy: Path | None = None
-    """Where the policy goes. Default: beside the report, as tune.policy.json; with `write`
-    policy.json beside the heads, else in the drafter's folder."""
     write: bool = False
-    """Let generate, eval and export use the policy from now on: they find it beside the heads, or
-    in the drafter's folder."""
+    """Write the policy to policy.json beside the heads, or in the drafter's folder, where generate,
+    eval and export find it. Default: beside the report, as tune.policy.json, for their `policy`."""
 
 
 class ExportConfig(Config):
@@ -336,8 +319,6 @@ class ExportConfig(Config):
     """Folder of an acceptance head, or a run of heads, whose policy.json names one."""
     policy: Path | None = None
     """The policy.json. Default: the one beside the head, if there is one."""
-    h: Annotated[Fraction | None, CountsFor("head=...")] = None
-    """Stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     verifier: VerifierConfig | None = None
     """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
     target: str | None = None

@@ -74,15 +74,20 @@ class Recipe(Config):
     train: TrainConfig = TrainConfig()
 
 
-class DistillingRecipe(Recipe):
-    """What recipes share that distil the target if need be, then train on its outputs."""
+class TargetedRecipe(Recipe):
+    """What recipes share that learn from a target's outputs."""
 
     target: TargetConfig
+    distill: dict[str, Any] = {}
+    """Settings of `drafttrain distill` (method, sampling, batch_tokens, ...). For drafters its
+    target.dtype=bfloat16 counts for the target's answers alone."""
+
+
+class DistillingRecipe(TargetedRecipe):
+    """What recipes of drafters share, which distil the target if need be."""
+
     distilled: Path | None = None
     """Folder of distilled shards, made where they are missing. Default: RUN/distilled."""
-    distill: dict[str, Any] = {}
-    """Settings of `drafttrain distill` (method, batch_tokens, ...); target.dtype=bfloat16 counts
-    for the target's answers alone."""
     validation_rows: Count = 500
     """Held-out rows used in validation."""
 
@@ -208,14 +213,11 @@ def _final_of_run(drafter: str) -> str:
     return str(folder / "final") if is_run else drafter
 
 
-class HeadRecipe(Recipe):
+class HeadRecipe(TargetedRecipe):
     """`recipes/train_acceptance_head.py`: distil and cache if need be, then train heads."""
 
-    target: TargetConfig
     drafter: Annotated[str, AfterValidator(_final_of_run)]
     """Folder or Hub name of the drafter, or the run that made it (RUN is RUN/final)."""
-    distill: dict[str, Any] = {}
-    """Settings of `drafttrain distill` (method, sampling, batch_tokens, ...)."""
     cache: dict[str, Any] = {}
     """Settings of `drafttrain cache` (mixing, mixes, dtype, ...)."""
     heads: HeadConfig = HeadConfig()

@@ -73,7 +73,10 @@ def score(of_sums: Callable[[Array], float], statistics: Array) -> Statistic:
     return lambda counts: np.array([of_sums(summed) for summed in counts @ statistics])
 
 
-def draw_resamples(prompts: int, resamples: int, seed: int = 0) -> Array:
+RESAMPLES = 1000
+
+
+def draw_resamples(prompts: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
     """How often each prompt is drawn in each resample. Shapes: -> [B, P], rows sum to P."""
     if prompts < 1:
         raise ValueError("0 prompts: there is nothing to measure; give data with at least one row")

@@ -60,7 +60,7 @@ from drafttrain.evaluation.runner import (
 )
 from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
 
-OPTIONS = {"compile", "baselines", "num_beams", "batch_sizes", "repeats", "warmup", "bootstrap"}
+OPTIONS = {"compile", "baselines", "num_beams", "batch_sizes", "repeats", "warmup"}
 OPTIONS |= {"bleu_tokenizer"}
 """Settings that a report has beside the sampling, the methods and the data."""
 
@@ -137,7 +137,7 @@ def evaluate(
         drafting = [job.method for job in jobs[1:]]
         forced = measure_forced(pair.model, drafting, prompts, sampling, progress)
         prompts = prompts[: len(forced[0].counts.tokens)]
-        resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
+        resamples = draw_resamples(len(prompts), seed=sampling.seed)
         cut, both = forced[0].cut, zip(jobs, forced, strict=True)
         runs = [measure_along(job, found, sampling, resamples) for job, found in both]
     else:
@@ -147,7 +147,7 @@ def evaluate(
             decoded = interruption.decoded
         repeats, done = decoded[0].seconds.shape
         prompts, sizes = prompts[:done], len({run.batch_size for run in decoded})
-        resamples = draw_resamples(len(prompts), settings.bootstrap, sampling.seed)
+        resamples = draw_resamples(len(prompts), seed=sampling.seed)
         texts, detokenize = {}, pair.target.tokenizer.batch_decode
         for run in decoded[: len(jobs)]:  # of batch size 1
             tokens = [output.tokens for output in run.outputs]
@@ -257,13 +257,13 @@ def measure_along(job: Job, found: ForcedCounts, sampling: SamplingConfig, resam
 
 def job_facts(job: Job, sampling: SamplingConfig) -> dict[str, Any]:
     """The fields of a run that are known before it."""
-    facts = {"name": job.name, "kind": job.kind, "method": job.way, "sizes": dict(job.sizes)}
+    facts = {"name": job.name, "kind": job.kind, "method": job.way}
     facts |= {"lossless": job.lossless, "sampling": asdict(build_sampling(sampling))}
     if (method := job.method) is not None:
         facts |= {"drafter": method.drafter.name, "verifier": method.verifier.name}
         facts |= {"stop": None if job.kind == "plain" else method.stop.name}
         facts |= {"other": method.other, "called": method.called, "parameters": method.parameters}
-        facts |= {"settings": dict(method.settings)}
+        facts |= {"settings": dict(method.settings), "sizes": dict(method.sizes)}
     return facts
 
 

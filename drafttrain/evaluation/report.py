@@ -17,7 +17,6 @@ from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from drafttrain import __version__
-from drafttrain.build.method import Size
 from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.inputs import DataConfig
@@ -126,9 +125,8 @@ class Run(Part):
     own."""
     batch_size: int = 1
     """Sequences decoded at once, at most. Above 1 only speed, parity and memory are measured."""
-    sizes: dict[str, Size] = {}
-    """How large its drafts are: depth and nodes (most levels, most draft tokens), and k, max_draft,
-    width, branching, drafters or increments, as the method goes by them; beams of beam search."""
+    sizes: dict[str, int] = {}
+    """How large its drafts are: depth (most levels) and nodes (most draft tokens)."""
     drafter: str | None = None
     other: str | None = None
     """Which of `others` it is; None: the drafter that is measured, plain decoding, a baseline."""
@@ -289,7 +287,7 @@ class Report(Part):
     data: DataFacts
     environment: Environment
     options: dict[str, Any]
-    """Seed, maximal length, repeats, resamples."""
+    """Seed, maximal length, repeats."""
     runs: list[Run]
     search: Search | None = None
     """Of `drafttrain tune`: how the methods were chosen."""

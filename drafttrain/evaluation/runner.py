@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from time import perf_counter
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.build.method import AUTO, Method, Sizes, build_sampling, build_verifier
+from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
 from drafttrain.build.pairs import Pair
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
@@ -54,7 +54,6 @@ class Job:
     when its sequence entered; that of a prompt decoded alone is set by `run_interleaved`."""
     method: Method | None = None
     """None: a baseline, which is Transformers' own."""
-    sizes: Sizes = field(default_factory=dict)
 
     @property
     def kind(self) -> Literal["plain", "method", "baseline"]:
@@ -209,7 +208,7 @@ def make_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -> li
     jobs = []
     for method in (plain_method(sampling), *methods):
         decode = partial(decode_by, pair.model, method, sampling)
-        jobs.append(Job(method.name, method.kind, decode, method, method.sizes))
+        jobs.append(Job(method.name, method.kind, decode, method))
     return jobs + baseline_jobs(pair, methods, settings)
 
 
@@ -241,19 +240,15 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
     begin_suppress_tokens: the job's name says so. Raises ValueError where no method has one.
     """
 
-    def job(name: str, way: str, sizes: Sizes, **how: Any) -> Job:
-        return Job(name, way, partial(generate_by, pair, sampling, how), sizes=sizes)
+    def job(name: str, way: str, **how: Any) -> Job:
+        return Job(name, way, partial(generate_by, pair, sampling, how))
 
-    sampling, beams, model, jobs = (
-        settings.decode.sampling,
-        settings.num_beams,
-        pair.target.model,
-        [],
-    )
+    sampling, beams = settings.decode.sampling, settings.num_beams
+    model, jobs = pair.target.model, []
     if GENERATE in settings.baselines:
-        jobs.append(job(GENERATE, GENERATE, {}))
+        jobs.append(job(GENERATE, GENERATE))
     if BEAM in settings.baselines:
-        jobs.append(job(f"{GENERATE} beam {beams}", BEAM, {"beams": beams}, num_beams=beams))
+        jobs.append(job(f"{GENERATE} beam {beams}", BEAM, num_beams=beams))
     if ASSISTED not in settings.baselines:
         return jobs
     begins = model.generation_config.begin_suppress_tokens
@@ -265,9 +260,7 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
         if method.assistant is not None and (id(method.assistant), k) not in assisted:
             name = f"{ASSISTED} {drafter} k={k}, constant, confidence 0{dropped}"
             steady = steady_assistant(method.assistant, k)
-            assisted[id(method.assistant), k] = job(
-                name, ASSISTED, {"k": k}, assistant_model=steady
-            )
+            assisted[id(method.assistant), k] = job(name, ASSISTED, assistant_model=steady)
     if not assisted:
         raise ValueError(
             f"baselines has {ASSISTED!r}, but no method drafts with a language model; give one as "

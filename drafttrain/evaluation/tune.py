@@ -40,7 +40,6 @@ FIRST = 8
 FEWEST = 4
 """Prompts with which a comparison is worth making, at batch size 1."""
 FINALISTS = 4
-RESAMPLES = 1000
 FINAL_SHARE = 0.25
 """Share of the minutes that is kept for the final figures."""
 
@@ -55,7 +54,7 @@ Left = Callable[[], float]
 
 def compare(facts: Mapping[str, Facts]) -> dict[str, Tried]:
     """Candidates that decoded the same prompts, the fastest first; all stay."""
-    resamples = draw_resamples(next(iter(facts.values())).shape[1], RESAMPLES)
+    resamples = draw_resamples(next(iter(facts.values())).shape[1])
     totals = {name: own.sum(axis=1) for name, own in facts.items()}
     order = sorted(facts, key=lambda name: -totals[name][0] / totals[name][1])
     speeds, found = {name: Ratio(*facts[name][:2]) for name in order}, {}

@@ -39,6 +39,8 @@ LENGTHS = {"tokens": (1, 2, 3, 4, 6, 8), "blocks": (2, 3, 4, 6, 8, 12), "copies"
 BY_ROWS = ("entropy", "confidence", "cumulative")
 """Stops that go by the drafter's distributions, each with its thresholds in a setting of its name.
 """
+MOST_DRAFTED = 20
+"""Draft tokens of a round that a stop ends, at most."""
 LEVELS = 4
 """Levels of trees that have a fixed number of them."""
 GAIN = 0.2
@@ -81,6 +83,11 @@ class Drafting:
     longest: int | None
     """Slots of a block drafter; None: any number of tokens."""
     grows_trees: bool
+
+    @property
+    def most(self) -> int:
+        """Most draft tokens of a round, where a stop ends it."""
+        return min(MOST_DRAFTED, self.longest or MOST_DRAFTED)
 
     @staticmethod
     def of(drafter: str) -> Drafting:
@@ -141,7 +148,6 @@ def _check_tried(settings: TuneConfig, found: Sequence[Candidate]) -> None:
     trees = {one.decode.tree.kind for one in found}
     tried = {name: name in stops for name in BY_ROWS}
     tried |= {"trees": {*settings.trees} <= trees, "nodes": trees != {"none"}}
-    tried["max_draft"] = stops != {"fixed"}
     for name in tried:
         value = getattr(settings, name)
         if value and not tried[name] and name in settings.model_fields_set:
@@ -159,7 +165,7 @@ def _chains(
     sampled: bool,
 ) -> Iterator[Candidate]:
     """Fixed lengths, stops by the drafter's distributions, and stops by heads."""
-    longest, most = drafting.longest, most_drafted(settings, drafting)
+    longest, most = drafting.longest, drafting.most
     lengths = settings.k or LENGTHS[drafting.kind.drafts]
     if settings.k is None and longest is not None:
         lengths = sorted({*(k for k in lengths if k <= longest), longest})
@@ -193,8 +199,7 @@ def _trees(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[
             continue
         parts = {"stop": StopConfig(k=levels)}
         if "expected" in kind.provides:
-            most = most_drafted(settings, drafting)
-            parts = {"stop": StopConfig(kind="gain", delta=GAIN, max_draft=most)}
+            parts = {"stop": StopConfig(kind="gain", delta=GAIN, max_draft=drafting.most)}
         widths = [max(2, nodes // levels) for nodes in settings.nodes]
         if "nodes" in kind.settings:
             sizes = {f"{kind.name}({nodes})": {"nodes": nodes} for nodes in settings.nodes}
@@ -208,17 +213,7 @@ def _trees(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[
 
 
 def _decode(settings: TuneConfig, **parts: object) -> DecodeConfig:
-    common = {"drafter": settings.drafter, "sampling": settings.sampling}
-    if settings.bigrams is not None:
-        common["bigrams"] = settings.bigrams
-    return DecodeConfig(**common | parts)
-
-
-def most_drafted(settings: TuneConfig, drafting: Drafting) -> int:
-    """Most draft tokens of a round, where a stop ends it."""
-    if "max_draft" in settings.model_fields_set or drafting.longest is None:
-        return settings.max_draft
-    return min(settings.max_draft, drafting.longest)
+    return DecodeConfig(drafter=settings.drafter, sampling=settings.sampling, **parts)
 
 
 @dataclass(frozen=True)
@@ -256,22 +251,20 @@ class TunePlan:
 
 
 def policy_file(settings: TuneConfig) -> Path:
-    """Where the policy goes: to `policy`; with `write` where other commands look for it, beside the
-    heads or in the drafter's folder; else beside the report. Raises ConfigError where that is
-    contradictory, impossible or not writable."""
-    if settings.policy is not None and settings.write:
-        raise ConfigError(f"policy = {str(settings.policy)!r} and write are given; give one")
-    file, folder = settings.policy, Path(str(settings.drafter))
-    if file is None and not settings.write:
+    """Where the policy goes: with `write` where other commands look for it, beside the heads or in
+    the drafter's folder; else beside the report. Raises ConfigError where that is impossible or not
+    writable."""
+    folder = Path(str(settings.drafter))
+    if not settings.write:
         file = settings.report.with_suffix(f".{POLICY}")
-    elif file is None and settings.heads is not None:
-        file = head_folders(Path(str(settings.heads)))[0].parent / POLICY
-    elif file is None and not folder.is_dir():
+    elif settings.heads is not None:
+        file = head_folders(settings.heads)[0].parent / POLICY
+    elif not folder.is_dir():
         raise ConfigError(
             f"write: drafter = {str(folder)!r} is no folder here that could hold a policy.json; "
             "leave it out, and give --policy FILE to the commands that are to use the policy"
         )
-    elif file is None:
+    else:
         file = folder / POLICY
     check_writable(file.parent, f"policy = {str(file)!r}")
     return file

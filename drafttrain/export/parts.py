@@ -113,7 +113,7 @@ def _choose_policy(
     head: AcceptanceHead | None,
     file: Path | None,
 ) -> Policy:
-    """The policy in the file, or the defaults; with the threshold and verifier in the settings.
+    """The policy in the file, or the defaults; with the verifier in the settings.
 
     Without trees and cascades, which other programs cannot use, and without the batch sizes whose
     policy stops by another head.
@@ -141,14 +141,10 @@ def _choose_policy(
         for size, one in policy.batches.items()
         if one.stop != "head" or one.head in own
     }
-    if settings.h is not None or settings.verifier is not None:
-        batches = {}  # these settings count at every batch size
+    if settings.verifier is not None:
+        batches = {}  # it counts at every batch size
     changes = {"drafter": drafter.model_type, "method": None, "batches": batches}
-    if settings.h is not None:
-        if head is None:
-            raise ConfigError(f"h = {settings.h} is a head's threshold; add --head, or leave h out")
-        changes |= {"stop": "head", "h": settings.h}
-    if "head" in (policy.stop, changes.get("stop")):
+    if policy.stop == "head":
         changes["head"] = name
     if settings.verifier is not None:
         changes["verifier"] = settings.verifier

@@ -19,7 +19,7 @@ from tests.export.pairs import noisy_copy
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
-SHORT = ["baselines=[generate]", "repeats=1", "warmup=0", "bootstrap=20"]
+SHORT = ["baselines=[generate]", "repeats=1", "warmup=0"]
 SHORT += ["decode.sampling.max_new_tokens=12"]
 
 

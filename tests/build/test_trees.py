@@ -229,7 +229,7 @@ def test_several_drafters_draft_side_by_side(folders):
     method = build_method(decode, folders.pair(decode))
     assert isinstance(method.drafter, SeveralDrafters)
     assert (method.drafter.name, method.verifier.name) == ("paths(2)+paths(2)", "multi-round")
-    assert method.sizes == {"depth": 2, "nodes": 8, "width": 2, "drafters": 2}
+    assert method.sizes == {"depth": 2, "nodes": 8}
     outputs, _ = decode_all(folders, decode)
     assert {played.passes for o in outputs for played in o.rounds if played.drafted} <= {2, 3, 4}
 

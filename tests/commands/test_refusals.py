@@ -63,7 +63,6 @@ PAIRINGS = {
     f"{DISTILL} --drafter target --method beam": ("method = 'beam'", "'engine'", "leave", "greedy"),
     f"{DISTILL} --backend engine --method beam": ("method = 'beam'", "backend=transformers"),
     f"{DISTILL} --drafter max-gram --backend transformers": ("drafter = 'max", "backend=engine"),
-    f"{DISTILL} --drafter target bigrams=none.safetensors": ("bigrams", "max-gram", "leave"),
     f"{DISTILL} --drafter max-gram --stop entropy": ("'entropy'", "max-gram", "or chains of"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (

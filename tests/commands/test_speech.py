@@ -116,7 +116,7 @@ def test_distilled_outputs_are_those_of_generate_by_either_backend(inside):
 
 def test_eval_reports_word_errors_and_real_time_factors(inside):
     asked = ["--drafter", "max-gram", "--report", "report.json", "repeats=1", "warmup=0"]
-    asked += ["bootstrap=20", "baselines=[generate,beam]", "num_beams=2", "batch_sizes=[1]", SHORT]
+    asked += ["baselines=[generate,beam]", "num_beams=2", "batch_sizes=[1]", SHORT]
     assert ended("eval", *ON, *asked) == 0
     report = json.loads(Path("report.json").read_text())
     plain, copied, generate, _ = report["runs"]
@@ -131,7 +131,7 @@ def test_eval_reports_word_errors_and_real_time_factors(inside):
 
 def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
     asked = ["--drafter", "drafter", "--report", "assisted.json", "repeats=1", "warmup=0", "--k", 3]
-    asked += ["bootstrap=20", "baselines=[generate,assisted]", SHORT]
+    asked += ["baselines=[generate,assisted]", SHORT]
     assert ended("eval", *ON, *asked) == 0
     *_, generate, assisted = json.loads(Path("assisted.json").read_text())["runs"]
     assert assisted["name"].startswith("assisted drafter k=3, constant, confidence 0")

@@ -194,13 +194,13 @@ def test_other_kinds_of_drafters_are_tuned(
     given = ["--target", target, "--drafter", drafter, "--data", project / "val.txt", *read]
     given.append(SMALL[-1])
     report = tmp_path / "tune.json"
-    assert ended("tune", *given, "--report", report, f"policy={tmp_path / 'policy.json'}") == 0
+    assert ended("tune", *given, "--report", report) == 0
     search = read_report(report).search
     stops = {own["stop"].get("kind", "fixed") for own in search.candidates.values()}
     rows = set() if kind == "max-gram" else {"entropy", "confidence", "cumulative"}
     assert stops == {"fixed", *rows, *({"gain"} if kind == "spec-drafter" else ())}
     assert (search.oracle is None) == (kind == "block-heads")  # they have no teacher-forced pass
-    policy = read_policy(tmp_path / "policy.json")
+    policy = read_policy(tmp_path / "tune.policy.json")
     assert policy.stop == (
         search.candidates[search.choices[0].best_chain]["stop"].get("kind") or "fixed"
     )

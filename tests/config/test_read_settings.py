@@ -33,7 +33,7 @@ UNREAD = [
     (DistillConfig, DISTILL, "num_beams=3", "method=beam"),
     (DistillConfig, DISTILL, "sampling.temperature=1", "method=sample"),
     (DistillConfig, [*DISTILL, "method=beam"], "sampling.top_p=0.5", "method=sample"),
-    (DistillConfig, DISTILL, "server.retries=2", "backend=server"),
+    (DistillConfig, DISTILL, "server.concurrency=2", "backend=server"),
     (DistillConfig, [*DISTILL, "backend=transformers"], "server.url=http://a/v1", "backend=server"),
     (DistillConfig, [*DISTILL, "backend=transformers"], "drafter=max-gram", "backend=engine"),
     (DistillConfig, DISTILL, "stop.k=3", "drafter="),

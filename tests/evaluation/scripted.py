@@ -97,7 +97,7 @@ def rows(texts: Sequence[str]) -> Dataset:
 def options(temperature: float = 0.0, max_new_tokens: int = 12, seed: int = 0, **given: object):
     """Settings of `drafttrain eval`."""
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    given = {"data": DataConfig(path="data/tiny.txt"), "bootstrap": 20} | given
+    given = {"data": DataConfig(path="data/tiny.txt")} | given
     return EvalConfig(decode=DecodeConfig(sampling=sampling), **given)
 
 

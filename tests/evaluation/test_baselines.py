@@ -53,10 +53,11 @@ def test_each_drafter_and_draft_length_assists_once():
         with_model(other, 3, label="other"),
     ]
     jobs = [job for job in make_jobs(target, methods, ASSISTED) if job.method is None]
-    assert [(job.name, job.way, job.sizes["k"]) for job in jobs] == [
-        ("assisted causal k=3, constant, confidence 0", "assisted", 3),
-        ("assisted causal k=5, constant, confidence 0", "assisted", 5),
-        ("assisted other k=3, constant, confidence 0", "assisted", 3),
+    assert {job.way for job in jobs} == {"assisted"}
+    assert [job.name for job in jobs] == [
+        "assisted causal k=3, constant, confidence 0",
+        "assisted causal k=5, constant, confidence 0",
+        "assisted other k=3, constant, confidence 0",
     ]
 
 

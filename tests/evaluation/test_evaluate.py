@@ -23,7 +23,7 @@ from tests.tiny_models import tiny_model
 
 LENGTH = 12
 SOURCES = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
-OPTIONS = options(max_new_tokens=LENGTH, num_beams=2, repeats=2, warmup=1, bootstrap=50)
+OPTIONS = options(max_new_tokens=LENGTH, num_beams=2, repeats=2, warmup=1)
 
 
 def rows(references=True):

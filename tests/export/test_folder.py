@@ -186,8 +186,6 @@ def test_a_run_of_heads_is_exported_with_the_one_its_policy_chose(tmp_path, draf
     [exported] = load_heads(out / "acceptance_head").values()
     assert exported.config.depth == 2
     assert read_policy(out / "policy.json") == Policy(**policy, drafter="llama")
-    changed = export_to(tmp_path / "b", drafter=str(drafter), head=tmp_path / "run", h=0.6)
-    assert read_policy(changed / "policy.json").h == 0.6
 
 
 def test_other_programs_draft_what_our_engine_drafts_of_a_few_tokens(tmp_path, capsys):
@@ -240,7 +238,6 @@ def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head):
         with pytest.raises(ConfigError, match=says):
             load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter), **settings))
 
-    refused("h = 0.5 is a head's threshold", h=0.5)
     policy = tmp_path / "policy.json"
     policy.write_text('{"stop": "head", "head": "D3-w6", "h": 0.7}')
     refused("chosen for head 'D3-w6', but --head is 'D1-w6'", head=head, policy=policy)

@@ -16,7 +16,7 @@ from drafttrain.training import loop
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
-ONCE = ["bootstrap=20", "decode.sampling.max_new_tokens=8"]
+ONCE = ["decode.sampling.max_new_tokens=8"]
 QUICK = ["repeats=1", "warmup=0", "baselines=[]", *ONCE]
 """Of `eval`: a measurement as short as can be."""
 

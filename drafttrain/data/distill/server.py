@@ -31,7 +31,7 @@ from drafttrain.models.loading import LoadedTarget, check_target
 
 KEY = "OPENAI_API_KEY"
 """Environment variable that the API key is read from."""
-TIMEOUT = 600.0
+TIMEOUT, RETRIES = 600.0, 6
 """Seconds that an answer may take."""
 PROBE_SECONDS = 10.0
 """Timeout of the request for the list of models."""
@@ -191,7 +191,7 @@ class Server:
                 place, row = left.pop()
                 found[place] = await self._answer(client, row)
 
-        async with AsyncOpenAI(**connection(self.url, TIMEOUT, given.retries)) as client:
+        async with AsyncOpenAI(**connection(self.url, TIMEOUT, RETRIES)) as client:
             workers = min(given.concurrency, len(rows))
             await asyncio.gather(*(work(client) for _ in range(workers)))
         return found

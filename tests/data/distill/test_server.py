@@ -48,7 +48,7 @@ def ask(local, tmp_path, monkeypatch):
     monkeypatch.setattr("drafttrain.data.distill.server.TIMEOUT", 5.0)
 
     def run(url, others=None, **server):
-        quick = {"concurrency": 4, "retries": 3, "extra_body": IDS}
+        quick = {"concurrency": 4, "extra_body": IDS}
         changes = {
             "out": str(tmp_path / "rows"),
             "server": {"url": url} | quick | server,
@@ -115,7 +115,7 @@ def test_rows_that_fail_once_are_asked_for_again(ask, fake, own_rows, tmp_path):
     troubles = dict(zip((0, 3, 6), TROUBLES.values(), strict=True))
     fake.trouble = lambda number, prompt: troubles.get(number % 9)
     with serving(fake):
-        ask(fake.url, retries=6)
+        ask(fake.url)
     assert rows_of(tmp_path / "rows") == own_rows
     assert len(fake.asked) > 20
 
@@ -138,7 +138,7 @@ def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_p
     says |= dict.fromkeys((other, html), "no answer of /v1/completions")
     for prompt, words in says.items():
         assert rows[prompt].startswith(f"server {fake.url}: ") and words in rows[prompt]
-    assert fake.asked.count(bad) == 4 and fake.asked.count(refused) == 1
+    assert fake.asked.count(bad) == 7 and fake.asked.count(refused) == 1
 
 
 def test_where_all_rows_fail_nothing_is_written(ask, fake, tmp_path):
