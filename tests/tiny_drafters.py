@@ -137,11 +137,10 @@ def behind_states(
 ) -> StateDrafter:
     """Layers of a decoder-only target behind its states, with maps fitted along random texts.
 
-    mode: blocks, linked (blocks whose slots are told the token before them) or tokens.
+    mode: blocks, or linked: with previous-token features.
     """
-    shape = {"k": k, "drafts": "tokens" if mode == "tokens" else "blocks"}
     rank = 5 if mode == "linked" else 0
-    config = make_state_config(target.config, layers, (0, -1), **shape, previous_token_rank=rank)
+    config = make_state_config(target.config, layers, (0, -1), k=k, previous_token_rank=rank)
     torch.manual_seed(3)
     drafter = StateDrafter(config).double().eval()
     copy_layers(drafter, target)

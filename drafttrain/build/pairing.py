@@ -34,7 +34,6 @@ from drafttrain.decoding.drafters.cascade import check_increments
 from drafttrain.decoding.drafters.tree import check_width
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import check_pairing
-from drafttrain.models.draft_states import drafts_tokens
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 
 MOST_NODES = 1024
@@ -128,7 +127,7 @@ def _check_tree(decode: DecodeConfig) -> Drafts:
     tree, kind, name = decode.tree, TREES[decode.tree.kind], str(decode.drafter)
     settings = None if named_kind(name) is not None else read_drafter_settings(name)
     drafter = named_kind(name) if settings is None else kind_of(settings)
-    if settings is None or drafter.tree_rows is None or drafts_tokens(settings):
+    if settings is None or drafter.tree_rows is None:
         growing = in_words([one for one in KINDS.values() if one.tree_rows is not None])
         raise ConfigError(
             f"tree.kind = {tree.kind!r}, but drafter {name!r} ({drafter.words}) can only draft "

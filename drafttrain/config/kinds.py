@@ -55,7 +55,7 @@ class DrafterKind:
     """What stop policies see of its drafts, beside depth."""
     states: tuple[StateKind, ...] = ()
     """What acceptance heads can read of its drafts, the usual kind of states first; of slots also
-    along known outputs (`SlotDrafter`)."""
+    along known outputs (`SessionAlong.slots`)."""
     tree_rows: str | None = None
     """Class (drafter, source, sampling, randomness) of the rows of a sequence that a draft tree
     grows over; None: it drafts chains only."""
@@ -101,7 +101,7 @@ _Slots = partial(
     drafts="blocks",
     states=("slot",),
     tree_rows=f"{_AT}.tree:SlotRows",
-    probs_along=f"{_AT}.slots:probs_along",
+    probs_along=f"{_AT}.along:probs_along",
 )
 
 NONE = DrafterKind("none", "plain decoding", f"{_AT}.none:NoDrafter", "nothing")
@@ -110,7 +110,7 @@ MAX_GRAM = DrafterKind(
     words="max-gram",
     opens=f"{_AT}.max_gram:MaxGramDrafter",
     drafts="copies",
-    probs_along=f"{_AT}.along:proposed_along",
+    probs_along=f"{_AT}.along:probs_along",
 )
 """Needs no training."""
 CAUSAL = _Model(

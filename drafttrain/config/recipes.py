@@ -361,10 +361,8 @@ class StateDrafterShape(Config):
 
     k: Few = 4
     """Draft tokens of a round."""
-    drafts: Literal["blocks", "tokens"] = "blocks"
-    """blocks: all of them in one call. tokens: one a call, which knows the one before it."""
-    previous_token_rank: Annotated[int, Field(ge=0, le=2**16), CountsFor("drafts=blocks")] = 256
-    """Rank of the previous-token features of a block's slots; 0: none."""
+    previous_token_rank: int = Field(default=256, ge=0, le=2**16)
+    """Rank of the previous-token features of its slots; 0: none."""
     layers: tuple[FewOrZero, ...] | None = None
     """The target's layers that it copies, counted from 0; in their places it reads the target's
     keys and values. Default: the last two."""

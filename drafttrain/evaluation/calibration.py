@@ -17,6 +17,8 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import KINDS, DrafterKind
 from drafttrain.data.hidden.states import open_cache
+from drafttrain.decoding.drafters.along import read_outputs
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import Prompt
@@ -193,11 +195,10 @@ def follow_oracle(
     prompts: Sequence[Prompt],
     longest: int,
 ) -> OracleCounts | None:
-    """The oracle along the target's plain greedy outputs, by one teacher-forced pass of the drafter
-    each.
+    """The oracle along the target's plain greedy outputs, by what the drafter drafts along them.
 
-    longest: most draft tokens of a round. None where tokens are sampled, or the drafter has no such
-    pass.
+    longest: most draft tokens of a round. None where tokens are sampled, or the drafter cannot be
+    asked so.
     """
     kind, model, drafter = KINDS.get(pair.drafter.name), pair.model, pair.drafter
     if kind is None or kind.probs_along is None or sampling.temperature > 0.0:
@@ -206,6 +207,7 @@ def follow_oracle(
     outputs = decode_by(model, plain_method(sampling), sampling, prompts)
     for prompt, output in zip(prompts, outputs, strict=True):
         source, tokens = model.read(prompt.source), torch.tensor(output.tokens)
-        probs = along(drafter, source, tokens, [longest] * len(tokens), Sampling())
+        [known] = read_outputs(model, [source], [tokens], drafter.requires)
+        probs = alone(along(drafter, known, [longest] * len(tokens), Sampling()))
         agrees.append((probs > 0.5).numpy())
     return oracle_counts(agrees)

@@ -1,4 +1,4 @@
-"""Teacher-forced acceptance: what drafters would accept along known outputs, from parallel passes.
+"""Teacher-forced acceptance: how much of drafts along known outputs would be accepted.
 
 A drafter says how likely it drafts an output's own tokens at every prefix. In greedy decoding that
 is 1 or 0, so its rounds follow exactly: they are counted along the output, as decoding would play
@@ -26,11 +26,13 @@ from drafttrain.config.kinds import KINDS
 from drafttrain.config.progress import tracking
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
-from drafttrain.decoding.drafters.along import NOT_DRAFTED
+from drafttrain.decoding.drafters.along import NOT_DRAFTED, KnownOutput, read_outputs
 from drafttrain.decoding.drafters.causal import rows_along
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import exact_enough, warp
-from drafttrain.decoding.types import Proposal, Sampling, Source
+from drafttrain.decoding.shared import Steps, steps, together
+from drafttrain.decoding.target_states import TargetRequirements
+from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio
 from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import Counts
@@ -49,10 +51,8 @@ vocabulary, as they do."""
 class TargetOutput:
     """An output of the target, decoded plainly."""
 
-    source: Source
-    """As the target has read it, for all drafters."""
-    tokens: Tensor
-    """[L]."""
+    known: KnownOutput
+    """Source and tokens, with what drafters read of the target along them."""
     target_probs: Tensor | None
     """[L, V] the target's distributions along it, warped; None where nobody needs them."""
     room: int
@@ -97,15 +97,17 @@ def measure_forced(
     needs_probs = bool(models) or not drawn.greedy
     try:
         with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
-            for output in decode_outputs(target, methods, prompts, sampling, needs_probs):
-                lengths.append(len(output.tokens))
-                drafted = _draft_along(methods, output, drawn)
-                for own, method, probs in zip(sums, methods, drafted, strict=True):
-                    own.append(count_along(method, output, probs, drawn.greedy))
-                for key, model in models.items():
-                    overlaps[key].append(measure_overlaps(model, output, drawn).numpy())
-                cut += is_cut(target, output.tokens.tolist(), sampling.max_new_tokens)
-                work.update()
+            for outputs in decode_outputs(target, methods, prompts, sampling, needs_probs):
+                drafted = together([_draft_along(methods, output, drawn) for output in outputs])
+                for output, along in zip(outputs, drafted, strict=True):
+                    tokens = output.known.tokens
+                    lengths.append(len(tokens))
+                    for own, method, probs in zip(sums, methods, along, strict=True):
+                        own.append(count_along(method, output, probs, drawn.greedy))
+                    for key, model in models.items():
+                        overlaps[key].append(measure_overlaps(model, output, drawn).numpy())
+                    cut += is_cut(target, tokens.tolist(), sampling.max_new_tokens)
+                    work.update()
     except KeyboardInterrupt:
         done = min(map(len, (lengths, *sums, *overlaps.values())))
         if done == 0:
@@ -134,37 +136,42 @@ def decode_outputs(
     prompts: Sequence[Prompt],
     sampling: SamplingConfig,
     needs_probs: bool,
-) -> Iterator[TargetOutput]:
-    """The target's plain outputs, those of `drafttrain eval`, with what the drafters read of it."""
+) -> Iterator[list[TargetOutput]]:
+    """The target's plain outputs, those of `drafttrain eval`, with what the drafters read of it;
+    some at a time."""
     plain, drawn = plain_method(sampling), build_sampling(sampling)
+    wanted = TargetRequirements.union(method.drafter.requires for method in methods)
     for start in range(0, len(prompts), DECODED_AT_ONCE):
         some = [
             replace(prompt, source=target.read(prompt.source))
             for prompt in prompts[start : start + DECODED_AT_ONCE]
         ]
         decoded = decode_by(target, plain, sampling, some, len(some))
-        for source, output in zip((prompt.source for prompt in some), decoded, strict=True):
-            tokens = torch.tensor(output.tokens, dtype=torch.long)
+        sources, tokens = [one.source for one in some], [output.tokens for output in decoded]
+        found = []
+        for known in read_outputs(target, sources, tokens, wanted):
+            source, draft = known.source, known.tokens[:-1]
             room = target.max_new_tokens(source, sampling.max_new_tokens)
             probs = None
             if needs_probs:
-                draft = tokens[:-1].to(source.prefix.device)
+                draft = draft.to(source.prefix.device)
                 [score] = target.score(
                     [target.encode(source)], [source.prefix], [Proposal.chain(draft)]
                 )
                 process = target.processors(drawn).start(source, room)
                 probs = warp(process(source.prefix, draft, score.logits), drawn).cpu()
-            yield TargetOutput(source, tokens, probs, room)
+            found.append(TargetOutput(known, probs, room))
+        yield found
 
 
 def _draft_along(
     methods: Sequence[Method], output: TargetOutput, sampling: Sampling
-) -> list[Tensor]:
+) -> Steps[list[Tensor]]:
     """How likely each method drafts the output's own tokens at every prefix. [L, k] of each.
 
-    Methods of one drafter share the pass of the longest, unless shorter drafts are others.
+    Methods of one drafter share the longest's drafts, unless shorter drafts are others.
     """
-    length, passes = len(output.tokens), {}
+    length, passes = len(output.known.tokens), {}
     keys = [(id(m.drafter), m.stop.longest if m.drafter.lengths_differ else 0) for m in methods]
     by_length = sorted(zip(keys, methods, strict=True), key=lambda one: -one[1].stop.longest)
     for key, method in by_length:
@@ -177,7 +184,8 @@ def _draft_along(
         passes[key] = torch.full((length, k), NOT_DRAFTED, dtype=torch.double)
         if limit.max() > 0:
             along = resolve_name(KINDS[method.drafter.name].probs_along)
-            probs = along(method.drafter, output.source, output.tokens, limit.tolist(), sampling)
+            found = along(method.drafter, output.known, limit.tolist(), sampling)
+            probs = yield from steps(found)
             passes[key][:, : probs.shape[1]] = probs.cpu()
     return [passes[key][:, : m.stop.longest] for key, m in zip(keys, methods, strict=True)]
 
@@ -203,7 +211,8 @@ def count_along(method: Method, output: TargetOutput, probs: Tensor, greedy: boo
     if greedy:
         rates = (draft > 0.5).astype(float)
     else:
-        own = output.target_probs.gather(-1, output.tokens[:, None])[:, 0].double().numpy()
+        tokens = output.known.tokens
+        own = output.target_probs.gather(-1, tokens[:, None])[:, 0].double().numpy()
         at_target = own[places.clip(max=length - 1)].clip(min=np.finfo(np.float64).tiny)
         rates = np.minimum(1.0, draft / at_target)
     accepted = np.cumprod(np.where(inside, rates, 0.0), axis=1)
@@ -231,7 +240,8 @@ def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampl
     the acceptance of rejection sampling; p(argmax q), which engines accept that verify greedy
     drafts against samples of the target. Of greedy decoding only the first: there all are one.
     """
-    logits = rows_along(drafter, output.source, output.tokens)[: max(output.room - 1, 0)]
+    known = output.known
+    logits = rows_along(drafter, known.source, known.tokens)[: max(output.room - 1, 0)]
     target = output.target_probs[: len(logits)].double()
     draft = warp(logits, sampling).cpu().double()[: len(target)]
     best = draft.argmax(-1, keepdim=True)

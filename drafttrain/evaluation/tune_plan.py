@@ -27,7 +27,6 @@ from drafttrain.evaluation.calibration import HeadFacts, judge_heads
 from drafttrain.evaluation.plan import check_batches
 from drafttrain.evaluation.report import check_report_file
 from drafttrain.models.acceptance_head import load_heads
-from drafttrain.models.draft_states import drafts_tokens
 from drafttrain.models.drafters import read_drafter_settings
 from drafttrain.models.loading import check_target
 from drafttrain.models.speech import hears
@@ -98,7 +97,7 @@ class Drafting:
         settings = read_drafter_settings(drafter)
         kind = kind_of(settings)
         longest = settings.k if kind.drafts == "blocks" else None
-        return Drafting(kind, longest, kind.tree_rows is not None and not drafts_tokens(settings))
+        return Drafting(kind, longest, kind.tree_rows is not None)
 
 
 def make_candidates(

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.kinds import KINDS, STATE_DRAFTER, StateKind, in_words, kind_of
+from drafttrain.config.kinds import KINDS, StateKind, in_words, kind_of
 
 ROW_FEATURES = 6
 """Numbers that `drawn_states` puts behind a hidden state."""
@@ -83,23 +83,12 @@ def _ones(size: int, dtype: np.dtype) -> np.ndarray:
     return np.ones(size, dtype)
 
 
-def drafts_tokens(drafter: PretrainedConfig) -> bool:
-    """Whether it is a state drafter that drafts token by token, and so has no slots."""
-    return kind_of(drafter) is STATE_DRAFTER and drafter.drafts == "tokens"
-
-
 def states_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
     """The kinds of states that a drafter has, the usual one first.
 
     Raises ConfigError where it has none: rows may be there, but no state that stands for a token.
     """
     kind = kind_of(drafter)
-    if drafts_tokens(drafter):
-        raise ConfigError(
-            f"{kind.words} that drafts token by token (drafter.drafts=tokens) shows no states that "
-            "an acceptance head could be trained on; train it with drafter.drafts=blocks, or stop "
-            "by --stop fixed, entropy or confidence"
-        )
     if not kind.states:
         able = in_words([one for one in KINDS.values() if one.states])
         raise ConfigError(

@@ -13,7 +13,7 @@ token, and least squares give the one that comes nearest to what the target feed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +40,6 @@ class StateDrafterConfig(PretrainedConfig):
     model_type = "state-drafter"
 
     k: int = 4
-    drafts: Literal["blocks", "tokens"] = "blocks"
-    """blocks: k tokens in one call, whose slots are fed the token that the block stands behind.
-    tokens: one a call, each fed the token before it."""
     previous_token_rank: int = 0
     """Rank of the features by which the slots of a block are told the token before them; 0: none
     are."""
@@ -62,13 +59,6 @@ class StateDrafterConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if not isinstance(self.k, int) or self.k < 1:
             raise ValueError(f"k = {self.k!r}: a block has one token at least")
-        if self.drafts not in ("blocks", "tokens"):
-            raise ValueError(f"drafts = {self.drafts!r}: give blocks or tokens")
-        if self.drafts == "tokens" and self.previous_token_rank:
-            raise ValueError(
-                f"previous_token_rank = {self.previous_token_rank}: drafts of tokens are fed the "
-                "token before them; give 0"
-            )
         super().__post_init__(**kwargs)
 
 
@@ -110,9 +100,8 @@ class StateDrafter(PreTrainedModel):
 
     def fed(self, of_anchors: Tensor, embedded: Tensor, depths: Tensor) -> Tensor:
         """What slots are fed. of_anchors: as above, of the token that the block of each stands
-        behind; embedded: that token, or, of a drafter that drafts token by token, the one in the
-        slot itself; depths: the slot's number in its block. Shapes: [N, 2, D], [N, D], [N] ->
-        [N, D].
+        behind; embedded: that token; depths: the slot's number in its block. Shapes: [N, 2, D],
+        [N, D], [N] -> [N, D].
         """
         found = normalised(embedded.to(self.dtype))
         tokens = torch.stack([part(found) for part in self.of_token], 1)
@@ -221,7 +210,7 @@ def make_config(
 ) -> StateDrafterConfig:
     """The shape of a drafter of these layers of a target, which reads the outputs of others.
 
-    shape: k, drafts, previous_token_rank.
+    shape: k, previous_token_rank.
     """
     decoder = shallow_config(target, layers)
     decoder.vocab_size = 1  # its embeddings are the target's
@@ -270,8 +259,7 @@ def fit_start(
         tokens = normalised(embed(ids[0, anchors]).float())
         wanted = reading.wanted[0, anchors]
         sums[FIRST].add(torch.cat([states, tokens], 1).cpu(), wanted.cpu())
-        told = tokens[1:] if config.drafts == "tokens" else tokens[:-1]
-        sums[LATER].add(torch.cat([states[:-1], told], 1).cpu(), wanted[1:].cpu())
+        sums[LATER].add(torch.cat([states[:-1], tokens[:-1]], 1).cpu(), wanted[1:].cpu())
     for which, own in enumerate(sums):
         weights, constant = own.solve(RIDGE)
         of_states, of_token = weights.split([width - config.hidden_size, config.hidden_size], 1)

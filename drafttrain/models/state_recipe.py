@@ -48,8 +48,7 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
             f"drafter.output_tokens = {asked.output_tokens} is more than the target's "
             f"{target.vocab_size} tokens; give fewer, or leave it out"
         )
-    rank = asked.previous_token_rank if asked.drafts == "blocks" else 0
-    shape = {"k": asked.k, "drafts": asked.drafts, "previous_token_rank": rank}
+    shape = {"k": asked.k, "previous_token_rank": asked.previous_token_rank}
     config = make_config(target, layers, states, **shape)
     config.target = {"path": settings.target.path, "revision": settings.target.revision}
     config.drafttrain_version = __version__

@@ -59,7 +59,6 @@ def test_the_tables_load_nothing_heavy():
 def test_a_drafter_draws_and_shows_what_its_kind_says(drafter):
     kind, made = KINDS[drafter.name], object.__new__(drafter)  # neither depends on a model
     assert made.provides == kind.provides
-    assert ("slot" in kind.states) == callable(getattr(drafter, "slots_along", None))
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         assert made.draw_kind(sampling) == kind.draw_kind(sampling.greedy)
 

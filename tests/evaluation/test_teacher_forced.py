@@ -13,6 +13,7 @@ from torch import Tensor
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.decode import SamplingConfig
+from drafttrain.decoding.drafters.along import KnownOutput
 from drafttrain.decoding.drafters.causal import CausalDrafter, blocks_of
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -152,7 +153,7 @@ def test_a_drafter_that_is_the_target_is_always_accepted():
 def test_expected_counts_by_hand():
     """Tokens 0, 1, 1 with target probabilities 0.5, 0.4, 0.8; drafts of 2, room for 4 tokens."""
     target_probs = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.2, 0.8]])
-    output = TargetOutput(None, torch.tensor([0, 1, 1]), target_probs, room=4)
+    output = TargetOutput(KnownOutput(None, torch.tensor([0, 1, 1])), target_probs, room=4)
     draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
     method = Method(CausalDrafter(CachedModel(tiny_model("llama"))), FixedLength(2), None)
     counts = count_along(method, output, draft, greedy=False)
@@ -170,7 +171,7 @@ def test_rates_of_engines_by_hand(monkeypatch):
     target_probs = torch.tensor([[0.4, 0.5, 0.1], [0.2, 0.7, 0.1]])
     monkeypatch.setattr(teacher_forced, "rows_along", lambda *_: rows.log())
     drafter = CachedModel(tiny_model("llama"))
-    output = TargetOutput(None, torch.tensor([0, 1]), target_probs, room=9)
+    output = TargetOutput(KnownOutput(None, torch.tensor([0, 1])), target_probs, room=9)
     match, overlap, first, count = measure_overlaps(drafter, output, Sampling(1.0)).tolist()
     assert (match, count) == (1, 2)  # likeliest: 0 and 1 differ, 1 and 1 agree
     assert overlap == pytest.approx((0.4 + 0.3 + 0.1) + (0.1 + 0.6 + 0.1))
@@ -185,7 +186,7 @@ def test_sampled_acceptance_is_the_mean_of_what_is_kept_of_outputs():
     method = Method(MaxGramDrafter(), FixedLength(1), None)
     mean = 0.0
     for token in range(5):
-        output = TargetOutput(None, torch.tensor([token]), target[None], room=9)
+        output = TargetOutput(KnownOutput(None, torch.tensor([token])), target[None], room=9)
         counts = count_along(method, output, draft[token][None, None], greedy=False)
         mean += float(target[token]) * counts[3]
     assert mean == pytest.approx(float(torch.minimum(target, draft).sum()))

@@ -32,21 +32,15 @@ from tests.recipes.tiny_recipe import (
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
-SHAPES = {
-    "blocks": {"previous_token_rank": 0},
-    "linked": {"previous_token_rank": 5},
-    "tokens": {"drafts": "tokens"},
-}
 
-
-def make_project(folder: Path, drafts: str = "blocks") -> list[str]:
-    return language_project(folder, drafter=SHAPES[drafts])
+def make_project(folder: Path, rank: int = 0) -> list[str]:
+    return language_project(folder, drafter={"previous_token_rank": rank})
 
 
 def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    arguments, run = make_project(tmp_path, "linked"), tmp_path / "run"
+    arguments, run = make_project(tmp_path, 5), tmp_path / "run"
     plans_and_writes_nothing(main, arguments, run, capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
     assert "maps fitted along" in capsys.readouterr().out
@@ -83,15 +77,12 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     assert "does not say what it reads: context_layers = None" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("drafts", ["linked", "tokens"])
 def test_interrupted_training_ends_with_the_same_bits_and_blocks_draft_trees(
-    drafts: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    tmp_path: Path,
 ) -> None:
-    resumed_as_if_never_stopped(main, make_project(tmp_path, drafts), tmp_path, "final", "start")
+    resumed_as_if_never_stopped(main, make_project(tmp_path, 5), tmp_path, "final", "start")
     tree = ["--drafter", str(tmp_path / "run"), "--text", "w5 w6", "--tree", "opt-tree"]
-    code = exit_code(drafttrain, "generate", *tree, "--max-new-tokens", "3")
-    assert (code == 0) == (drafts == "linked")
-    assert ("can only draft chains" in capsys.readouterr().err) == (drafts == "tokens")
+    assert exit_code(drafttrain, "generate", *tree, "--max-new-tokens", "3") == 0
 
 
 def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -126,10 +126,10 @@ def follow_in_blocks() -> tuple[nn.Module, Batch]:
     return FollowInBlocks(drafter, FOLLOW_BLOCKS, target), BlocksCollator(0, 0, 3)([ROWS])
 
 
-def follow_states(mode: str) -> tuple[nn.Module, Batch]:
+def follow_states() -> tuple[nn.Module, Batch]:
     target = tiny_model("llama", num_hidden_layers=4)
     collate = BlocksCollator(0, 0, 3, reads_prompt=False)
-    drafter = behind_states(target, [1, 3], mode, k=3)
+    drafter = behind_states(target, [1, 3], "linked", k=3)
     return FollowStates(drafter, FOLLOW_BLOCKS, target), collate.alone(ROWS)
 
 
@@ -146,8 +146,7 @@ def language_modelling(family: str) -> tuple[nn.Module, Batch]:
 OBJECTIVES = {
     "follow_target": follow_target,
     "follow_in_blocks": follow_in_blocks,
-    "follow_states_blocks": partial(follow_states, "linked"),
-    "follow_states_tokens": partial(follow_states, "tokens"),
+    "follow_states": follow_states,
     "head_sweep": head_sweep,
     "pairs": partial(language_modelling, "t5"),
     "texts": partial(language_modelling, "llama"),

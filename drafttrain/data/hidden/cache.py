@@ -24,7 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.config.inputs import DataConfig
-from drafttrain.config.kinds import kind_of
+from drafttrain.config.kinds import STATE_DRAFTER, kind_of
 from drafttrain.data.encoded import ClipEncoding
 from drafttrain.data.hidden.labels import Labelling, label_slots, label_tokens
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
@@ -182,6 +182,11 @@ def _labelling(
     k, slots, limits = config.k, None, [position_limit(target.model.config)]
     if state == "slot":
         k = config.k or drafter.config.k
+        if kind_of(drafter.config) is STATE_DRAFTER and k > drafter.config.k:
+            raise ConfigError(
+                f"k = {k} slots, but state drafter {config.drafter!r} was trained for k = "
+                f"{drafter.config.k}; give as many or fewer"
+            )
         slots = resolve_name(kind_of(drafter.config).opens)(drafter, target.model)
         limits.append(None if slots.position_limit is None else slots.position_limit + 1 - k)
     else:

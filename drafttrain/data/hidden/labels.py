@@ -33,12 +33,15 @@ from drafttrain.config.commands import CacheConfig
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.hidden.states import Labelled
 from drafttrain.data.shards.outputs import ShardRow
-from drafttrain.decoding.drafters.slots import SlotDrafter, Slots
+from drafttrain.decoding.drafters.along import KnownOutput, SessionAlong, read_outputs
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sources import make_source, own_source, start_token
 from drafttrain.decoding.engine.teacher_forcing import Forced, forced_states, teacher_force
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import draw_tokens, warp
+from drafttrain.decoding.shared import Steps, together
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draft_states import StateKind, drawn_states, state_size
 
@@ -63,7 +66,7 @@ class Labelling:
     """What else was asked for: seed, mixes, blocks, size of batches."""
     places: int | None
     """Positions that both models have; None: no limit."""
-    slots: SlotDrafter | None = None
+    slots: Drafter | None = None
     """The drafter as it drafts, for states of slots."""
     clips: Callable[[int], Tensor] | None = None
     """Of targets that hear: what their encoder makes of the clip of a row, [S, E]."""
@@ -193,7 +196,7 @@ def mix_tokens(
 
 
 Seen = tuple[Tensor, Tensor, Tensor]
-"""Positions [N], states [N, D] and acceptance [N] of one slot of some blocks."""
+"""Positions [N], states [N, D] and acceptance [N] of the first slots of a block."""
 
 
 @torch.inference_mode()
@@ -201,69 +204,64 @@ def label_slots(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[l
     """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
     drafter = labelling.slots
     assert drafter is not None
+    target = CachedModel(labelling.target)
     for group in grouped(labelling, outputs):
         sources = labelling.sources(group)
-        judged = teacher_force(labelling.target, sources, [output.target_ids for output in group])
-        for output, source, forced in zip(group, sources, judged, strict=True):
-            target_probs = target_rows(labelling, source, output.target_ids, forced.logits)
-            yield _label_blocks(labelling, drafter, output, source, target_probs)
+        targets = [output.target_ids for output in group]
+        judged = teacher_force(labelling.target, sources, targets)
+        known = read_outputs(target, sources, targets, drafter.requires)
+        target_probs = [
+            target_rows(labelling, source, ids, forced.logits)
+            for source, ids, forced in zip(sources, targets, judged, strict=True)
+        ]
+        rows = [output.row for output in group]
+        given = zip(rows, known, target_probs, strict=True)
+        yield from together([_label_blocks(labelling, drafter, *one) for one in given])
 
 
 def _label_blocks(
-    labelling: Labelling,
-    drafter: SlotDrafter,
-    output: ShardRow,
-    source: Source,
-    target_probs: Tensor,
-) -> list[Labelled]:
-    """The slots that decoding would have seen in blocks along one output, for every mix."""
-    settings, tokens = labelling.settings, torch.tensor(output.target_ids)
+    labelling: Labelling, drafter: Drafter, row: int, known: KnownOutput, target_probs: Tensor
+) -> Steps[list[Labelled]]:
+    """The slots that decoding would have seen in blocks along one output, for every mix: all first
+    slots, then the second slots of those whose first was accepted, and so on."""
+    settings, length = labelling.settings, len(known.tokens)
     numbers = [
-        row_uniforms(settings.seed, mix, output.row, len(tokens), settings.k + 1)
+        row_uniforms(settings.seed, mix, row, length, settings.k + 1)
         for mix in range(settings.mixes)
     ]
     first = 1 if drafter.requires.first_row else 0
     chosen = [draw_prefixes(own[:, 0], settings.blocks_per_row, first) for own in numbers]
     width = state_size(labelling.drafter.config, labelling.state)
-    nothing = torch.empty(0, dtype=torch.long), torch.empty(0, width), torch.empty(0)
-    seen: list[list[Seen]] = [[nothing] for _ in numbers]
-    prefixes = sorted({prefix for own in chosen for prefix in own})
-    for slots in drafter.slots_along(source, tokens, prefixes, settings.k):
-        device, begun = slots.states.device, np.array(slots.prefixes)
-        known = tokens.to(device), target_probs.to(device)
-        for mix, coins in enumerate(numbers):
-            alive = torch.from_numpy(np.flatnonzero(np.isin(begun, chosen[mix]))).to(device)
-            own = torch.from_numpy(coins[begun, 1:]).to(device)
-            seen[mix] += seen_slots(slots, alive, own, *known, labelling.sampling)
-    return [
-        Labelled(output.row, *(torch.cat(column) for column in zip(*of_mix, strict=True)))
-        for of_mix in seen
-    ]
+    like = {"device": target_probs.device}
+    nothing = torch.empty(0, dtype=torch.long, **like), torch.empty(0, width, **like)
+    seen: list[list[Seen]] = [[(*nothing, torch.empty(0, **like))] for _ in numbers]
+    session = SessionAlong(drafter, known, labelling.sampling)
+    tokens = known.tokens.to(target_probs.device)
+    for prefix in sorted({prefix for own in chosen for prefix in own}):
+        states, logits = yield from session.slots(prefix, settings.k)
+        count = min(len(states), length - prefix)
+        if count == 0:
+            continue
+        places = torch.arange(prefix, prefix + count, device=target_probs.device)
+        draft_probs = warp(logits[:count], labelling.sampling).to(target_probs.device)
+        overlap = torch.minimum(draft_probs, target_probs[places])
+        emitted = tokens[places][:, None]
+        survival = _survival(overlap.gather(1, emitted), target_probs[places].gather(1, emitted))
+        states, acceptance = states[:count].float(), overlap.sum(dim=-1).clamp(max=1.0)
+        for mix, own in enumerate(numbers):
+            if prefix in chosen[mix]:
+                accepted = torch.from_numpy(own[prefix, 1 : count + 1]) < survival.cpu()
+                met = 1 + int(accepted[:-1].cumprod(0).sum())
+                seen[mix].append((places[:met], states[:met], acceptance[:met]))
+    return [Labelled(row, *_by_slot(of_mix)) for of_mix in seen]
 
 
-def seen_slots(
-    slots: Slots,
-    alive: Tensor,
-    coins: Tensor,
-    tokens: Tensor,
-    target_probs: Tensor,
-    sampling: Sampling,
-) -> Iterator[Seen]:
-    """All first slots of some blocks along one output, then the second slots of those whose first
-    was accepted, and so on.
-
-    Shapes: alive [N], numbers of the blocks among those of `slots`; coins [A, K] in [0, 1); tokens
-    [L]; target_probs [L, V].
-    """
-    prefixes = torch.tensor(slots.prefixes, device=tokens.device)
-    for slot in range(coins.shape[1]):
-        alive = alive[prefixes[alive] + slot < len(tokens)]
-        place = prefixes[alive] + slot
-        overlap = torch.minimum(warp(slots.rows(alive, slot), sampling), target_probs[place])
-        yield place, slots.states[alive, slot].float(), overlap.sum(dim=-1).clamp(max=1.0)
-        emitted = tokens[place][:, None]
-        survival = _survival(overlap.gather(1, emitted), target_probs[place].gather(1, emitted))
-        alive = alive[coins[alive, slot] < survival]
+def _by_slot(blocks: Sequence[Seen]) -> Seen:
+    """All slots of some blocks, first slots first."""
+    slots = torch.cat([torch.arange(len(positions)) for positions, *_ in blocks])
+    positions, states, acceptance = map(torch.cat, zip(*blocks, strict=True))
+    order = slots.argsort(stable=True).to(states.device)
+    return positions[order], states[order], acceptance[order]
 
 
 def _survival(overlap: Tensor, target: Tensor) -> Tensor:

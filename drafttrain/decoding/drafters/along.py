@@ -1,58 +1,139 @@
-"""What drafters would draft along a known output: how likely the output's own tokens are.
+"""Drafters along a known output of the target: asked at its prefixes, as decoding asks them.
 
-Each kind that can tell has a function (`DrafterKind.probs_along`) of the drafter, a source that the
-target has read, the output [L], the most tokens of a draft at each prefix [L] and the sampling. It
-gives [L, K] in float64, K >= 1 being the largest of those. Entry (p, d) is the probability that a
-draft behind the first p tokens of the output has the output's token p + d in place d, where it has
-the output's own tokens in the places before. In greedy decoding that is 1 or 0. It is 0 behind the
-end of the output, where any token is wrong, and NOT_DRAFTED where a draft has no such place.
+Acceptance heads learn from the slots that they are asked for, and teacher-forced acceptance is of
+what they draft. Each kind that can tell has a function (`DrafterKind.probs_along`) of the drafter,
+the output [L], the most tokens of a draft at each prefix [L] and the sampling; outputs share calls
+(`shared.Steps`). It gives [L, K] in float64, K >= 1 being the largest of those. Entry (p, d) is the
+probability that a draft after the first p tokens of the output has the output's token p + d in
+place d, where it has the output's own tokens in the places before. In greedy decoding that is 1 or
+0. It is 0 after the end of the output, where any token is wrong, and NOT_DRAFTED where a draft has
+no such place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from drafttrain.decoding.drafters.slots import SlotSession
+from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import alone
+from drafttrain.decoding.sampling import SampledRandomness, probs_of_tokens
+from drafttrain.decoding.shared import Steps, steps
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.target_states import TargetRequirements, TargetState, VerifiedColumns
 from drafttrain.decoding.types import Sampling, Source
 
 NOT_DRAFTED = -1.0
 
 
-def at_every_prefix(probs: Tensor, length: int, k: int) -> Tensor:
-    """The same of a drafter whose rows depend on the tokens before them alone.
+@dataclass(frozen=True)
+class KnownOutput:
+    """An output of the target, and what drafters read of the target along it."""
 
-    probs [M]: of the first M <= length tokens; others are not drafted.
-    Shapes: -> [length, k].
-    """
-    known = F.pad(probs, (0, length - len(probs)), value=NOT_DRAFTED)
-    return F.pad(known, (0, k - 1)).unfold(0, k, 1)
+    source: Source
+    """As the target has read it (`CachedModel.read`)."""
+    tokens: Tensor
+    """[L], on the CPU."""
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    """[P + L - 1, D] of each layer that is read, at all tokens but the last."""
+    columns: VerifiedColumns | None = None
+    """The target's cache of the same tokens, where layers of it are read."""
+
+    def committed(self, prefix: int) -> Tensor:
+        """All committed tokens [T] where decoding has emitted so many of the output."""
+        return torch.cat((self.source.prefix.cpu(), self.tokens[:prefix]))
 
 
 @torch.inference_mode()
-def proposed_along(
-    drafter: Drafter,
-    source: Source,
-    target_ids: Tensor,
-    longest: Sequence[int],
-    sampling: Sampling,
-) -> Tensor:
-    """The same of a drafter whose drafts have no chance in them: it is asked at every prefix."""
-    session = drafter.open(source, sampling, SampledRandomness(torch.Generator()))
-    tokens = torch.cat([source.prefix.cpu(), target_ids])
-    stop, before = FixedLength(max(longest)), len(source.prefix)
-    found = torch.full((len(target_ids), max(longest)), NOT_DRAFTED, dtype=torch.double)
-    for place, most in enumerate(longest):
+def read_outputs(
+    target: CachedModel,
+    sources: Sequence[Source],
+    outputs: Sequence[Sequence[int] | Tensor],
+    wanted: TargetRequirements,
+) -> list[KnownOutput]:
+    """Known outputs for drafters that read this of the target; one pass, where they read any.
+
+    sources: as the target has read them. Shapes: outputs [L] each.
+    """
+    tokens = [torch.as_tensor(output, dtype=torch.long).cpu() for output in outputs]
+    known = [KnownOutput(*pair) for pair in zip(sources, tokens, strict=True)]
+    if not wanted.layers and not wanted.context_layers:
+        return known
+    states = target.encode_all(sources)
+    feeds = [
+        Feed(state, one.committed(len(one.tokens) - 1).tolist(), 0)
+        for state, one in zip(states, known, strict=True)
+    ]
+    read = target.feed_all(feeds, wanted.layers)
+    return [
+        KnownOutput(one.source, one.tokens, {n: found.layer(n) for n in wanted.layers}, state)
+        for one, state, found in zip(known, states, read, strict=True)
+    ]
+
+
+class SessionAlong:
+    """One session of a drafter, asked at rising prefixes of a known output."""
+
+    def __init__(self, drafter: Drafter, known: KnownOutput, sampling: Sampling) -> None:
+        self.known = known
+        self.session = drafter.open(known.source, sampling, SampledRandomness(torch.Generator()))
+        self._seen = 0
+        """Committed tokens when it was last asked."""
+
+    def _state(self, tokens: Tensor, prefix: int) -> TargetState | None:
+        """What the target shows of the tokens committed since; None before its first call."""
+        if prefix == 0:
+            return None
+        first, self._seen = self._seen, len(tokens)
+        rows = slice(max(first - 1, 0), len(tokens) - 1)
+        hidden = {layer: states[rows] for layer, states in self.known.hidden.items()}
+        return TargetState(len(tokens), hidden, self.known.columns)
+
+    def draft(self, prefix: int, most: int) -> Steps[Tensor]:
+        """A draft [N] of up to so many tokens."""
+        tokens = self.known.committed(prefix)
         if most == 0:
-            continue
-        proposal = alone(session.propose(tokens[: before + place], None, stop.capped(most)))
-        drafted, actual = proposal.tokens, target_ids[place : place + len(proposal.tokens)]
-        found[place, : len(drafted)] = 0.0
-        found[place, : len(actual)] = (drafted[: len(actual)] == actual).double()
+            return torch.empty(0, dtype=torch.long)
+        drafted = self.session.propose(tokens, self._state(tokens, prefix), FixedLength(most))
+        return (yield from steps(drafted)).tokens
+
+    def slots(self, prefix: int, most: int) -> Steps[tuple[Tensor, Tensor]]:
+        """A block of up to so many slots: their states, before a token is drawn, and their rows
+        after the output's own tokens. Shapes: -> [N, D], [N, V]."""
+        session, tokens = self.session, self.known.committed(prefix)
+        assert isinstance(session, SlotSession)
+        count = session.longest(tokens, most, self._state(tokens, prefix))
+        if count == 0:
+            return torch.empty(0, 0), torch.empty(0, 0)
+        states, rows = yield from session.slot_rows(tokens, count)
+        if session.link is not None:
+            own = self.known.tokens
+            before = own[torch.arange(prefix - 1, prefix + count - 1).clamp(0, len(own) - 1)]
+            before[0] = session.told_first(tokens)
+            rows = session.link.after(states, rows, before.to(rows.device))
+        return states, rows
+
+
+def probs_along(
+    drafter: Drafter, known: KnownOutput, longest: Sequence[int], sampling: Sampling
+) -> Steps[Tensor]:
+    """The same of drafters of slots, and of those whose drafts have no chance in them."""
+    tokens, session = known.tokens, SessionAlong(drafter, known, sampling)
+    found = torch.full((len(tokens), max(longest)), NOT_DRAFTED, dtype=torch.double)
+    for prefix, most in enumerate(longest):
+        if isinstance(session.session, SlotSession):
+            _, drafted = yield from session.slots(prefix, most)
+        else:
+            drafted = yield from session.draft(prefix, most)
+        own = tokens[prefix : prefix + len(drafted)]
+        found[prefix, : len(drafted)] = 0.0
+        if drafted.dim() == 1:
+            found[prefix, : len(own)] = (drafted[: len(own)] == own).double()
+        elif len(own) > 0:
+            found[prefix, : len(own)] = probs_of_tokens(drafted[: len(own)], own, sampling)
     return found

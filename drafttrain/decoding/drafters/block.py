@@ -12,7 +12,7 @@ lossless as any draft.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,17 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.block_along import block_states, rows_after, what_is_read
 from drafttrain.decoding.drafters.candidates import Link
-from drafttrain.decoding.drafters.slots import SlotDrafter, Slots, SlotSession
+from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
-from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.inference import without_gradients
-from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
@@ -43,13 +41,13 @@ OfSlots = tuple[Tensor, Tensor]
 """Of slots: hidden states [slots, D] and scores without the token before [slots, V]."""
 
 
-class BlockDrafter(SlotDrafter):
+class BlockDrafter(Drafter):
     """Drafts blocks of slots with a trained Spec-Drafter."""
 
     name = "spec-drafter"
 
     def __init__(self, model: SpecDrafter, target: PreTrainedModel | None = None):
-        self.model, self.target = model.eval(), target
+        self.model = model.eval()
         shape = model.shape
         self.cached = CachedModel(model, model.draftable, shape.vocab_size)
         self.cached.check_branches()
@@ -116,23 +114,6 @@ class BlockDrafter(SlotDrafter):
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
 
-    @torch.inference_mode()
-    def slots_along(
-        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
-    ) -> Iterator[Slots]:
-        """The blocks of k slots at some prefix lengths of a known output (`SlotDrafter`)."""
-        before = None
-        if self.fuses:
-            assert self.target is not None
-            before = states_before(self.target, [source], [target_ids.tolist()])[0]
-        given, read = source.prefix[1:].tolist(), what_is_read(self.model, source)
-        found = block_states(self.model, read, target_ids, prefixes, k, given, before)
-
-        def rows(blocks: Tensor, slot: int) -> Tensor:
-            return rows_after(self.model, *(part[blocks, slot] for part in found))
-
-        yield Slots(prefixes, found[0], rows)
-
 
 def _last_rows(output: StepOutput) -> OfSlots:
     return output.hidden[len(output.hidden) - len(output.logits) :], output.logits
@@ -188,7 +169,8 @@ class BlockSession(SlotSession):
         if self.drafter.fuses and target_state is not None:
             self._committed = CommittedStates.of(target_state, len(self._source.prefix))
             self._verified = target_state.committed
-        return wanted
+        limit = self.drafter.position_limit  # the last slot's token is never fed
+        return wanted if limit is None else max(0, min(wanted, limit + 1 - len(tokens)))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> Steps[OfSlots]:
         """Caches the prefix."""

@@ -1,4 +1,4 @@
-"""What a Spec-Drafter drafts along a known output: the blocks at many prefixes, in one pass."""
+"""What a Spec-Drafter in training drafts along a known output: blocks at all prefixes, one pass."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.drafters.candidates import Candidates
-from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.spec_drafter import RowReader
-from drafttrain.decoding.types import Source
 from drafttrain.models.spec_drafter.layout import lay_out
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
@@ -27,37 +25,16 @@ def block_rows(
     """The rows of blocks at every prefix length 0..L-1 of a known output, in one pass.
 
     With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
-    were right, so their arg-max is what decoding would have drafted there. given, before: see
-    `block_states`. Shapes: [S] or [S, D], [L] -> [L, k, V].
+    were right, so their arg-max is what decoding would have drafted there. The token before changes
+    the scores of a slot's best candidates, all others keep theirs. Arguments: as `block_states`.
+    Shapes: -> [L, k, V].
     """
-    prefixes = range(len(target_ids))
-    states, previous = block_states(
-        model, source, target_ids, prefixes, model.config.k, given, before
-    )
-    return rows_after(model, states, previous)
-
-
-def what_is_read(model: SpecDrafter, source: Source) -> Tensor:
-    """What the drafter reads of a source: its token ids [S], or the target's encoder states [S, D]
-    (`CachedModel.read`)."""
-    if model.shape.encoder == "own":
-        return source.input_ids.cpu()
-    return given_encoding([source])[0]
-
-
-def rows_after(model: SpecDrafter, states: Tensor, previous: Tensor) -> Tensor:
-    """The rows of slots as decoding has them after these tokens.
-
-    With previous-token features the token before changes the scores of a slot's best candidates,
-    all others keep theirs. Shapes: states [..., D], previous [...] -> [..., V].
-    """
+    states, previous = block_states(model, source, target_ids, given, before)
     alone = model.project(states)
     if model.previous_token is None:
         return alone
-    best = Candidates(states, alone.reshape(1, -1, alone.shape[-1]), None).tokens
-    best = best.view(*alone.shape[:-1], best.shape[-1])
-    after = model.logits(states, previous)
-    return alone.scatter(-1, best, after.gather(-1, best))
+    best = Candidates(states, alone, None).tokens
+    return alone.scatter(-1, best, model.logits(states, previous).gather(-1, best))
 
 
 @torch.inference_mode()
@@ -65,42 +42,37 @@ def block_states(
     model: SpecDrafter,
     source: Tensor,
     target_ids: Tensor,
-    prefixes: Sequence[int],
-    k: int,
     given: Sequence[int] = (),
     before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The slots of blocks at some prefix lengths of a known output, in one pass.
+    """The slots of blocks at every prefix length 0..L-1 of a known output, in one pass.
 
-    Hidden states before previous-token features, and the token of the output before each one
+    Hidden states without previous-token features, and the token of the output before each one
     predicted. source: token ids, or the target's encoder states, where the drafter reads those.
     given: tokens between the decoder start token and the output. before: the target's hidden states
-    that the output's tokens were predicted from (`Forced.before`), where the drafter fuses them;
-    None: as before the target's first call.
-    Shapes: [S] or [S, D], [L], A prefix lengths in 0..L-1, [L, E] -> [A, k, D], [A, k].
+    that the output's tokens were predicted from (`Forced.before`), where the drafter fuses them.
+    Shapes: [S] or [S, D], [L], [L, E] -> [L, k, D], [L, k].
     """
     shape, config, device = model.shape, model.config, model.device
+    count = len(target_ids)
     target_ids = torch.cat((torch.tensor(given, dtype=target_ids.dtype), target_ids.cpu()))
-    starts = torch.tensor(prefixes) + len(given)
-    count, length = len(starts), len(target_ids)
+    starts = torch.arange(len(given), len(target_ids))
     if shape.bidirectional:
         starts = starts[:, None]
         sources, targets = source.expand(count, *source.shape), target_ids.expand(count, -1)
     else:
         starts = starts[None]
         sources, targets = source[None], target_ids[None]
-    lengths = torch.full((len(targets),), length)
-    layout = lay_out(targets, lengths, starts, shape, k, config.decoder_start_token_id).to(device)
-    states = None
+    lengths = torch.full((len(targets),), len(target_ids))
+    layout = lay_out(targets, lengths, starts, shape, config.k, config.decoder_start_token_id)
+    layout, states = layout.to(device), None
     if model.fusion is not None:
-        if before is None:
-            before = torch.zeros(length - len(given), config.state_width)
         # none of the start token and of what is given; the last token is fed to no row
         states = F.pad(before[None, :-1].to(device), (0, 0, 1 + len(given), 0))
     read = RowReader(model)
     hidden = read(layout.rows, read.encode(sources.to(device), None), states=states).hidden
-    states = layout.of_blocks(hidden).reshape(count, shape.masks(k), model.width)
-    previous = layout.of_blocks(layout.previous).reshape(count, shape.masks(k))
+    states = layout.of_blocks(hidden).reshape(count, shape.masks(config.k), model.width)
+    previous = layout.of_blocks(layout.previous).reshape(count, shape.masks(config.k))
     if shape.anchored:
         first = starts[0].to(device)  # the row of the last committed token is the first slot
         states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)

@@ -93,7 +93,7 @@ class ReviewedSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
-        longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)), target_state)
+        longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)))
         parts, length = [], len(tokens)
         while (count := len(tokens) - length) < longest and stop.should_draft(DraftState(count)):
             room = min(self.drafter.k, longest - count - 1)  # one token follows what is accepted

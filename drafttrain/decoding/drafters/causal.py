@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.along import at_every_prefix
+from drafttrain.decoding.drafters.along import NOT_DRAFTED, KnownOutput
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import own_source
@@ -82,7 +82,7 @@ class OwnSequence:
             return committed
         return torch.cat((self.prefix, committed[self.replaced :]))
 
-    def longest(self, wanted: int, fed: int, target_state: TargetState | None) -> int:
+    def longest(self, wanted: int, fed: int) -> int:
         """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
         return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - fed))
 
@@ -108,8 +108,7 @@ class CausalSession:
     """One sequence: what the drafter has cached of the committed tokens and its own drafts.
 
     After a round the cache still holds its drafts; the next `catch_up` keeps those that were
-    accepted and feeds what is missing. A drafter behind the target's states gives calls and a
-    sequence of its own, of the same names.
+    accepted and feeds what is missing.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class CausalSession:
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Steps[Proposal]:
         tokens = self.own.tokens(tokens)
-        longest = self.own.longest(stop.longest, len(tokens), target_state)
+        longest = self.own.longest(stop.longest, len(tokens))
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
         ends, state = self.model.eos_ids, (yield from self.own.begin())
@@ -194,16 +193,14 @@ def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor
 
 
 def probs_along(
-    drafter: CausalDrafter,
-    source: Source,
-    target_ids: Tensor,
-    longest: Sequence[int],
-    sampling: Sampling,
+    drafter: CausalDrafter, known: KnownOutput, longest: Sequence[int], sampling: Sampling
 ) -> Tensor:
-    """How likely it drafts an output's own tokens (`drafters/along.py`): one pass along it."""
-    rows = rows_along(drafter.model, source, target_ids)
-    probs = probs_of_tokens(rows, target_ids[: len(rows)], sampling)
-    return at_every_prefix(probs, len(target_ids), max(longest))
+    """How likely it drafts an output's own tokens (`drafters/along.py`): one pass along it, as its
+    rows depend on the tokens before them alone."""
+    rows, length = rows_along(drafter.model, known.source, known.tokens), len(known.tokens)
+    probs = probs_of_tokens(rows, known.tokens[: len(rows)], sampling)
+    known_probs = F.pad(probs, (0, length - len(probs)), value=NOT_DRAFTED)
+    return F.pad(known_probs, (0, max(longest) - 1)).unfold(0, max(longest), 1)
 
 
 def blocks_of(best: Tensor, length: int, k: int) -> Tensor:

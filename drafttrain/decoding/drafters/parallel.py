@@ -9,18 +9,15 @@ so do the rows and states by which a stop policy ends the block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
-from drafttrain.decoding.drafters.slots import BLOCKS_AT_ONCE, Slots, SlotSession
+from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.shared import Call, Steps
@@ -32,7 +29,6 @@ class ParallelDrafter(CausalDrafter):
     """Drafts blocks with a decoder-only language model whose config.json has `pard_token`."""
 
     name = "parallel"
-    longest_block = None
 
     def __init__(self, model: CachedModel) -> None:
         super().__init__(model)
@@ -60,61 +56,9 @@ class ParallelDrafter(CausalDrafter):
             state.settle(len(tokens))
         return outputs
 
-    @torch.inference_mode()
-    def slots_along(
-        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
-    ) -> Iterator[Slots]:
-        """`SlotDrafter.slots_along`.
-
-        The output is read once, then the masks of many prefixes at a time, as branches that see no
-        other prefix's; a family that cannot be given branches is fed each block by itself. Raises
-        ValueError for blocks that end behind the drafter's positions.
-        """
-        own = own_source(source, self.model.model)
-        text = torch.cat([own.prefix, target_ids[: prefixes[-1]].to(own.prefix.device)])
-        ends = [len(own.prefix) + prefix for prefix in prefixes]
-        state, first = self.model.encode(own), 0
-        feed = self._as_branches if self.model.takes_branches else self._one_by_one
-        for states, logits in feed(state, text, ends, k):
-            of_group = prefixes[first : first + len(states)]
-            yield Slots(of_group, states, lambda blocks, slot, own=logits: own[blocks, slot])
-            first += len(states)
-
-    def _as_branches(
-        self, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """States [A, k, D] and rows [A, k, V] of blocks behind so many tokens of a text."""
-        rows = ends[-1] - ends[0] + 1
-        [read] = self.model.feed_all([Feed(state, text[state.cached :].tolist(), rows)])
-        places = torch.arange(len(text))
-        for start in range(0, len(ends), BLOCKS_AT_ONCE):
-            anchors = torch.tensor(ends[start : start + BLOCKS_AT_ONCE])
-            newest = anchors - ends[0]
-            states, logits = read.hidden[-rows:][newest][:, None], read.logits[newest][:, None]
-            if k > 1:
-                begun, slots = torch.cartesian_prod(anchors, torch.arange(1, k)).view(-1, 2).T
-                earlier = (begun[:, None] == begun) & (slots[:, None] >= slots)
-                visible = torch.cat([places < begun[:, None], earlier], 1)
-                masks = torch.full_like(slots, self.model.model.config.pard_token)
-                found = self.model.extend(state, masks, visible, begun - 1 + slots)
-                self.model.forget(state, len(text))
-                shape = (len(anchors), k - 1, -1)
-                states = torch.cat([states, found.hidden.view(shape)], 1)
-                logits = torch.cat([logits, found.logits.view(shape)], 1)
-            yield states, logits
-
-    def _one_by_one(
-        self, state: SequenceState, text: Tensor, ends: Sequence[int], k: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """`_as_branches` for families that cannot be given branches."""
-        for end in ends:
-            [found] = self.blocks_all([(state, text[:end], k)])
-            yield found.hidden[None, -k:], found.logits[None]
-
 
 class ParallelSession(SlotSession):
-    """One sequence: the committed tokens are cached, slots never are. A drafter behind the target's
-    states gives `blocks_all` and a sequence of its own."""
+    """One sequence: the committed tokens are cached, slots never are."""
 
     def __init__(
         self,
@@ -122,13 +66,12 @@ class ParallelSession(SlotSession):
         own: OwnSequence,
         sampling: Sampling,
         randomness: Randomness,
-        link: Link | None = None,
     ) -> None:
         self.drafter, self.own = drafter, own
-        self.sampling, self.randomness, self.link = sampling, randomness, link
+        self.sampling, self.randomness = sampling, randomness
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        return self.own.longest(wanted, len(tokens), target_state)
+        return self.own.longest(wanted, len(tokens))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
         state = yield from self.own.begin()

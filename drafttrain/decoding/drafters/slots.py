@@ -1,102 +1,20 @@
-"""Blocks of slots whose rows or states are there at once: how many are drafted, and what; and the
-blocks along a known output, which acceptance heads learn from, stop policies are replayed on, and
-teacher-forced acceptance is of."""
+"""Blocks of slots whose rows or states are there at once: how many are drafted, and what."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.along import NOT_DRAFTED
 from drafttrain.decoding.drafters.candidates import Candidates, Link
-from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
-from drafttrain.decoding.sampling import probs_of_tokens, warp
+from drafttrain.decoding.roles import Randomness, StopPolicy
+from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.shared import Call, Steps, likeliest_of_each
 from drafttrain.decoding.target_states import TargetState
-from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
-
-BLOCKS_AT_ONCE = 32
-"""Blocks along a known output whose masks are fed, or rows of every token scored, at once."""
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Blocks along a known output of the target, all of as many slots."""
-
-    prefixes: Sequence[int]
-    """[A] tokens of the output in front of each block."""
-    states: Tensor
-    """[A, K, D] what policies are shown of each slot, before its token is drawn."""
-    rows: Callable[[Tensor, int], Tensor]
-    """(blocks [N], slot) -> the rows of the slot behind the output's own tokens [N, V]."""
-
-    def block_rows(self, blocks: Tensor) -> Tensor:
-        """The same of all slots of some blocks. Shapes: [N] -> [N, K, V]."""
-        return torch.stack([self.rows(blocks, slot) for slot in range(self.states.shape[1])], 1)
-
-
-class SlotDrafter(Drafter, Protocol):
-    """A drafter of a kind whose states are those of slots."""
-
-    position_limit: int | None
-    """Most tokens and masks that its decoder takes, but for the last one drafted; None: no
-    limit."""
-    longest_block: int | None = None
-    """Most slots of a block; None: as many as are asked for."""
-
-    def slots_along(
-        self, source: Source, target_ids: Tensor, prefixes: Sequence[int], k: int
-    ) -> Iterator[Slots]:
-        """The blocks of k slots at some prefix lengths of a known output, a few at a time.
-
-        Their states are those that a policy is shown in decoding. source: as the target has read
-        it. Shapes: target_ids [L], A prefix lengths in 0..L-1, rising.
-        """
-        ...
-
-
-@torch.inference_mode()
-def probs_along(
-    drafter: SlotDrafter,
-    source: Source,
-    target_ids: Tensor,
-    longest: Sequence[int],
-    sampling: Sampling,
-) -> Tensor:
-    """How likely it drafts an output's own tokens (`drafters/along.py`): its slots along it.
-
-    Blocks end where the drafter's positions do, and begin after the target's first call where the
-    drafter needs it. Those of each length are others: slots may see each other.
-    """
-    length, most = len(target_ids), np.array(longest)
-    if drafter.position_limit is not None:
-        room = drafter.position_limit + 1 - len(source.prefix)
-        most = np.minimum(most, room - np.arange(length))
-    if drafter.requires.first_row:
-        most[0] = 0
-    if drafter.longest_block is not None:
-        most = np.minimum(most, drafter.longest_block)
-    found = torch.full((length, max(longest)), NOT_DRAFTED, dtype=torch.double)
-    for count in sorted({*most[most > 0].tolist()}, reverse=True):
-        prefixes = np.flatnonzero(most == count).tolist()
-        for slots in drafter.slots_along(source, target_ids, prefixes, count):
-            places = torch.tensor(slots.prefixes)[:, None] + torch.arange(count)
-            tokens = target_ids.cpu()[places.clamp_max(length - 1)].split(BLOCKS_AT_ONCE)
-            every = torch.arange(len(places), device=slots.states.device).split(BLOCKS_AT_ONCE)
-            probs = [
-                probs_of_tokens(slots.block_rows(blocks).flatten(0, 1), own.flatten(), sampling)
-                for blocks, own in zip(every, tokens, strict=True)
-            ]
-            known = torch.cat(probs).view(-1, count).masked_fill(places >= length, 0.0)
-            found[slots.prefixes, :count] = known
-    return found
+from drafttrain.decoding.types import DraftState, Proposal, Sampling
 
 
 def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.drafters.candidates import CANDIDATES_OF_TREES, LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
-from drafttrain.decoding.drafters.slots import SlotDrafter, SlotSession
+from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps, steps
@@ -141,7 +141,7 @@ class ModelRows:
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         """Levels that can be drafted after these tokens, at most as many as wanted."""
-        return self.own.longest(wanted, len(self.own.tokens(tokens)), target_state)
+        return self.own.longest(wanted, len(self.own.tokens(tokens)))
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
@@ -198,7 +198,7 @@ class SlotRows:
     """
 
     def __init__(
-        self, drafter: SlotDrafter, source: Source, sampling: Sampling, randomness: Randomness
+        self, drafter: Drafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         self.session: SlotSession = drafter.open(source, sampling, randomness)
         self.passes = 1

@@ -117,8 +117,7 @@ def hidden_behind(
     numbers = torch.zeros_like(batch.input_ids[:, : batch.columns])
     numbers = numbers.scatter(1, begun.places, number.where(begun.there, 0))
     columns = columns.clamp(0, batch.columns - 1)
-    told = of_slots(batch.places) if model.config.drafts == "tokens" else columns
-    tokens = F.embedding(batch.input_ids[line, told], embedding)
+    tokens = F.embedding(batch.input_ids[line, columns], embedding)
     given = (said[line, numbers[line, columns]], tokens, depths)
     fed = model.fed(*(part.flatten(0, 1) for part in given)).unflatten(0, columns.shape)
     documents = of_slots(batch.documents)

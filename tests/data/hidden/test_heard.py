@@ -16,10 +16,11 @@ from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.inputs.clips import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.decoding.drafters.along import probs_along, read_outputs
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.block_along import block_states, what_is_read
-from drafttrain.decoding.drafters.slots import probs_along
+from drafttrain.decoding.drafters.block_along import block_states
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -79,14 +80,14 @@ def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
     for row in load_distilled(project / "distilled"):
         output = torch.tensor(row["target_ids"])
         source = reader.read(hear(target, clips[row["row"]]))
-        given, prefixes = source.prefix[1:].tolist(), range(len(output))
+        given = source.prefix[1:].tolist()
         assert given, "a language and a task stand before the output"
-        read = what_is_read(drafter, source)
-        with torch.no_grad():
-            states, _ = block_states(drafter, read, output, prefixes, 3, given)
+        states, _ = block_states(drafter, source.encoded, output, given)
         own = stored["hidden"][stored["rows"] == row["row"]]
         close(own[: len(output)], states[:, 0], 2e-3)  # the clips' encodings are kept in halves
-        along = probs_along(BlockDrafter(drafter), source, output, [3] * len(output), Sampling())
+        drafts = BlockDrafter(drafter)
+        [known] = read_outputs(reader, [source], [output], drafts.requires)
+        along = alone(probs_along(drafts, known, [3] * len(output), Sampling()))
         for start, block in enumerate(along.tolist()):
             for own in block[: len(output) - start]:
                 expected.append(own)

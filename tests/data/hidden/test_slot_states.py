@@ -18,8 +18,8 @@ from drafttrain.data.hidden.cache import build_cache, check_cache
 from drafttrain.data.hidden.labels import Labelling, draw_prefixes, label_slots
 from drafttrain.data.hidden.states import open_cache
 from drafttrain.data.shards.outputs import ShardRow, load_distilled
+from drafttrain.decoding.drafters.along import probs_along, read_outputs
 from drafttrain.decoding.drafters.block_along import block_states
-from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before, teacher_force
@@ -153,9 +153,9 @@ def test_a_slot_is_seen_as_often_as_its_coin_says():
     pair, mixes, begun = tiny_pair(previous_token_rank=3), 1000, [4, 5]
     [forced] = teacher_force(pair[0], [SOURCE], [[*begun, 0]])
     path = torch.tensor([*begun, 0])
-    states, previous = block_states(pair[1], torch.tensor(SOURCE), path, [2], 2)
+    states, previous = block_states(pair[1], torch.tensor(SOURCE), path)
     target_probs = warp(forced.logits[2], SAMPLING)
-    draft_probs = warp(pair[1].logits(states, previous)[0, 0], SAMPLING)
+    draft_probs = warp(pair[1].logits(states, previous)[2, 0], SAMPLING)
     survival = (draft_probs / target_probs).clamp(max=1.0).nan_to_num(1.0)
     token = int((survival - 0.5).abs().argmin())  # neither sure nor impossible
     share = float(survival[token])
@@ -178,7 +178,8 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     read = CachedModel(target).read(make_source(source, target))
     most = [4] * len(output)
     drafts = make_drafter(drafter, target)
-    found_along = probs_along(drafts, read, torch.tensor(output), most, Sampling())
+    [known] = read_outputs(CachedModel(target), [read], [output], drafts.requires)
+    found_along = alone(probs_along(drafts, known, most, Sampling()))
     expected = []
     for prefix, block in enumerate(found_along.tolist()):
         for place, own in enumerate(block[: len(output) - prefix], prefix):

@@ -12,6 +12,7 @@ from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
 from drafttrain.decoding.drafters import candidates, slots
+from drafttrain.decoding.drafters.along import probs_along, read_outputs
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
@@ -22,6 +23,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
+from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
@@ -36,7 +38,7 @@ from tests.tiny_drafters import behind_states
 from tests.tiny_models import tiny_model
 
 K = 4
-MODES = ["blocks", "linked", "tokens"]
+MODES = ["blocks", "linked"]
 PROMPTS = ([5, 9, 20, 7], [9, 20, 7, 30, 11, 6], [20, 7], [8, 15, 33], [21, 4])
 OUTPUT = [11, 30, 12, 8, 25, 1]
 
@@ -116,17 +118,16 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     decoder.decode_all([make_source(PROMPTS[1], target)], 8)
     assert len(rows) > 1
     embedding, moved = target.get_input_embeddings().weight, 0.0
-    for hidden, alone, proposal in rows:
+    for hidden, unlinked, proposal in rows:
         with torch.no_grad():
             before = F.embedding(proposal.tokens[:-1], embedding)
             found = told.embedding(before / before.square().mean(-1, keepdim=True).sqrt())
             change = told.out(F.silu(told.hidden(hidden[1:]) + found)) @ drafter.output.weight.T
-        best = alone >= alone.sort(descending=True).values[:, count - 1 : count]
-        expected = alone + torch.where(best, F.pad(change, (0, 0, 1, 0)), 0.0)
+        best = unlinked >= unlinked.sort(descending=True).values[:, count - 1 : count]
+        expected = unlinked + torch.where(best, F.pad(change, (0, 0, 1, 0)), 0.0)
         assert (expected_probs(expected, sampling) - proposal.draft_probs).abs().max() < 1e-6
-        moved = max(
-            moved, float((expected_probs(alone, sampling) - proposal.draft_probs).abs().max())
-        )
+        change = expected_probs(unlinked, sampling) - proposal.draft_probs
+        moved = max(moved, float(change.abs().max()))
     assert moved > 1e-3
 
 
@@ -144,23 +145,21 @@ def test_sampling_follows_the_target_exactly(mode: str, verifier) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_decoding_drafts_what_one_pass_along_the_output_says(mode: str) -> None:
-    """The engine, the pass along a known output and training agree, block by block."""
+def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
+    """Decoding, drafts along a known output and training agree, block by block."""
     target = tiny_target()
     target.generation_config.eos_token_id = None
     model = behind_states(target, [2, 3], mode)
     drafter, prompt = make_drafter(model, target), PROMPTS[1]
     [output] = decode_one(target, drafter, prompt)
     tokens = torch.tensor(output.tokens)
-    longest = [K] * len(tokens)
     source = make_source(prompt, target)
-    found = slots.probs_along(drafter, source, tokens, longest, Sampling())
+    [known] = read_outputs(CachedModel(target), [source], [tokens], drafter.requires)
+    found = alone(probs_along(drafter, known, [K] * len(tokens), Sampling()))
     assert (found[0] == -1).all()
-    longer = slots.probs_along(drafter, source, tokens, [K + 2] * len(tokens), Sampling())
+    longer = alone(probs_along(drafter, known, [K + 2] * len(tokens), Sampling()))
     assert longer[:, :K].tolist() == found.tolist()  # right or wrong: greedy, 1 or 0
     assert (longer[:, K:] == -1).all()  # no such slots
-    with pytest.raises(ValueError, match=f"blocks of k = {K + 1} slots, but .* k = {K} in its"):
-        next(drafter.slots_along(source, tokens, [1], K + 1))
 
     batch = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False).alone(
         [Example(0, 0, list(prompt), output.tokens)]
@@ -208,7 +207,7 @@ def test_its_cache_is_the_targets_own_after_every_round() -> None:
     prompt, tokens = list(PROMPTS[0]), []
     for played in decoder.decode([make_source(prompt, target)], 12):
         if played.drafted:
-            own, text = opened[0].own, torch.tensor(prompt + tokens[:-1])
+            own, text = opened[0], torch.tensor(prompt + tokens[:-1])
             assert own.verified == len(text)
             with torch.no_grad():
                 layers = target(text[None]).past_key_values.layers

@@ -124,20 +124,6 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
         assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
 
 
-@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
-def test_blocks_of_one_slot_along_an_output_are_those_that_decoding_drafts(settings: dict) -> None:
-    """Of an anchored block of one no row is a slot's own."""
-    drafter, output = toy_drafter(**settings), torch.tensor([2, 3, 1, 1])
-    prefixes = [0, 1, 3]
-    [found] = drafter.slots_along(toy_source(), output, prefixes, 1)
-    session = drafter.open(toy_source(), Sampling(), SampledRandomness(torch.Generator()))
-    with torch.inference_mode():
-        for place, prefix in enumerate(prefixes):
-            tokens = torch.cat((toy_source().prefix, output[:prefix]))
-            expected = alone(session.slot_rows(tokens, 1))[0]
-            assert (found.states[place] - expected).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
 def test_drawn_rows_are_coupled_to_the_token_drawn_before(
@@ -269,12 +255,10 @@ def behind(
         drafter.model,
         toy_source().input_ids,
         torch.tensor(follows),
-        [len(output)],
-        3,
         given,
         before=torch.cat((before, torch.full((1, TARGET_WIDTH), 9.0, dtype=torch.float64))),
     )
-    return states[0]
+    return states[len(output)]
 
 
 def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> None:
@@ -321,7 +305,8 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
     blocks = block_rows(drafter.model, seen, torch.tensor(plain.tokens), given, before).argmax(-1)
     replayed = replay_rounds(blocks, plain.tokens, 24)
     assert [round.emitted for round in drafted.rounds] == [round.emitted for round in replayed]
-    unfed = block_rows(drafter.model, seen, torch.tensor(plain.tokens), given).argmax(-1)
+    nothing, output = torch.zeros_like(before), torch.tensor(plain.tokens)
+    unfed = block_rows(drafter.model, seen, output, given, nothing).argmax(-1)
     assert not torch.equal(unfed, blocks), "what is fed counts"
 
 

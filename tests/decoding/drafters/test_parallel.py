@@ -10,13 +10,12 @@ from transformers import GPTJConfig, GPTJForCausalLM
 
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.methods import STOPS as STOP_KINDS
-from drafttrain.decoding.drafters import parallel as parallel_drafter
+from drafttrain.decoding.drafters.along import probs_along, read_outputs
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
-from drafttrain.decoding.drafters.slots import probs_along
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
@@ -122,35 +121,13 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
         tokens = torch.tensor([*PROMPT, *output])
         proposal = alone(session.propose(tokens, None, FixedLength(4)))
         with torch.no_grad():
-            logits = drafter.model.model(torch.tensor([[*tokens, *[MASK] * 3]])).logits[0, -4:]
-        close(proposal.draft_probs, expected_probs(logits, sampling))
+            fed = torch.tensor([[*tokens, *[MASK] * 3]])
+            fresh = drafter.model.model(fed, output_hidden_states=True)
+        close(proposal.draft_probs, expected_probs(fresh.logits[0, -4:], sampling))
+        precision = 1e-6 if family == "gptj" else 1e-10  # GPT-J attends in float32
+        close(proposal.hidden, fresh.hidden_states[-1][0, -4:], precision)
         assert session.own.state.tokens == tokens.tolist()
         assert proposal.passes == 1 and len(proposal.tokens) == 4
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gptj"])
-@pytest.mark.parametrize("prefixes", [range(len(OUTPUT)), [2, 5]], ids=["all", "some"])
-def test_slots_along_an_output_are_those_that_decoding_shows(family, prefixes, monkeypatch) -> None:
-    """States and rows, whether many blocks are fed together or each by itself."""
-    monkeypatch.setattr(parallel_drafter, "BLOCKS_AT_ONCE", 4)
-    drafter = unknown_family() if family == "gptj" else parallel(family)
-    model = drafter.model.model
-    precision = 1e-6 if family == "gptj" else 1e-10  # GPT-J attends in float32
-    source, seen = make_source(PROMPT, model), []
-    for slots in drafter.slots_along(source, OUTPUT, prefixes, 3):
-        for block, prefix in enumerate(slots.prefixes):
-            session = drafter.open(source, Sampling(1.0), randomness())
-            tokens = torch.cat([source.prefix, OUTPUT[:prefix]])
-            proposal = alone(session.propose(tokens, None, FixedLength(3)))
-            close(slots.states[block], proposal.hidden, precision)
-            rows = [slots.rows(torch.tensor([block]), slot)[0] for slot in range(3)]
-            close(torch.stack(rows), torch.stack(proposal.logits()), precision)
-            with torch.no_grad():
-                fed = torch.tensor([[*tokens, MASK, MASK]])
-                states = model(fed, output_hidden_states=True).hidden_states[-1][0, -3:]
-            close(slots.states[block], states, precision)
-            seen.append(prefix)
-    assert seen == list(prefixes)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gptj"])
@@ -162,7 +139,7 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
     source = make_source(prompt, drafter.model.model)
     output = greedy_block(drafter, source, 4) + [30, 12, 1]  # so that some drafts are right
     output = torch.tensor(output)
-    found = probs_along(drafter, source, output, [4] * len(output), sampling)
+    found = along(drafter, source, output, 4, sampling)
     for place in range(len(output)):
         session = drafter.open(source, sampling, randomness())
         tokens = torch.cat([source.prefix, output[:place]])
@@ -171,9 +148,14 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
         expected = proposed_probs(proposal, output[place:])
         expected += [-1.0] * (4 - len(expected))
         assert found[place].tolist() == pytest.approx(expected, abs=1e-6)
-    shorter = probs_along(drafter, source, output, [1] * len(output), sampling)
+    shorter = along(drafter, source, output, 1, sampling)
     assert shorter == pytest.approx(found[:, :1], abs=1e-6)
     assert (found > 0).sum() >= 4
+
+
+def along(drafter: ParallelDrafter, source, output, k: int, sampling: Sampling) -> torch.Tensor:
+    [known] = read_outputs(drafter.model, [source], [output], drafter.requires)
+    return alone(probs_along(drafter, known, [k] * len(output), sampling))
 
 
 def greedy_block(drafter: ParallelDrafter, source, k: int) -> list[int]:
@@ -195,7 +177,7 @@ def proposed_probs(proposal, output: torch.Tensor) -> list[float]:
 def test_an_output_longer_than_the_positions_is_drafted_for_as_far_as_they_go() -> None:
     drafter = parallel(max_position_embeddings=len(PROMPT) + 2)
     source = make_source(PROMPT, drafter.model.model)
-    found = probs_along(drafter, source, OUTPUT, [3] * 6, Sampling())
+    found = along(drafter, source, OUTPUT, 3, Sampling())
     assert (found >= 0).sum(1).tolist() == [3, 2, 1, 0, 0, 0]
 
 

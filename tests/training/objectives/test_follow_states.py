@@ -19,7 +19,7 @@ ROWS = [([5, 6, 7], [8, 9, 14, EOS]), ([10], [11, 12, 20, 9, EOS]), ([4, 4], [13
 K = 3
 COLLATE = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 14, 30])
-MODES = ["blocks", "linked", "tokens"]
+MODES = ["blocks", "linked"]
 
 
 def examples() -> list[Example]:
@@ -47,8 +47,8 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
             said = model.of_anchors(reading.states[:, -1])
             for slot in range(min(K, text.shape[1] - 1 - anchor)):
                 depths = torch.arange(slot + 1)
-                told = text[0, anchor + depths if mode == "tokens" else [anchor] * (slot + 1)]
-                fed = model.fed(said.expand(slot + 1, -1, -1), embed(told), depths)
+                told = embed(text[0, [anchor] * (slot + 1)])
+                fed = model.fed(said.expand(slot + 1, -1, -1), told, depths)
                 mask = torch.zeros(slot + 1, anchor + slot + 1, dtype=torch.double)
                 mask = mask.masked_fill(~torch.ones_like(mask).bool().tril(anchor), -1e9)
                 given = (fed[None], anchor + depths[None], mask[None, None], reading.keys_values)

@@ -66,10 +66,8 @@ def test_training_reads_a_prefix_as_drafting_along_an_output_does(shape: dict) -
     for line, (source, output, given) in enumerate(ROWS):
         target = ours.teacher.model
         [before] = states_before(target, [make_source(source, target, given)], [output])
-        ids, places = torch.tensor(output), range(len(output))
-        expected, _ = block_states(
-            model, torch.tensor(source), ids, places, 1, given, before=before
-        )
+        ids = torch.tensor(output)
+        expected, _ = block_states(model, torch.tensor(source), ids, given, before)
         own = slice(len(given), len(given) + len(output))
         assert (read[line, own] - expected[:, 0]).abs().max() < 1e-12
         assert (untold[line, own][1:] - expected[1:, 0]).abs().max() > 1e-3
