@@ -183,10 +183,8 @@ def _labelling(
     if state == "slot":
         k = config.k or drafter.config.k
         if kind_of(drafter.config) is STATE_DRAFTER and k > drafter.config.k:
-            raise ConfigError(
-                f"k = {k} slots, but state drafter {config.drafter!r} was trained for k = "
-                f"{drafter.config.k}; give as many or fewer"
-            )
+            most = f"{config.drafter!r} was trained for {drafter.config.k}; give as many or fewer"
+            raise ConfigError(f"k = {k} slots, but state drafter {most}")
         slots = resolve_name(kind_of(drafter.config).opens)(drafter, target.model)
         limits.append(None if slots.position_limit is None else slots.position_limit + 1 - k)
     else:

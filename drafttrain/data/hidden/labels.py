@@ -232,11 +232,9 @@ def _label_blocks(
     first = 1 if drafter.requires.first_row else 0
     chosen = [draw_prefixes(own[:, 0], settings.blocks_per_row, first) for own in numbers]
     width = state_size(labelling.drafter.config, labelling.state)
-    like = {"device": target_probs.device}
-    nothing = torch.empty(0, dtype=torch.long, **like), torch.empty(0, width, **like)
-    seen: list[list[Seen]] = [[(*nothing, torch.empty(0, **like))] for _ in numbers]
     session = SessionAlong(drafter, known, labelling.sampling)
-    tokens = known.tokens.to(target_probs.device)
+    tokens, nothing = known.tokens.to(target_probs.device), target_probs.new_empty(0).float()
+    seen: list[list[Seen]] = [[(tokens[:0], nothing.view(0, width), nothing)] for _ in numbers]
     for prefix in sorted({prefix for own in chosen for prefix in own}):
         states, logits = yield from session.slots(prefix, settings.k)
         count = min(len(states), length - prefix)
