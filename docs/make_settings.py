@@ -28,7 +28,7 @@ A setting is a line of a YAML file (`--config FILE`) or a `key=value` on the com
 wins; a dot leads into a group: `train.learning_rate=3e-4`, `server.extra_body={min_p: 0.1}`.
 Options such as `--k` are short for one of them. Unknown names are refused with the nearest known
 one, and a run writes all its settings into `run.yaml`. The fields of `policy.json`, which
-`drafttrain tune` writes, are in [reports](report.md#policyjson).
+`drafttrain tune` writes, are in [evaluate](evaluate.md#policyjson).
 """
 WORDS = {
     str: "text",

@@ -1,10 +1,13 @@
-"""What the documents name exists: links, files, commands, their options and settings, imports."""
+"""What the documents name exists: links, files, commands, their settings, imports, JSON fields."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from fnmatch import fnmatch
+from itertools import takewhile
 from pathlib import Path
 from typing import get_origin
 
@@ -12,10 +15,18 @@ import pytest
 import typer
 
 from drafttrain import cli
-from drafttrain.commands.train import find_recipe, script_of
+from drafttrain.commands import options
+from drafttrain.commands.train import find_recipe, run_recipe, script_of
 from drafttrain.config import commands as verbs
 from drafttrain.config import recipes
 from drafttrain.config.base import Config, fields_of
+from drafttrain.config.policy import Policy
+from drafttrain.config.reading import check_settings, load_settings, merge_values
+from drafttrain.data.shards.outputs import Counts, Manifest
+from drafttrain.evaluation import report
+from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
+from drafttrain.evaluation.metrics import CallCosts, PositionRates
+from drafttrain.evaluation.prompts import Skipped
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -23,6 +34,10 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("[!.]*/README.md")),
 ]
+
+
+def is_config(one: object) -> bool:
+    return isinstance(one, type) and issubclass(one, Config)
 
 
 def over(pages: list[Path]) -> pytest.MarkDecorator:
@@ -34,28 +49,33 @@ SETTLED_PAGES = [page for page in PAGES if page.name != "extending.md"]
 SETTLED_PAGE = over(SETTLED_PAGES)
 """What docs/extending.md adds is no part of the package; tests/test_extending.py runs it."""
 FOLDERS = "drafttrain|recipes|benchmarks|docs|launch|tests|data"
-SETTINGS: dict[str, type[Config]] = {
-    "distill": verbs.DistillConfig,
-    "cache": verbs.CacheConfig,
-    "bigrams": verbs.BigramsConfig,
-    "eval": verbs.EvalConfig,
-    "generate": verbs.GenerateConfig,
-    "tune": verbs.TuneConfig,
-    "export": verbs.ExportConfig,
-    "recipes/train_spec_drafter.py": recipes.SpecDrafterRecipe,
-    "recipes/train_block_heads.py": recipes.BlockHeadsRecipe,
-    "recipes/train_acceptance_head.py": recipes.HeadRecipe,
-    "recipes/train_causal_drafter.py": recipes.CausalDrafterRecipe,
-    "recipes/train_parallel_drafter.py": recipes.ParallelDrafterRecipe,
-    "recipes/train_state_drafter.py": recipes.StateDrafterRecipe,
-    "recipes/train_target.py": recipes.TargetRecipe,
+KINDS = [one for module in (verbs, recipes) for one in vars(module).values() if is_config(one)]
+BENCHMARKS = {
     "benchmarks/opt_tree.py": verbs.EvalConfig,
     "benchmarks/train.py": recipes.SpecDrafterRecipe,
     "benchmarks/tree_experiments.py": verbs.EvalConfig,
 }
-"""Whose settings a `key=value` of the command is, by verb or script."""
+"""Whose settings a `key=value` of a script is."""
 GROUPS = {"distill": verbs.DistillConfig, "cache": verbs.CacheConfig}
 """Groups of a recipe's settings that its own class leaves open."""
+GENERATED = ("settings.md", "models.md")
+WORDS = {"README.md": 800, "docs/results.md": 2500}
+ALL_WORDS = 17_300
+"""Most words of pages, and of all that are written by hand; table rules count."""
+OUTPUTS = ("--out", "--report", "--figure", ">")
+"""What stands before a file or folder that a command writes."""
+JSON_FIELDS: dict[str, tuple[type, ...]] = {
+    "report.json": (
+        *(report.Report, report.TargetFacts, report.DataFacts, Skipped, report.Environment),
+        *(report.Run, PositionRates, report.Parity, report.Difference, CallCosts),
+    ),
+    "tune.json": (
+        *(report.Search, report.Rung, report.Tried, report.Choice, HeadFacts, OracleCounts),
+    ),
+    "policy.json": (Policy,),
+    "manifest.json": (Manifest, Counts),
+}
+"""What is written into each file, by its heading in docs/evaluate.md."""
 
 
 @PAGE
@@ -90,32 +110,65 @@ def test_files_named_exist(page: Path):
 
 
 @SETTLED_PAGE
-def test_commands_have_their_options_settings_and_files(page: Path):
+def test_commands_take_their_options_settings_and_files(page: Path, monkeypatch, capsys):
+    monkeypatch.setattr(options, "load_settings", read_and_leave)
+    monkeypatch.setattr(cli, "call", lambda *_: None)
     for words in commands(page.read_text(encoding="utf-8")):
         shown = " ".join(words)
+        for word in words:
+            if re.fullmatch(r"(recipes|launch|benchmarks)/\w+\.\w+", word):
+                assert (ROOT / word).exists(), shown
         subject, rest = called(words)
         if subject is None:
             continue
-        takes_value = known_options(subject)
-        for place, word in enumerate(rest):
-            name = word.partition("=")[0]
-            if re.match(r"--[a-z]", word):
-                assert name in takes_value, f"{name} in: {shown}"
-            elif place and takes_value.get(rest[place - 1]):
-                continue
-            elif subject in SETTINGS and re.match(r"[a-z][a-z_]*(\.[\w-]+)*=", word):
-                assert is_setting(SETTINGS[subject], name), f"{name} in: {shown}"
-        for word in rest:
-            if re.fullmatch(r"(recipes|launch|benchmarks)/\w+\.\w+", word):
-                assert (ROOT / word).exists(), shown
+        rest = list(takewhile(lambda word: word not in ("<", ">"), rest))
+        if subject.startswith("benchmarks/"):
+            check_names(subject, rest, shown)
+        elif rest and "my.yaml" not in rest and "distill.yaml" not in rest:
+            with pytest.raises(SystemExit) as end:
+                if subject.startswith("recipes/"):
+                    run_recipe(subject, rest)
+                else:
+                    cli.main([subject, *rest])
+            assert not end.value.code, f"{capsys.readouterr().err} in: {shown}"
+        elif not subject.startswith("recipes/"):
+            assert subject in typer.main.get_command(cli.app).commands, shown
+
+
+@PAGE
+def test_commands_write_only_what_git_ignores(page: Path):
+    patterns = re.findall(r"^/(\*\..+)$", (ROOT / ".gitignore").read_text(), re.MULTILINE)
+    blocks = re.findall(r"```(?:bash|sh)\n.*?```", page.read_text(encoding="utf-8"), re.DOTALL)
+    for words in commands("\n".join(blocks)):
+        places = [after for word, after in zip(words, words[1:], strict=False) if word in OUTPUTS]
+        places += [word.removeprefix("run=") for word in words if word.startswith("run=")]
+        for place in places:
+            ignored = "/" not in place and any(fnmatch(place, pattern) for pattern in patterns)
+            assert ignored or place.startswith("checkpoints/"), " ".join(words)
+
+
+@pytest.mark.parametrize("heading", JSON_FIELDS)
+def test_all_fields_of_a_file_are_documented(heading: str):
+    page = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
+    section = page.split(f"### {heading}\n")[1].split("\n#")[0]
+    named = set(re.findall(r"`([\w.]+)`", section))
+    for kind in JSON_FIELDS[heading]:
+        own = {one.name for one in fields(kind)} if is_dataclass(kind) else set(kind.model_fields)
+        assert own <= named, f"{kind.__name__}: {sorted(own - named)}"
+
+
+def test_pages_stay_short():
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    for name, most in WORDS.items():
+        assert words[ROOT / name] <= most, name
+    assert sum(words[page] for page in PAGES if page.name not in GENERATED) <= ALL_WORDS
 
 
 @SETTLED_PAGE
 def test_settings_named_exist(page: Path):
     text = page.read_text(encoding="utf-8")
-    kinds = set(SETTINGS.values())
     for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)=[^`]*`", text):
-        assert any(is_setting(kind, key) for kind in kinds), key
+        assert any(is_setting(kind, key) for kind in KINDS), key
 
 
 @over([page for page in SETTLED_PAGES if "import " in page.read_text(encoding="utf-8")])
@@ -132,6 +185,25 @@ def test_recipes_tell_of_files_that_exist():
         head = re.findall("^#.*", recipe.read_text(encoding="utf-8"), re.MULTILINE)
         for name in re.findall(rf"\b(?:{FOLDERS})/[\w/-]+\.(?:py|md|yaml)\b", "\n".join(head)):
             assert (ROOT / name).exists(), f"{name} in {recipe.name}"
+
+
+def read_and_leave(kind, file=None, overrides=(), flags=None, fill=None) -> None:
+    """Reads settings as a command does, without what runs would fill in; then ends it."""
+    check_settings(kind, merge_values(file, overrides, flags))
+    if fill is None:
+        load_settings(kind, file, overrides, flags)
+    raise SystemExit(0)
+
+
+def check_names(script: str, words: list[str], shown: str) -> None:
+    """The options of a benchmark are in its source, its settings are `eval`'s."""
+    known = re.findall(r'"(--[a-z-]+)"', (ROOT / script).read_text(encoding="utf-8"))
+    for word in words:
+        name = word.partition("=")[0]
+        if re.match(r"--[a-z]", word):
+            assert name in known, f"{name} in: {shown}"
+        elif script in BENCHMARKS and re.match(r"[a-z][a-z_]*(\.[\w-]+)*=", word):
+            assert is_setting(BENCHMARKS[script], name), f"{name} in: {shown}"
 
 
 def python_blocks(text: str) -> list[str]:
@@ -167,7 +239,7 @@ def commands(text: str) -> Iterator[list[str]]:
         for line in logical_lines(block):
             for name, value in variables.items():
                 line = re.sub(rf"\${name}\b", value, line)
-            words = shlex.split(line, comments=True)
+            words = shlex.split(line.removeprefix("export "), comments=True)
             while words and (set_ := re.fullmatch(r"([A-Z_0-9]+)=(.*)", words[0], re.DOTALL)):
                 variables[set_[1]] = set_[2]
                 words = words[1:]
@@ -208,20 +280,6 @@ def called(words: list[str]) -> tuple[str | None, list[str]]:
             assert (ROOT / word).exists(), " ".join(words)
             return word, words[place + 1 :]
     return None, []
-
-
-def known_options(subject: str) -> dict[str, bool]:
-    """Options of a verb, of a recipe, or those that a script's source names; whether the word
-    behind one is its value (not told for scripts)."""
-    if subject.startswith("recipes/"):
-        return {"--config": True, "--dry-run": False, "--debug": False}
-    if subject.startswith("benchmarks/"):
-        source = (ROOT / subject).read_text(encoding="utf-8")
-        return dict.fromkeys(re.findall(r'"(--[a-z-]+)"', source), False)
-    program = typer.main.get_command(cli.app)
-    assert subject in program.commands, f"no command: drafttrain {subject}"
-    options = [one for one in program.commands[subject].params if one.param_type_name == "option"]
-    return {name: not one.is_flag for one in options for name in one.opts} | {"--help": False}
 
 
 def is_setting(kind: type[Config], name: str) -> bool:

@@ -13,6 +13,10 @@ from drafttrain.config.runs import newest_run
 
 ROOT = Path(__file__).parents[2]
 STARTS = {"recipes/seq2seq.yaml": SpecDrafterRecipe, "recipes/causal.yaml": CausalDrafterRecipe}
+TUTORIALS = {
+    "recipes/seq2seq.yaml": "docs/tutorial-seq2seq.md",
+    "recipes/causal.yaml": "docs/tutorial-decoder-only.md",
+}
 
 
 @pytest.mark.parametrize("recipe", STARTS)
@@ -27,8 +31,8 @@ def test_target_inputs_and_folder_are_all_that_is_missing(recipe):
 
 
 @pytest.mark.parametrize("recipe", STARTS)
-def test_readme_guide_and_errors_name_them(recipe, tmp_path):
-    for page in ("README.md", "docs/guide.md"):
+def test_readme_tutorials_and_errors_name_them(recipe, tmp_path):
+    for page in ("README.md", TUTORIALS[recipe]):
         assert recipe in (ROOT / page).read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match=recipe):
         newest_run(tmp_path)
