@@ -163,8 +163,7 @@ def _chosen(decode: DecodeConfig, method: str, axis: str, value: int) -> Parts:
     if method == "eagle":
         return _parts("eagle", 5)
     if method == "opt-tree":
-        given = {} if decode.tree.head is None else {"head": decode.tree.head}
-        parts = _parts("opt-tree", value, nodes=nodes, **given)
+        parts = _parts("opt-tree", value, nodes=nodes)
         if axis == "budget":
             known = decode.stop.model_dump(include={"delta", "max_draft"}, exclude_unset=True)
             parts["stop"] = {"kind": "gain", **known}

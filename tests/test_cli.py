@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.commands.shell import recipe_command
-from drafttrain.config.base import ConfigError, Interrupted
-from drafttrain.config.inputs import TargetConfig
+from drafttrain.config.base import Interrupted
 from drafttrain.config.runs import newest_run, run_of
 from tests.commanding import ended
 from tests.small_pair import save_run
@@ -98,22 +96,6 @@ def test_interruptions_and_bugs_are_one_line_and_an_exit_code(
     assert said.endswith(says) and said.count("\n") == 1
 
 
-def test_recipes_end_in_one_line_too(capsys, tmp_path):
-    @recipe_command(TargetConfig, "absent.yaml")
-    def recipe(settings: TargetConfig) -> None:
-        raise ConfigError(f"{settings.path} is\nwrong")
-
-    (tmp_path / "recipe.yaml").write_text("path: that")
-    for arguments, says in (
-        ([], "no settings file 'absent.yaml'; give an existing YAML file"),
-        (["--config", str(tmp_path / "recipe.yaml"), "path=this"], "this is wrong"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            recipe(arguments)
-        assert ended.value.code == 2
-        assert capsys.readouterr().err == f"test_cli.py: {says}\n"
-
-
 # runs
 
 
@@ -162,30 +144,6 @@ def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
     assert (inside / "checkpoints/tiny/samples.jsonl").read_text().count("\n") == 2
     assert (inside / "checkpoints/tiny/report.png").stat().st_size > 0
     assert "mean acceptance" in capsys.readouterr().out
-
-
-def test_teacher_forced_estimate_equals_decoding(inside, tmp_path):
-    timed = ["repeats=1", "warmup=0", "baselines=[]"]
-    found = []
-    for mode, quick in {"decode": timed, "teacher-forced": []}.items():
-        report = tmp_path / f"{mode}.json"
-        assert ended("eval", "--mode", mode, "--report", str(report), *quick) == 0
-        found.append(
-            json.loads(report.read_text())["runs"][-1]["metrics"]["mean_acceptance_length"]
-        )
-    assert found[0]["value"] == pytest.approx(found[1]["value"], abs=1e-12)
-
-
-def test_a_drafter_that_is_the_target_agrees_with_it_under_every_engines_rule(inside, tmp_path):
-    path = tmp_path / "forced.json"
-    given = ["--target", "target", "--drafter", "target", "--data", "test.jsonl", "--limit", "3"]
-    given += ["--mode", "teacher-forced", "--sweep", "k=2,3"]
-    given += ["--temperature", "1", "--max-new-tokens", "9", "--report", str(path)]
-    assert ended("eval", *given) == 0
-    metrics = json.loads(path.read_text())["runs"][1]["metrics"]
-    assert metrics["greedy_match"]["value"] == 1.0
-    assert metrics["sampled_acceptance"]["value"] == pytest.approx(1.0, abs=1e-5)
-    assert 0.0 < metrics["first_choice_acceptance"]["value"] < 1.0
 
 
 def test_generate_reads_standard_input_and_files_alike(capsys, inside, monkeypatch):

@@ -6,10 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
-import torch
-from torch import Tensor
-
-from drafttrain.build.heads import open_head
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, TreeConfig
@@ -17,9 +13,7 @@ from drafttrain.config.methods import TREES
 from drafttrain.decoding.drafters.cascade import Level, cascade, show_increments
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.trees.shapes import Judge, Shape
-from drafttrain.models.acceptance_head import AcceptanceHead
-from drafttrain.models.draft_states import drawn_states
+from drafttrain.decoding.trees.shapes import Shape
 
 
 def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
@@ -33,21 +27,19 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     kind, tree, name = TREES[decode.tree.kind], decode.tree, str(decode.drafter)
     if kind.shape is None:
         return pair.drafters[name]
-    model, drawn_at, judge = pair.models[name], None, None
+    model, drawn_at = pair.models[name], None
     fitted = None if model is None else getattr(model.config, "slot_temperatures", None)
     if fitted and decode.sampling.temperature == 0 and tree.draft_temperature is None:
         if "draft_temperature" in kind.settings and not kind.drawn:  # scored as its slots are
             tree = tree.model_copy(update={"draft_temperature": tuple(fitted)})
-    if tree.head is not None:
-        judge = judge_by(open_head(name, tree.head, model, decode.sampling).head)
     if kind.drawn and tree.draft_temperature is not None:
         [drawn_at] = tree.draft_temperature
-    shape = build_shape(tree, decode.stop.k, judge)
+    shape = build_shape(tree, decode.stop.k)
     trees = [TreeDrafter(pair.drafters[one], shape, drawn_at) for one in decode.drafters]
     return trees[0] if len(trees) == 1 else SeveralDrafters(trees)
 
 
-def build_shape(tree: TreeConfig, depth: int, judge: Judge | None = None) -> Shape:
+def build_shape(tree: TreeConfig, depth: int) -> Shape:
     """The shape of the trees. Raises ConfigError where acceptance by rank is missing."""
     kind = TREES[tree.kind]
     assert kind.shape is not None
@@ -56,7 +48,7 @@ def build_shape(tree: TreeConfig, depth: int, judge: Judge | None = None) -> Sha
             f"tree.by_rank is missing for a {kind.name} tree; give the shares, or let `drafttrain "
             "eval` measure them: rank_data.path=PROMPTS (not those reported on)"
         )
-    values = {**dict(tree), "depth": depth, "judge": judge}
+    values = {**dict(tree), "depth": depth}
     return resolve_name(kind.shape)(*(values[name] for name in kind.arguments))
 
 
@@ -65,19 +57,6 @@ def tree_settings(tree: TreeConfig, depth: int) -> dict[str, int]:
     kind = TREES[tree.kind]
     deepest = None if kind.shape is None else build_shape(tree, depth).deepest
     return {"depth": min(depth, deepest or depth), "nodes": kind.nodes(tree, depth)}
-
-
-def judge_by(head: AcceptanceHead) -> Judge:
-    """Acceptance of candidates by a head: of whatever token a slot drafts, or from the row that a
-    token is in and its own probability there."""
-
-    def judge(hidden: Tensor, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        with torch.inference_mode():
-            if head.config.state == "slot":
-                return head.acceptance(hidden)[rows]
-            return head.acceptance(drawn_states(hidden, logits, tokens, rows))
-
-    return judge
 
 
 def _build_cascade(paths: Sequence[str], settings: CascadeConfig, pair: Pair) -> Drafter:

@@ -176,11 +176,9 @@ def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPol
 
 
 def method_kind(config: DecodeConfig) -> str:
-    """plain, chain, cascade, or the kind of tree; `opt-tree,head` where a head scores its nodes."""
+    """plain, chain, cascade, or the kind of tree."""
     if named_kind(config.drafter) is NONE:
         return "plain"
     if config.cascade is not None:
         return "cascade"
-    if TREES[config.tree.kind].shape is None:
-        return "chain"
-    return f"{config.tree.kind},head" if config.tree.head is not None else config.tree.kind
+    return "chain" if TREES[config.tree.kind].shape is None else config.tree.kind

@@ -156,13 +156,6 @@ def _check_tree(decode: DecodeConfig) -> Drafts:
         )
     shape = build_shape(tree, decode.stop.k)
     check_width(shape, settings.get_text_config(decoder=True).vocab_size)
-    if tree.head is not None:
-        head = find_head(tree.head, name, settings, setting="tree.head").head
-        if head.config.state == "token":
-            raise ConfigError(
-                f"tree.head = {tree.head!r} reads a token's own state, which is there only once "
-                "the token has been fed; give a head trained with cache.state=drawn"
-            )
     drawn = "independent" if tree.drafters else kind.draw_kind
     return Drafts(shape.name, kind.provides, shape.branches, drawn)
 

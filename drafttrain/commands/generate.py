@@ -31,6 +31,7 @@ from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Round
+from drafttrain.evaluation.metrics import accepted_tokens, round_facts
 from drafttrain.evaluation.prompts import is_cut, usable_tokens
 from drafttrain.models.loading import check_target, load_tokenizer, say_how_it_decodes
 from drafttrain.models.speech import hears
@@ -192,20 +193,10 @@ def facts_of(tokenizer: Tokenizer, rounds: Sequence[Round]) -> dict[str, Any]:
     return {
         "text": tokenizer.decode(tokens, skip_special_tokens=True),
         "tokens": tokens,
-        "rounds": [
-            {"drafted": list(played.drafted), "accepted": accepted(played)}
-            | ({} if played.depth is None else {"path": list(played.path[: accepted(played)])})
-            | {"emitted": list(played.emitted)}
-            for played in rounds
-        ],
+        "rounds": [round_facts(played) for played in rounds],
         "mean_acceptance_length": len(tokens) / len(rounds),
         "seconds": round(sum(one.draft_seconds + one.target_seconds for one in rounds), 6),
     }
-
-
-def accepted(played: Round) -> int:
-    """Accepted draft tokens of a round; those after EOS or the maximal length are not."""
-    return min(len(played.path), len(played.emitted))
 
 
 def readable_pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
@@ -230,7 +221,7 @@ LEGEND = (
 
 def show_round(number: int, played: Round, tokenizer: Tokenizer) -> Text:
     """One line for a round, readable without colour too."""
-    count = accepted(played)
+    count = accepted_tokens(played)
     rejected = [t for node, t in enumerate(played.drafted) if node not in played.path[:count]]
     pieces = readable_pieces(tokenizer, played.emitted)
     line = Text(f"{number:>3} {count:>3}/{len(played.drafted):<3}")

@@ -107,8 +107,6 @@ class TreeConfig(Config):
     measured by `drafttrain eval` on rank_data."""
     drafters: tuple[str, ...] = ()
     """paths: more drafters, each with `width` paths beside those of the first (SpecInfer)."""
-    head: str | None = None
-    """opt-tree: folder of an acceptance head that scores nodes."""
     draft_temperature: Annotated[tuple[PositiveFloat, ...] | None, Listed] = Field(
         default=None, min_length=1
     )

@@ -83,7 +83,7 @@ class TreeKind:
     shape: str | None = None
     """What makes its Shape; None: chains have none."""
     arguments: tuple[str, ...] = ()
-    """What that is given: fields of TreeConfig, `depth` (levels) or `judge` (of nodes)."""
+    """What that is given: fields of TreeConfig, or `depth` (levels)."""
     draw_kind: DrawKind = "deterministic"
     """How siblings are drawn; deterministic trees are chosen."""
     nodes: Callable[[Any, int], int] = lambda tree, depth: tree.nodes
@@ -135,9 +135,9 @@ TREES: dict[str, TreeKind] = {
         TreeKind(
             "opt-tree",
             _WALK,
-            ("nodes", "head", "draft_temperature"),
+            ("nodes", "draft_temperature"),
             f"{_TREE}.chosen:Optimal",
-            ("nodes", "judge", "draft_temperature"),
+            ("nodes", "draft_temperature"),
             provides=_EXPECTED,
         ),
         TreeKind("binary", _WALK, ("nodes",), f"{_TREE}.fixed:binary_tree", ("nodes",)),

@@ -24,7 +24,6 @@ from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.engine import reserve
-from drafttrain.decoding.types import Round
 from drafttrain.evaluation import metrics, quality
 from drafttrain.evaluation.bootstrap import (
     Array,
@@ -310,7 +309,7 @@ def make_samples(context: Context) -> list[dict[str, Any]]:
             if run.batch_size == 1:
                 outputs[run.job.name] = {"text": context.texts[run.job.name][place]}
                 if run.job.method is not None:
-                    rounds = [round_pieces(one, pieces) for one in run.outputs[place].rounds]
+                    rounds = [metrics.round_facts(one, pieces) for one in run.outputs[place].rounds]
                     outputs[run.job.name]["rounds"] = rounds
         found.append(
             {
@@ -323,13 +322,3 @@ def make_samples(context: Context) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def round_pieces(
-    played: Round, pieces: Callable[[list[int]], list[str]]
-) -> dict[str, int | list[int] | list[str]]:
-    """A round as samples have it; of a tree also which of the drafted tokens were accepted."""
-    accepted = metrics.accepted_tokens(played)
-    path = {} if played.depth is None else {"path": list(played.path[:accepted])}
-    drafted, emitted = pieces(list(played.drafted)), pieces(list(played.emitted))
-    return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}

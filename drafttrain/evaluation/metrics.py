@@ -12,8 +12,9 @@ The counts of a round, where the drafter proposed `drafted`, the verifier accept
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +109,17 @@ def as_counted(value: float) -> int | float:
 def accepted_tokens(round: Round) -> int:
     """Drafted tokens that were accepted and emitted."""
     return min(len(round.path), len(round.emitted))
+
+
+def round_facts(
+    round: Round, show: Callable[[list[int]], list[Any]] = list
+) -> dict[str, int | list[Any]]:
+    """A round as samples and `generate --json` have it; of a tree also which of the drafted tokens
+    were accepted. show: how tokens are written."""
+    accepted = accepted_tokens(round)
+    path = {} if round.depth is None else {"path": list(round.path[:accepted])}
+    drafted, emitted = show(list(round.drafted)), show(list(round.emitted))
+    return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}
 
 
 def count_rounds(outputs: Sequence[Output]) -> Counts:

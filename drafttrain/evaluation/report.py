@@ -121,8 +121,7 @@ class Run(Part):
     kind: Literal["plain", "method", "baseline"]
     method: str
     """What it is, without sizes: plain; chain, cascade, or the kind of its trees (rsd-s, opt-tree,
-    ...; `opt-tree,head` where a head scores nodes); generate, beam or assisted, Transformers'
-    own."""
+    ...); generate, beam or assisted, Transformers' own."""
     batch_size: int = 1
     """Sequences decoded at once, at most. Above 1 only speed, parity and memory are measured."""
     sizes: dict[str, int] = {}
@@ -340,10 +339,7 @@ def check_report_file(file: Path) -> None:
     """Raises ConfigError where a report cannot be written, or where another file would be lost."""
     if file.suffix != ".json" or file.is_dir():
         raise ConfigError(f"report = {str(file)!r} is no file name ending in .json; give one")
-    nearest = next(parent for parent in file.absolute().parents if parent.exists())
-    if not nearest.is_dir():
-        raise ConfigError(f"report = {str(file)!r}: {str(nearest)!r} is a file, not a folder")
-    check_writable(nearest, f"report = {str(file)!r}")
+    check_writable(file.parent, f"report = {str(file)!r}")
     if file.exists():
         try:
             read_report(file)

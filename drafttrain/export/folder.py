@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from drafttrain import __version__
 from drafttrain.config.base import ConfigError
 from drafttrain.config.policy import HEAD, POLICY, dump_policy
-from drafttrain.data.shards.writing import complete_files, only_writer
+from drafttrain.data.shards.writing import check_writable, complete_files, only_writer
 from drafttrain.export.parts import Parts
 from drafttrain.export.verify import Check, Reload, Verification, verify
 
@@ -52,8 +52,7 @@ def check_name(name: str, field: str) -> None:
 def check_destination(out: Path, force: bool) -> None:
     """Refuse a folder that may not be written. Raises ConfigError."""
     check_name(str(out.absolute()), "out")
-    if not (nearest := next(one for one in out.absolute().parents if one.exists())).is_dir():
-        raise ConfigError(f"out = {str(out)!r}: {str(nearest)!r} is a file, not a folder")
+    check_writable(out.absolute().parent, f"out = {str(out)!r}")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     code = out / CUSTOM_GENERATE / "generate.py"

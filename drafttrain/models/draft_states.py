@@ -27,27 +27,19 @@ LEAST = -1e6
 """A log-probability whose probability is zero in any number type."""
 
 
-def drawn_states(
-    hidden: Tensor, logits: Tensor, tokens: Tensor, rows: Tensor | None = None
-) -> Tensor:
-    """The `drawn` states of tokens, each drawn from a row of its own, or from those in `rows`.
+def drawn_states(hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+    """The `drawn` states of tokens, each drawn from a row of its own.
 
     Behind the hidden state come, of the row before temperature: log-probabilities of the token and
     of the two most likely ones, entropy (nats), and probabilities of the token and of the most
     likely one. Few operations: drafting does this for every token.
-    Shapes: hidden [R, D] (each row was computed from), logits [R, V], tokens [N], rows [N] (None:
-    token i has row i) -> [N, D + ROW_FEATURES], float32 at least.
+    Shapes: hidden [N, D] (each row was computed from), logits [N, V], tokens [N]
+    -> [N, D + ROW_FEATURES], float32 at least.
     """
-    tokens = tokens.to(logits.device)
     log_probs = logits.log_softmax(dim=-1).clamp_min(LEAST)  # excluded tokens count nothing
-    highest = log_probs.topk(2, dim=-1).values
+    of_token = log_probs.gather(-1, tokens.to(logits.device)[:, None])
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1, keepdim=True)
-    if rows is None:
-        of_token = log_probs.gather(-1, tokens[:, None])
-    else:
-        of_token = log_probs[rows, tokens][:, None]
-        hidden, highest, entropy = hidden[rows], highest[rows], entropy[rows]
-    likely = torch.cat([of_token, highest], dim=-1)
+    likely = torch.cat([of_token, log_probs.topk(2, dim=-1).values], dim=-1)
     return torch.cat([hidden.to(logits), likely, entropy, likely[:, :2].exp()], dim=-1)
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafttrain.build.drafts import judge_by, tree_settings
+from drafttrain.build.drafts import tree_settings
 from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods, method_stop
 from drafttrain.build.pairs import Pair, load_pair
-from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, TreeConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.reading import validate_settings
@@ -26,10 +25,9 @@ from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.types import Output
-from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from tests.evaluation.scripted import plain_tokens
-from tests.export.pairs import make_head, noisy_copy, save_spec_drafter
+from tests.export.pairs import noisy_copy, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -61,15 +59,11 @@ def folders(tmp_path_factory) -> Folders:
     small = noisy_copy("llama", 0.5).float()
     save_target(small, root / "small")
     save_target(noisy_copy("llama", 1.0).float(), root / "other")
-    drawn = make_head(small, state="drawn", hidden_size=16 + 6)
-    drawn.save_pretrained(root / "drawn-head")
-    make_head(small).save_pretrained(root / "token-head")
     marian = tiny_model("marian").float()
     save_target(marian, root / "marian")
     slots = str(save_spec_drafter(root / "slots", marian, root / "marian"))
     block_drafter = load_drafter(slots, read_drafter_settings(slots)).float()
     block_drafter.save_pretrained(slots)
-    make_head(block_drafter, state="slot", hidden_size=16).save_pretrained(root / "slot-head")
     return Folders(root)
 
 
@@ -148,11 +142,6 @@ def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(folders)
     assert method_stop(folders.decode({"kind": "none"})).kind == "fixed"
 
 
-def test_gain_goes_no_deeper_than_the_slots_of_a_block(folders):
-    decode = folders.decode({"kind": "opt-tree"}, drafter=str(folders.root / "slots"))
-    assert build_method(decode, folders.pair(decode)).stop == Gain(0.2, 4)
-
-
 @pytest.mark.parametrize(
     ("tree", "depth", "size"),
     [
@@ -185,39 +174,6 @@ def test_greedy_trees_write_what_plain_decoding_does(folders, kind):
     rounds = [played for output in outputs for played in output.rounds]
     assert any(len(played.path) > 0 for played in rounds)
     assert max(len(played.drafted) for played in rounds) > 3  # no chains
-
-
-@pytest.mark.parametrize(("drafter", "head"), [("small", "drawn-head"), ("slots", "slot-head")])
-def test_head_guided_trees_write_what_plain_decoding_does(folders, drafter, head):
-    decode = folders.decode(
-        {"kind": "opt-tree", "nodes": 9, "head": str(folders.root / head)},
-        drafter=str(folders.root / drafter),
-        stop={"k": 4},
-    )
-    check_methods(decode)
-    assert build_method(decode, folders.pair(decode)).drafter.name.endswith("opt-tree(9,head)")
-    outputs, plain = decode_all(folders, decode)
-    assert [output.tokens for output in outputs] == plain
-    alone = decode.model_copy(update={"tree": TreeConfig(kind="opt-tree", nodes=9)})
-    unguided, _ = decode_all(folders, alone)
-    drafts = [[list(r.drafted) for o in outs for r in o.rounds] for outs in (outputs, unguided)]
-    assert drafts[0] != drafts[1]  # the head has a say
-
-
-def test_a_drawn_head_judges_each_candidate_by_the_row_it_is_in(folders):
-    head = AcceptanceHead.from_pretrained(folders.root / "drawn-head")
-    torch.manual_seed(0)
-    hidden, logits = torch.randn(2, 16), torch.randn(2, 40)
-    rows, tokens = torch.tensor([1, 0, 0]), torch.tensor([7, 8, 9])
-    judged = judge_by(head)(hidden, logits, rows, tokens)
-    log_probs = logits.log_softmax(dim=-1)
-    for place, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
-        own = log_probs[row]
-        best = own.topk(2).values
-        numbers = [own[token], *best, -(own.exp() * own).sum(), own[token].exp(), best[0].exp()]
-        state = torch.cat([hidden[row], torch.stack(numbers)])
-        with torch.inference_mode():
-            assert judged[place] == pytest.approx(head.acceptance(state[None]).item(), abs=1e-6)
 
 
 def test_several_drafters_draft_side_by_side(folders):
@@ -253,7 +209,6 @@ def test_several_drafters_draft_side_by_side(folders):
         ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
         ({"kind": "sequoia"}, {}, "tree.by_rank is missing for a sequoia tree"),
         ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),
-        ({"kind": "opt-tree", "head": "absent"}, {}, "tree.head = 'absent': no such folder"),
         ({"kind": "opt-tree"}, {"stop": {"kind": "entropy"}}, "'entropy' goes by .*; use a fixed"),
         ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' goes by .*, or opt-tree"),
         ({"kind": "paths"}, {"verifier": {"kind": "recursive"}}, "use multi-round or k-seq"),
@@ -274,9 +229,3 @@ def test_wrong_trees_are_refused_before_a_model_loads(folders, monkeypatch, tree
     monkeypatch.chdir(folders.root)
     with pytest.raises(ValueError, match=message):
         check_methods(folders.decode(tree, **({"sampling": SAMPLED} | groups)))
-
-
-def test_a_head_that_reads_tokens_own_states_cannot_score_nodes(folders):
-    tree = {"kind": "opt-tree", "head": str(folders.root / "token-head")}
-    with pytest.raises(ConfigError, match="tree.head = .* trained with cache.state=drawn"):
-        check_methods(folders.decode(tree))

@@ -98,7 +98,11 @@ RUNS = {
     f"{RUN} --drafter ./absent": ("./absent", "--target"),
     f"{RUN} --target ./absent --drafter checkpoints/tiny": ("--data",),
     f"{RUN} --report report.txt": ("report.txt", ".json"),
-    f"{RUN} --report rows.jsonl/report.json": ("rows.jsonl", "is a file"),
+    f"{RUN} --report rows.jsonl/report.json": (
+        "'rows.jsonl'",
+        "Not a directory",
+        "give another folder",
+    ),
     f"{RUN} --beta 3": ("beta = 3", "--verifier spec-verification"),
     f"{RUN} 'others={{x: {{drafter: checkpoints/tiny, stop: {{k: 9}}}}}}' --mode teacher-forced": (
         "others.x.stop.k = 9",

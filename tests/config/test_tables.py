@@ -131,7 +131,7 @@ def test_a_tree_is_drawn_and_verified_as_its_row_says(tree: TreeKind):
     if tree.rule_of_several is not None:
         assert tree.rule_of_several in rules_for("independent", True)
     if tree.shape is not None:
-        values = {**dict(settings), "depth": 3, "judge": None}
+        values = {**dict(settings), "depth": 3}
         shape = resolve_name(tree.shape)(*(values[name] for name in tree.arguments))
         assert shape.draw_kind == tree.draw_kind
         assert shape.estimates == ("expected" in tree.provides)

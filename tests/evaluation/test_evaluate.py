@@ -14,9 +14,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluation
-from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Report, read_report
-from drafttrain.evaluation.runner import make_jobs
 from drafttrain.evaluation.tables import main_table, note, parity_lines
 from tests.evaluation.scripted import ScriptedDrafter, loaded, noisy_blocks, options, plain_tokens
 from tests.tiny_models import tiny_model
@@ -200,18 +198,6 @@ def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
     assert "mean_acceptance_length" in run.metrics
     other = evaluate(target, [method], rows(), options(1.0, baselines=(), repeats=1, seed=1))
     assert other.samples != first.samples
-
-
-def test_no_rows_at_all_are_an_error(target):
-    nothing = rows().select([0]).map(lambda row: row | {"source": "", "reason": "empty"})
-    with pytest.raises(ValueError, match=r"none of the 1 input rows .*row 10: empty"):
-        read_prompts(target, nothing)
-
-
-def test_methods_of_one_name_are_refused(target):
-    drafter, _ = script(target)
-    with pytest.raises(ValueError, match="same name: scripted k=4 greedy"):
-        make_jobs(target, [strict(drafter)] * 2, OPTIONS)
 
 
 def test_a_narrow_terminal_gets_values_without_intervals(report):

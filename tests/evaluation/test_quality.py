@@ -162,13 +162,6 @@ def test_a_difference_has_its_row_position_and_gap():
     assert (parity.against, parity.compared, parity.identical) == ("plain", 8, 7)
 
 
-def test_only_gaps_below_the_bound_are_explained():
-    differences = [Difference(row=row, position=3, gap=gap) for row, gap in enumerate((2e-7, 4e-2))]
-    parity = Parity(against="plain", compared=9, identical=7, differences=differences, bound=1e-5)
-    assert parity.unexplained == 1
-    assert parity.model_copy(update={"bound": 0.1}).unexplained == 0
-
-
 def test_ties_are_as_coarse_as_the_targets_type():
     assert tie_bound(torch.float32, [20.0, -31.0]) == tie_bound(torch.bfloat16, []) == 1e-4
     assert tie_bound(torch.bfloat16, [3.0, -20.0]) == 2 * 2**-7 * 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.shared import Call, Steps, steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.trees.shapes import Likeliest, Shape, Tree
+from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 
@@ -109,7 +109,7 @@ class TreeSession:
         likeliest = self.shape.likeliest(self.sampling)
         found = yield from self.rows.first(tokens, longest, likeliest)
         while True:
-            fed = tree.choose(*found) if self.rows.chosen else tree.grow(*found)
+            fed = tree.choose(*found) if self.rows.chosen else tree.grow(found)
             if not fed or tree.level == longest:
                 break
             if not stop.should_draft(DraftState(tree.level, expected=tree.expected)):
@@ -143,19 +143,17 @@ class ModelRows:
         """Levels that can be drafted after these tokens, at most as many as wanted."""
         return self.own.longest(wanted, len(self.own.tokens(tokens)))
 
-    def first(
-        self, tokens: Tensor, levels: int, likeliest: Likeliest | None
-    ) -> Steps[tuple[Tensor, Tensor]]:
-        """Row and state after all committed tokens [T]: what `Tree.grow` is handed."""
+    def first(self, tokens: Tensor, levels: int, likeliest: Likeliest | None) -> Steps[Tensor]:
+        """The row after all committed tokens [T]: what `Tree.grow` is handed."""
         tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
         self._keep_accepted(state, tokens[self._committed : -1].tolist())
         score = yield Call(self.model.catch_up_all, (state, tokens))
         self._committed = len(tokens)
         self._lines, self._columns = {-1: []}, {}
         self.passes = 1
-        return score.logits, score.hidden[-1:]
+        return score.logits
 
-    def below(self, tree: Tree) -> Steps[tuple[Tensor, Tensor]]:
+    def below(self, tree: Tree) -> Steps[Tensor]:
         """The same below the nodes that are to be fed, all of one level."""
         nodes, state = tree.fed, (yield from self.own.begin())
         start = state.cached
@@ -173,7 +171,7 @@ class ModelRows:
             self.model.extend_all, (state, tokens, torch.from_numpy(visible), positions)
         )
         self.passes += 1
-        return score.logits, score.hidden
+        return score.logits
 
     def _keep_accepted(self, state: SequenceState, tokens: list[int]) -> None:
         """Of the last round's nodes, keep the path that was committed since, these tokens; the last
@@ -216,7 +214,7 @@ class SlotRows:
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
-    ) -> Steps[tuple[Any, Any]]:
+    ) -> Steps[Tensor | tuple[Array, Array]]:
         session, self._likely = self.session, None
         self._states, self._logits = yield from session.slot_rows(tokens, levels)
         before = session.told_first(tokens)
@@ -228,11 +226,11 @@ class SlotRows:
             self._likely = LikelyTokens(self._states, self._logits, wanted, session.link)
         return self._after(0, [before])
 
-    def below(self, tree: Tree) -> Steps[tuple[Any, Any]]:
+    def below(self, tree: Tree) -> Steps[Tensor | tuple[Array, Array]]:
         yield from ()  # the rows are there already
         return self._after(tree.level, [tree.tokens[node] for node in tree.fed])
 
-    def _after(self, level: int, previous: list[int]) -> tuple[Any, Any]:
+    def _after(self, level: int, previous: list[int]) -> Tensor | tuple[Array, Array]:
         if self._likely is not None:
             return self._likely.after(level, previous)
         nodes, link = len(previous), self.session.link
@@ -240,7 +238,7 @@ class SlotRows:
         logits = self._logits[level].expand(nodes, -1)
         if link is not None:
             logits = link.after(states, logits, torch.tensor(previous, device=logits.device))
-        return logits, states
+        return logits
 
 
 class SeveralDrafters(Drafter):

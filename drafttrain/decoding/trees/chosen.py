@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from drafttrain.decoding.sampling import exact_enough, warp
 from drafttrain.decoding.trees.shapes import (
     Array,
-    Judge,
     Likeliest,
     Shape,
     Tree,
@@ -31,15 +29,13 @@ class Optimal(Shape):
 
     A node's score is the product of the draft probabilities on its path: how likely the target is
     believed to go there. The n largest products of all make up a tree, and their sum E(A) is the
-    expected number of accepted tokens. With a judge, draft probabilities are replaced by
-    q P, the part min(q, p) of the target's probability that an acceptance head predicts.
-    A node is fed only while it is among the n best of all: no child scores more than its parent, so
-    nothing below the others could enter the tree. It is the same as if all were fed (the paper's),
-    for fewer drafter rows. Notes are the log-probabilities of paths.
+    expected number of accepted tokens. A node is fed only while it is among the n best of all: no
+    child scores more than its parent, so nothing below the others could enter the tree. It is the
+    same as if all were fed (the paper's), for fewer drafter rows. Notes are the log-probabilities
+    of paths.
     """
 
     nodes: int
-    judge: Judge | None = None
     draft_temperature: Temperatures = None
     estimates = True
 
@@ -48,26 +44,17 @@ class Optimal(Shape):
 
     @property
     def name(self) -> str:
-        return f"opt-tree({self.nodes}{',head' if self.judge else ''})"
+        return f"opt-tree({self.nodes})"
 
     @property
     def branches(self) -> bool:
         return self.nodes > 1
 
     def likeliest(self, sampling: Sampling) -> Likeliest | None:
-        whole = self.judge is not None or not sampling.keeps_all
-        return None if whole else (self.nodes, self._temperatures(sampling))
+        return (self.nodes, self._temperatures(sampling)) if sampling.keeps_all else None
 
-    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> list[int]:
-        rows, tokens, scores = self._likely_children(tree, *self._log_probs(tree, logits))
-        if self.judge is not None:
-            if len(scores) > CANDIDATES * self.nodes:
-                likely = np.argsort(-scores, kind="stable")[: CANDIDATES * self.nodes]
-                rows, tokens, scores = rows[likely], tokens[likely], scores[likely]
-            on_device = (torch.from_numpy(part).to(logits.device) for part in (rows, tokens))
-            accepted = self.judge(hidden, logits, *on_device)
-            scores = scores + np.log(accepted.double().cpu().numpy())
-        return self._add(tree, rows, tokens, scores)
+    def grow(self, tree: Tree, logits: Tensor) -> list[int]:
+        return self._add(tree, *self._likely_children(tree, *self._log_probs(tree, logits)))
 
     def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> list[int]:
         return self._add(tree, *self._likely_children(tree, log_probs, tokens))
@@ -136,5 +123,5 @@ prompts at 25 nodes and 10 levels, the mean acceptance length at 1, 0.7, 0.5, 0.
 (Multi30k).
 """
 CANDIDATES = 4
-"""Children for each node of the tree that are looked at, at most, where all would be too many: by a
-judge, in the first row, and of a row that lies on another device."""
+"""Children for each node of the tree that are looked at, at most, where all would be too many: in
+the first row, and of a row that lies on another device."""

@@ -29,7 +29,7 @@ class Paths(Shape):
     def branches(self) -> bool:
         return self.count > 1
 
-    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> range:
+    def grow(self, tree: Tree, logits: Tensor) -> range:
         probs, first = tree.warped(logits)
         owners = [row for row, copies in enumerate(tree.noted(self.count)) for _ in range(copies)]
         drawn = tree.randomness.categorical(probs[owners]).tolist()
@@ -66,7 +66,7 @@ class Branching(Shape):
     def name(self) -> str:
         return f"rsd-c({','.join(map(str, self.widths))})"
 
-    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> range:
+    def grow(self, tree: Tree, logits: Tensor) -> range:
         probs, first = tree.warped(logits)
         width = min(self.widths[tree.level], probs.shape[-1])
         drawn = tree.randomness.without_replacement(probs, width).tolist()
@@ -100,7 +100,7 @@ class Beam(Shape):
     def name(self) -> str:
         return f"rsd-s({self.width})"
 
-    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> range:
+    def grow(self, tree: Tree, logits: Tensor) -> range:
         probs, first = tree.warped(logits)
         noted = tree.noted((0.0, 0.0))
         above, bounds = torch.tensor(noted, dtype=probs.dtype, device=probs.device).T

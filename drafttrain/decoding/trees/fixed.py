@@ -51,7 +51,7 @@ class Fixed(Shape):
     def likeliest(self, sampling: Sampling) -> Likeliest:
         return self.widest, (1.0,)
 
-    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> list[int]:
+    def grow(self, tree: Tree, logits: Tensor) -> list[int]:
         ranks = [rank for path in tree.noted(()) for rank in self._below[path]]
         widest = min(1 + max(ranks), logits.shape[-1])
         return self._add(tree, logits.topk(widest, dim=-1).indices.tolist())

@@ -8,7 +8,7 @@ they drew from, for rejection; shapes that choose (`chosen`, `fixed`) make point
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,10 +24,6 @@ from drafttrain.decoding.types import Proposal, Sampling
 Array = npt.NDArray
 ROOT = -1
 """The last committed token, which roots hang from."""
-
-Judge = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Predicted acceptance of M candidates: states [F, D] and logits [F, V] of the level's rows, each
-candidate's row [M] and token [M] -> [M]."""
 
 Likeliest = tuple[int, Sequence[float]]
 """How many tokens of each row, and the temperatures of their log-probabilities by level
@@ -55,7 +51,7 @@ class Shape(Protocol):
         """The likeliest tokens that do in place of whole rows (`choose`); None: whole rows."""
         return None
 
-    def grow(self, tree: Tree, logits: Tensor, hidden: Tensor) -> Sequence[int]:
+    def grow(self, tree: Tree, logits: Tensor) -> Sequence[int]:
         """`Tree.grow`, of nodes that may end a sequence too."""
         ...
 
@@ -115,13 +111,13 @@ class Tree:
         self.draft_probs.append(probs)
         return probs, known
 
-    def grow(self, logits: Tensor, hidden: Tensor) -> list[int]:
+    def grow(self, logits: Tensor) -> list[int]:
         """Add the children of the nodes fed last; those of them that are to be fed next.
 
-        Shapes: logits [F, V], hidden [F, D]: what the drafter says below each node that was fed,
-        the last committed token in the first call.
+        Shapes: logits [F, V]: the drafter's rows below each node that was fed, the last committed
+        token in the first call.
         """
-        return self._go_on(self.shape.grow(self, logits, hidden))
+        return self._go_on(self.shape.grow(self, logits))
 
     def choose(self, tokens: Array, log_probs: Array) -> list[int]:
         """As `grow`, by the likeliest tokens. Shapes: tokens [F, C], log_probs [F, C]."""

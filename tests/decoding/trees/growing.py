@@ -19,7 +19,7 @@ def grow(tree: Tree, table: LogitsTable, levels: int) -> Proposal:
     for _ in range(levels):
         paths = [(*START, *path_of(tree, node)) for node in fed]
         rows = torch.stack([table[path] for path in paths])
-        fed = tree.grow(rows, torch.zeros(len(rows), 1))
+        fed = tree.grow(rows)
         if not fed:
             break
     return tree.proposal(levels)

@@ -71,7 +71,7 @@ def test_levels_can_have_temperatures_of_their_own():
 def test_a_node_whose_children_cannot_enter_is_not_fed():
     """One node: the best first token; below it nothing can score more."""
     growth = Optimal(1).plant(Sampling(), sampled(), ())
-    assert growth.grow(LogitsTable(3, 4)[START][None], torch.zeros(1, 1)) == []
+    assert growth.grow(LogitsTable(3, 4)[START][None]) == []
 
 
 def test_a_child_that_ties_its_parent_comes_after_it():
@@ -94,22 +94,6 @@ def test_nothing_is_drafted_below_the_end_of_a_sequence():
         found = paths_of(grow(shape.plant(Sampling(1.0), sampled(), {1}), table, 3))
         assert any(path[-1] == 1 for path in found)
         assert not any(1 in path[:-1] for path in found), shape.name
-
-
-def test_a_judge_ranks_nodes_by_the_part_the_target_is_predicted_to_share():
-    """q P: the first choice is judged hopeless, so that the second leads the tree."""
-    table = LogitsTable(5, 3)
-    first, second = table[START].argsort(descending=True)[:2].tolist()
-
-    def judge(states: Tensor, logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-        assert len(states) == len(logits) == 1 and rows.tolist() == [0] * len(tokens)
-        return torch.where(tokens == first, 1e-3, 1.0)
-
-    growth = Optimal(2, judge).plant(Sampling(1.0), sampled(), ())
-    proposal = grow(growth, table, 1)
-    assert proposal.tokens.tolist()[0] == second
-    probs = table[START].softmax(-1)
-    assert first not in proposal.tokens.tolist() or probs[first] * 1e-3 > probs.min()
 
 
 def test_an_impossible_tree_is_refused():
