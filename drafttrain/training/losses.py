@@ -82,7 +82,7 @@ def acceptance_loss(
     """Weighted binary cross entropy with soft labels, and the weights, position by position.
 
     P * -log(P^) + w_rej * (1 - P) * -log(1 - P^), where P^ = sigmoid(logit) and acceptances weigh 1
-    (SpecDec++ Section 3.2); a position's weight is P + w_rej * (1 - P). From logits, so finite for
+    (SpecDec++ Section 3.3); a position's weight is P + w_rej * (1 - P). From logits, so finite for
     any finite logit, and 0 * log 0 = 0.
     Shapes: logits [..., N], acceptance [N] (labels P), rejection_weight [..., 1] or a number ->
     [..., N] both.

@@ -51,7 +51,7 @@ from drafttrain.models.speech import hears
 SLOTS_SEEN = 4
 """Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
 PAPER_MIXING = 0.15
-"""r of token mixing (SpecDec++, Section 3.2)."""
+"""r of token mixing (SpecDec++, Section 3.3)."""
 
 
 def build_cache(

@@ -4,7 +4,7 @@ Tokens: one teacher-forced pass of the target judges; one of the drafter on the 
 token Y_i from the row at each position, and gives the `drawn` states at once. The label is the
 probability P_i = min(1, target(Y_i) / draft(Y_i)) that rejection sampling accepts Y_i. For `token`
 states the drafter reads each mix Z once more: Z keeps the output's X_i with probability r and has
-Y_i elsewhere; the positions of Y_i are in the loss (SpecDec++, Section 3.2). Labels are those of
+Y_i elsewhere; the positions of Y_i are in the loss (SpecDec++, Section 3.3). Labels are those of
 the prefix X, not recomputed for Z.
 
 Slots: a head on a block drafter sees a slot's state, not its token: it predicts the expected

@@ -52,7 +52,7 @@ def make_heads(
 
 
 class HeadSweep(nn.Module):
-    """The objective: each head's weighted cross entropy of acceptance (SpecDec++ Section 3.2)."""
+    """The objective: each head's weighted cross entropy of acceptance (SpecDec++ Section 3.3)."""
 
     teacher = None
 
