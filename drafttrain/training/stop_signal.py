@@ -22,6 +22,8 @@ class StopSignal:
     def __init__(self) -> None:
         self.received: float | None = None
         """When the first one came, by `time.monotonic`."""
+        self.flag: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
+        """How many processes were asked to stop by the last step, once the event has come."""
 
     def __enter__(self) -> StopSignal:
         self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
@@ -39,9 +41,19 @@ class StopSignal:
             raise KeyboardInterrupt
 
     def seen(self, accelerator: Accelerator) -> bool:
-        """Whether any process was asked to stop."""
+        """Whether any process was asked to stop. Of several processes, by their flags of the step
+        before: all have the same answer, and no device is left without work while one waits."""
         here = self.received is not None
         if accelerator.num_processes == 1:
             return here
-        flag = torch.tensor(float(here), device=accelerator.device)
-        return bool(accelerator.reduce(flag, reduction="sum") > 0)
+        flag = torch.full((), float(here), device=accelerator.device)
+        flag = accelerator.reduce(flag, reduction="sum").to("cpu", non_blocking=True)
+        ready = torch.cuda.Event() if accelerator.device.type == "cuda" else None
+        if ready is not None:
+            ready.record()
+        before, self.flag = self.flag, (flag, ready)
+        if before is None:
+            return False
+        if before[1] is not None:
+            before[1].synchronize()
+        return bool(before[0] > 0)

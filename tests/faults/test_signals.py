@@ -7,6 +7,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from drafttrain.cli import app
 from drafttrain.commands.shell import run_command
@@ -42,6 +43,22 @@ def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert stop.seen(ALONE)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_processes_stop_together_a_step_after_any_was_asked_to() -> None:
+    """None looks at its own flag: all add up those of a step, and read the sum a step later."""
+    others = iter([0.0, 1.0, 0.0, 0.0])
+
+    def reduce(flag: torch.Tensor, reduction: str) -> torch.Tensor:
+        return flag + next(others)
+
+    pair = SimpleNamespace(num_processes=2, device=torch.device("cpu"), reduce=reduce)
+    with StopSignal() as stop:
+        seen = [stop.seen(pair) for _ in range(3)]
+        os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(stop.seen(pair))
+    assert seen == [False, False, True, False]
+    assert bool(stop.flag[0] > 0)  # read by the step after it
 
 
 @pytest.mark.parametrize(("resumable", "says"), [(True, "; run the same"), (False, "")])
