@@ -97,7 +97,7 @@ def make_task(
                 )
             ),
         )
-    return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
+    return Task(objective, Examples(rows), row_lengths(rows).sum(axis=1), collate, validate)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,7 @@ from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.data.batches.packing import (
-    DocumentCollator,
-    PackedExamples,
-    sequence_lengths,
-    sequences_of,
-)
+from drafttrain.data.batches.packing import DocumentCollator, share_sequences
 from drafttrain.data.distill.recipe_rows import check_positions, frequent_tokens, row_lengths
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
@@ -85,9 +80,9 @@ def make_task(
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     alone = DocumentCollator(target.tokenizer.pad_token_id or 0)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
-    sequences = sequences_of(lengths, settings.objective.packed_tokens, range(len(rows)))
     examples = training_examples(settings, rows, target, draftable)
-    packed, lengths = PackedExamples(examples, sequences), sequence_lengths(lengths, sequences)
+    most = settings.objective.packed_tokens
+    packed, lengths = share_sequences(examples, lengths, most, range(len(rows)))
     validate = None
     if held_out is not None:
         draft = partial(draft_along, alone, settings.drafter.k)

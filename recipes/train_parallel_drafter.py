@@ -32,7 +32,7 @@ from drafttrain.models.causal_drafter import (
 )
 from drafttrain.models.loading import LoadedTarget
 from drafttrain.training.loop import Task
-from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.recipe import (
     blocks_task,
     keep_start,
@@ -84,7 +84,7 @@ def make_task(
     target: LoadedTarget,
 ) -> Task:
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    objective = FollowInBlocks(drafter, settings.objective, target.model, draftable)
+    objective = FollowTarget(drafter, settings.objective, target.model, draftable)
     examples = training_examples(settings, rows, target, draftable)
     collate = BlocksCollator(
         pad_token_id=target.tokenizer.pad_token_id or 0,

@@ -21,7 +21,7 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
 from drafttrain.data.distill.recipe_rows import (
-    count_outputs,
+    count_tokens,
     distillations,
     frequent_tokens,
     row_lengths,
@@ -154,7 +154,7 @@ def make_task(
     held_out: datasets.Dataset | None,
     target: LoadedTarget,
 ) -> Task:
-    """The target is kept only where its distributions or its encoder are looked at."""
+    """The target is kept only where its decoder or its encoder is looked at."""
     texts = drafter.shape.encoder == "target" and not hears(target.model.config)
     collate = SlotCollator(
         drafter.shape,
@@ -164,8 +164,7 @@ def make_task(
         drafter.config.decoder_start_token_id,
         drafter.config.pad_token_id or 0,
     )
-    reads = settings.objective.total_variation > 0 or settings.drafter.target_states
-    teacher = target.model if reads else None
+    teacher = target.model if settings.drafter.target_states else None
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = None
     if held_out is not None:
@@ -185,7 +184,8 @@ def make_task(
         complete=batch_encoding(target) if texts else None,
         in_process=drafter.shape.encoder == "target" and not texts,
         constant_loss=constant_loss(
-            count_outputs(rows, drafter.shape.vocab_size), settings.objective.label_smoothing
+            count_tokens(rows, ["target_ids"], drafter.shape.vocab_size),
+            settings.objective.label_smoothing,
         ),
     )
 

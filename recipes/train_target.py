@@ -19,14 +19,15 @@ from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import TargetRecipe
-from drafttrain.data.batches.examples import PairCollator, TextCollator
-from drafttrain.data.distill.recipe_rows import row_lengths
+from drafttrain.data.batches.examples import Examples, PairCollator, TextCollator
+from drafttrain.data.distill.recipe_rows import count_tokens, row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import describe_inputs, usable
 from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults, random_model
 from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
 from drafttrain.training.loop import Task, count_steps, make_plan
+from drafttrain.training.losses import constant_loss
 from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.recipe import already_finished, begin_run, train_and_save
 from drafttrain.training.run_folder import check_run
@@ -190,7 +191,13 @@ def make_task(
     validate = None
     if held_out is not None:
         validate = partial(perplexity, rows=held_out, collate=collate)
-    return Task(objective, rows, row_lengths(rows).sum(axis=1), collate, validate)
+    least = None
+    if teacher is None:
+        learned = ["target_ids"] if pairs else ["source_ids", "target_ids"]
+        counts = count_tokens(rows, learned, model.config.vocab_size)
+        least = constant_loss(counts, settings.label_smoothing)
+    lengths = row_lengths(rows).sum(axis=1)
+    return Task(objective, Examples(rows), lengths, collate, validate, constant_loss=least)
 
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:

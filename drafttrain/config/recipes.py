@@ -154,9 +154,6 @@ class ObjectiveConfig(Config):
     Needs initialise=encoder or both."""
     copied_rate: PositiveFloat = 1.0
     """Learning rate of weights copied from the target, as a share of that of the others (ours)."""
-    total_variation: NonNegativeFloat = 0.0
-    """Weight of the total variation to the target's distribution, which is how often sampling
-    rejects a token (ours). Above 0 the target reads every batch too."""
 
 
 _ANCHORED = CountsFor("drafter.slots=anchored", ("prefix_weight",))

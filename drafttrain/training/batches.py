@@ -6,54 +6,29 @@ What a batch holds follows from (seed, epoch, row) alone, so it is the same whoe
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import get_all_start_methods
 from time import perf_counter
 from typing import Any
 
-import datasets
 from torch.utils.data import DataLoader, Dataset
 
-from drafttrain.data.batches.batch_plan import BatchPlan
-from drafttrain.data.batches.examples import Batch, Examples
+from drafttrain.data.batches.examples import Batch
 
-
-def fetchable(rows: datasets.Dataset | Dataset) -> Dataset:
-    """Rows that are fetched by (epoch, row)."""
-    return Examples(rows) if isinstance(rows, datasets.Dataset) else rows
-
-
-@dataclass(frozen=True)
-class Share:
-    """Keys of a process's batches among first..last-1, in order."""
-
-    plan: BatchPlan
-    first: int
-    last: int
-    rank: int
-    world: int
-
-    @property
-    def numbers(self) -> range:
-        """Numbers of the batches, counted over the whole run."""
-        return range(self.first + self.rank, self.last, self.world)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return islice(self.plan.stream(self.first, self.last), self.rank, None, self.world)
+Keys = list[tuple[int, int]]
+"""(epoch, row) of the rows of a batch."""
 
 
 def load_batches(
-    rows: Dataset, collate: Callable[..., Batch], share: Share, workers: int, pin: bool
+    rows: Dataset, collate: Callable[..., Batch], keys: Iterable[Keys], workers: int, pin: bool
 ) -> DataLoader:
-    """The batches of a share, made by so many processes ahead of time, or as they are asked for.
+    """The batches of these keys, made by so many processes ahead of time, or as they are asked for.
 
     pin: put into page-locked memory, from which copies to a GPU are not waited for.
     """
     return DataLoader(
         rows,
-        batch_sampler=share,
+        batch_sampler=keys,
         collate_fn=collate,
         num_workers=workers,
         multiprocessing_context="fork" if workers and "fork" in get_all_start_methods() else None,

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
@@ -33,7 +32,7 @@ from drafttrain.config.recipes import TrainConfig
 from drafttrain.data.batches.batch_plan import BatchPlan
 from drafttrain.data.batches.examples import Batch, Example
 from drafttrain.data.shards.writing import join_processes
-from drafttrain.training.batches import Share, Waiting, fetchable, load_batches
+from drafttrain.training.batches import Waiting, load_batches
 from drafttrain.training.checkpoints import (
     KEPT_CHECKPOINTS,
     Progress,
@@ -62,8 +61,8 @@ class Task:
     """What is to be trained on what."""
 
     objective: Objective
-    rows: datasets.Dataset | Dataset
-    """Rows of source_ids and target_ids, or anything else that is fetched as `Examples` are."""
+    rows: Dataset
+    """`Examples`, or what else is fetched by (epoch, row)."""
     lengths: np.ndarray
     """[rows] tokens of each row, for batches by token budget; [rows, 2] where source and output are
     padded apart."""
@@ -82,7 +81,7 @@ class Task:
 
     def batch(self, keys: Sequence[tuple[int, int]], device: torch.device) -> Batch:
         """The batch of these (epoch, row)."""
-        batch = self.collate(fetchable(self.rows).__getitems__(keys)).to(device)
+        batch = self.collate(self.rows.__getitems__(keys)).to(device)
         return batch if self.complete is None else self.complete(batch)
 
 
@@ -308,13 +307,14 @@ def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int,
     """(batch number, batch) of this process, for the steps from `step` to `total`."""
     accelerator, task = prepared.accelerator, prepared.task
     world, rank = accelerator.num_processes, accelerator.process_index
-    first, last = step * prepared.batches_per_step, total * prepared.batches_per_step
+    per_step = prepared.batches_per_step
+    numbers = range(step * per_step + rank, total * per_step, world)
     on_gpu, workers = accelerator.device.type == "cuda", prepared.settings.workers
     if task.in_process or workers is None:
         workers = 2 if on_gpu and not task.in_process else 0
-    share = Share(prepared.plan, first, last, rank, world)
-    loader = load_batches(fetchable(task.rows), task.collate, share, workers, pin=on_gpu)
-    for number, batch in zip(share.numbers, loader, strict=True):
+    keys = prepared.plan.stream(numbers)
+    loader = load_batches(task.rows, task.collate, keys, workers, pin=on_gpu)
+    for number, batch in zip(numbers, loader, strict=True):
         yield number, batch.to(accelerator.device)
 
 

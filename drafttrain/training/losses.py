@@ -58,18 +58,6 @@ def followed_cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
-def rejection_probability(logits: Tensor, likeliest: Tensor, target_probs: Tensor) -> Tensor:
-    """Total variation of each row from the target's: 1 - sum(min(target_probs, draft_probs)).
-
-    That is how often a token drawn from the row is rejected (Leviathan et al., Theorem 3.5). The
-    sum is over the target's likeliest tokens: too high by no more than what it gives all others.
-    Shapes: logits [N, V], likeliest [N, C] ids, target_probs [N, C] -> [N].
-    """
-    logits = logits.float()
-    draft_probs = (logits.gather(1, likeliest) - logits.logsumexp(-1, keepdim=True)).exp()
-    return 1.0 - overlap(target_probs, draft_probs)
-
-
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """sum(min(target_probs, draft_probs)) of each row: the probability that a token drawn from the
     drafter's row is accepted (Leviathan et al., Theorem 3.5). Shapes: [N, C], [N, C] -> [N]."""

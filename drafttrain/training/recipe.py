@@ -29,7 +29,7 @@ from drafttrain.config.recipes import (
 )
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
-from drafttrain.data.batches.packing import PackedExamples, sequence_lengths, sequences_of
+from drafttrain.data.batches.packing import share_sequences
 from drafttrain.data.distill.distill import check_distillation, plan_distillation, sampled_lengths
 from drafttrain.data.distill.recipe_rows import (
     distillations,
@@ -42,7 +42,7 @@ from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.checkpoints import KEPT_CHECKPOINTS
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
 from drafttrain.training.objective import Objective
-from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.run_folder import check_run, open_run, save_final
 
 BlocksRecipe = ParallelDrafterRecipe | StateDrafterRecipe
@@ -173,7 +173,7 @@ def train_and_save(
 
 def blocks_task(
     settings: BlocksRecipe,
-    objective: FollowInBlocks,
+    objective: FollowTarget,
     rows: Examples,
     collate: BlocksCollator,
     validate: Callable[[Objective], dict[str, float]] | None,
@@ -183,9 +183,8 @@ def blocks_task(
     own, k = settings.objective, settings.drafter.k
     lengths = lengths_with_masks(row_lengths(rows.rows), k, own.kept, own.kept_floor)
     taught = taught_rows(rows.rows, collate.reads_prompt)
-    sequences = sequences_of(lengths, own.packed_tokens, taught)
     drops = replace(collate, kept=own.kept, floor=own.kept_floor, seed=settings.train.seed)
-    packed, lengths = PackedExamples(rows, sequences), sequence_lengths(lengths, sequences)
+    packed, lengths = share_sequences(rows, lengths, own.packed_tokens, taught)
     return Task(objective, packed, lengths, drops, validate)
 
 

@@ -37,7 +37,6 @@ from drafttrain.training.loop import (
     prepare,
     take_step,
 )
-from drafttrain.training.objectives.follow_blocks import FollowInBlocks
 from drafttrain.training.objectives.follow_states import FollowStates
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
@@ -123,7 +122,7 @@ def follow_target() -> tuple[nn.Module, Batch]:
 
 def follow_in_blocks() -> tuple[nn.Module, Batch]:
     drafter, target = tiny_model("llama", num_hidden_layers=1), tiny_model("llama")
-    return FollowInBlocks(drafter, FOLLOW_BLOCKS, target), BlocksCollator(0, 0, 3)([ROWS])
+    return FollowTarget(drafter, FOLLOW_BLOCKS, target), BlocksCollator(0, 0, 3)([ROWS])
 
 
 def follow_states() -> tuple[nn.Module, Batch]:

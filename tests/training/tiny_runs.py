@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
+from drafttrain.data.batches.examples import Examples
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
@@ -39,7 +40,7 @@ def small_task(
     lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in rows]) + 6
     collate = collator(drafter, 2)
     objective = MaskPredict(drafter, ObjectiveConfig())
-    return Task(objective, datasets.Dataset.from_list(rows), lengths, collate, validate)
+    return Task(objective, Examples(datasets.Dataset.from_list(rows)), lengths, collate, validate)
 
 
 def train_small(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:

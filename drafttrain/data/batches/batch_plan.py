@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,11 +70,11 @@ class BatchPlan:
         batches = [order[start:end] for start, end in self._edges()]
         return [batches[i] for i in random.permutation(len(batches))]
 
-    def stream(self, first: int, last: int) -> Iterator[list[tuple[int, int]]]:
-        """(epoch, row) pairs of batches first..last-1, counted over the whole run."""
+    def stream(self, numbers: Iterable[int]) -> Iterator[list[tuple[int, int]]]:
+        """(epoch, row) pairs of the batches of these rising numbers, counted over the whole run."""
         per_epoch = self.batches_per_epoch
         epoch, batches = -1, []
-        for number in range(first, last):
+        for number in numbers:
             if number // per_epoch != epoch:
                 epoch = number // per_epoch
                 batches = self.epoch(epoch)

@@ -77,7 +77,6 @@ class BlocksBatch(DocumentBatch):
 
     @property
     def text(self) -> DocumentBatch:
-        """The texts alone, as the target reads them."""
         fields = (self.input_ids, self.positions, self.labels, self.documents)
         ids, positions, labels, documents = (field[:, : self.columns] for field in fields)
         documents = documents if self.packed else None
@@ -91,7 +90,6 @@ class BlocksBatch(DocumentBatch):
         return self.at_labels(depths)
 
     def same_in_text(self) -> Tensor:
-        """Of each labelled position, the number of the one in `text` with the same label. [N]"""
         counted = self.labels[:, : self.columns] != IGNORED
         numbers = (counted.flatten().cumsum(0) - 1).view(counted.shape)
         return self.at_labels(numbers.gather(1, self.places.clamp(min=0)))

@@ -57,6 +57,15 @@ class DocumentBatch(Batch):
         """What stands at the labels. Shapes: [B, T, ...] -> [N, ...]."""
         return values.flatten(0, 1)[self.learned]
 
+    @property
+    def text(self) -> DocumentBatch:
+        """The texts alone, as the target reads them."""
+        return self
+
+    def same_in_text(self) -> Tensor | slice:
+        """Of each labelled position, the number of the one in `text` with the same label. [N]"""
+        return slice(None)
+
     def mask(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]; None: a model's
         own causal mask is right."""
@@ -156,17 +165,19 @@ class PackedExamples(Dataset):
         return [[next(fetched) for _ in self.sequences[number]] for _, number in keys]
 
 
-def sequences_of(
-    lengths: np.ndarray, most: int | None, taught: Sequence[int] | np.ndarray
-) -> list[list[int]]:
-    """A sequence for each row that is taught; with most, several share one (`pack`).
+def share_sequences(
+    rows: Examples | Dataset, lengths: np.ndarray, most: int | None, taught: Sequence[int]
+) -> tuple[PackedExamples, np.ndarray]:
+    """Rows that are taught, several in a sequence of at most `most` tokens (`pack`) or, without it,
+    each in one of its own; and the tokens of each sequence.
 
-    Shapes: lengths [rows].
+    Shapes: lengths [rows] -> [sequences].
     """
-    rows = np.asarray(taught)
-    if most is None:
-        return [[row] for row in rows.tolist()]
-    return [rows[places].tolist() for places in pack(lengths[rows], most)]
+    chosen = np.asarray(taught)
+    own = [[row] for row in range(len(chosen))] if most is None else pack(lengths[chosen], most)
+    sequences = [chosen[places].tolist() for places in own]
+    sizes = np.array([lengths[places].sum() for places in sequences])
+    return PackedExamples(rows, sequences), sizes
 
 
 def pack(lengths: np.ndarray, most: int) -> list[list[int]]:
@@ -186,8 +197,3 @@ def pack(lengths: np.ndarray, most: int) -> list[list[int]]:
         sequences[number].append(row)
         insort(room, (left - length, number))
     return sequences
-
-
-def sequence_lengths(lengths: np.ndarray, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-    """Tokens of each sequence. Shapes: lengths [rows] -> [sequences]."""
-    return np.array([lengths[list(rows)].sum() for rows in sequences])

@@ -106,8 +106,7 @@ def choose_mask(
     token, special tokens and all others, each from the last one on; never what ends, begins or pads
     texts, or is unknown. Raises ConfigError where rows hold all.
     """
-    held = np.concatenate([_tokens(rows, name) for name in ("source_ids", "target_ids")])
-    count = np.bincount(held, minlength=vocabulary)
+    count = count_tokens(rows, ("source_ids", "target_ids"), vocabulary)
     t = tokenizer
     taken = {t.bos_token_id, t.eos_token_id, t.pad_token_id, t.unk_token_id}
     named, special = set(t.get_vocab().values()), {t.mask_token_id, *t.added_tokens_decoder}
@@ -145,17 +144,14 @@ def frequent_tokens(
 
     count: None for the tokens that occur in outputs or end them, and no others.
     """
-    counts = count_outputs(rows, vocabulary)
+    counts = count_tokens(rows, ("target_ids",), vocabulary)
     counts[[] if ends is None else np.atleast_1d(ends)] = counts.max() + 1
     count = np.count_nonzero(counts) if count is None else count
     return np.sort(np.argsort(-counts, kind="stable")[:count]).tolist()
 
 
-def count_outputs(rows: datasets.Dataset, vocabulary: int) -> np.ndarray:
-    """How often each token occurs in the outputs. Shapes: -> [V]."""
-    return np.bincount(_tokens(rows, "target_ids"), minlength=vocabulary)
-
-
-def _tokens(rows: datasets.Dataset, name: str) -> np.ndarray:
-    """The tokens of a column, one row behind the other."""
-    return rows.with_format("arrow")[:][name].combine_chunks().flatten().to_numpy()
+def count_tokens(rows: datasets.Dataset, columns: Sequence[str], vocabulary: int) -> np.ndarray:
+    """How often each token occurs in these columns. Shapes: -> [V]."""
+    table = rows.with_format("arrow")[:]
+    tokens = [table[name].combine_chunks().flatten().to_numpy() for name in columns]
+    return np.bincount(np.concatenate(tokens), minlength=vocabulary)

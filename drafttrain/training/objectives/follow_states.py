@@ -1,6 +1,6 @@
 """A state drafter learns to go on as its target would, behind the target's own states.
 
-Blocks as in `FollowInBlocks`; the target reads every batch, and its keys, values and hidden states
+Blocks as in `BlocksCollator`; the target reads every batch, and its keys, values and hidden states
 are what the drafter reads of the texts. Its rows at the labels come from the same pass.
 """
 
@@ -18,7 +18,7 @@ from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
-from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.objectives.follow_target import FollowTarget
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Columns:
         return Columns(places, wanted.gather(1, places))
 
 
-class FollowStates(FollowInBlocks):
-    """`FollowInBlocks` of a drafter that reads its target's states.
+class FollowStates(FollowTarget):
+    """`FollowTarget` of a drafter that reads its target's states.
 
     Batches are those of `BlocksCollator` with reads_prompt=False.
     """

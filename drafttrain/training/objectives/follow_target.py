@@ -2,7 +2,9 @@
 
 The target reads every batch too, where a divergence from its rows is asked for, unless the batch
 has them: they are then cut to their likeliest tokens (`divergences.merged_rows`). Losses are taken
-at the tokens of the output alone, which is where drafts will stand.
+at the tokens of the output alone, which is where drafts will stand. In batches of masked blocks
+(PARD, arXiv 2504.18583) every token of every block is a next-token task of its own, learned from
+the target's row of the token at the same place in the text, which knows the text before it.
 """
 
 from __future__ import annotations
@@ -90,20 +92,18 @@ class FollowTarget(nn.Module):
         draft = exact_enough(logits).log_softmax(-1)
         if batch.likeliest is None:
             return self.target_log_probs(batch), draft
-        tokens, target = self.known_rows(batch)
+        same = batch.same_in_text()
+        tokens, target = batch.likeliest[same], batch.log_probs[same]
         merge = target.shape[1] > tokens.shape[1]
         return target.to(draft.dtype), merged_rows(draft, self.places(tokens), merge)
-
-    def known_rows(self, batch: DocumentBatch) -> tuple[Tensor, Tensor]:
-        """`TopRows` at every labelled position."""
-        return batch.likeliest, batch.log_probs
 
     @torch.no_grad()
     def target_log_probs(self, batch: DocumentBatch) -> Tensor:
         """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
-        logits = text_rows(self.teacher.on(batch.input_ids.device), batch)
+        logits = text_rows(self.teacher.on(batch.input_ids.device), batch.text)
         rows = exact_enough(logits).log_softmax(-1)
-        return rows if self.draftable is None else rows[:, self.draftable]
+        rows = rows if self.draftable is None else rows[:, self.draftable]
+        return rows[batch.same_in_text()]
 
     @torch.no_grad()
     def acceptance(self, batch: DocumentBatch) -> Tensor:

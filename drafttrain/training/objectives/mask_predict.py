@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.slots import SlotBatch, choose_revealed, glancing_ratio, reveal
@@ -16,17 +15,14 @@ from drafttrain.decoding.engine.spec_drafter import Encoded, Read, RowReader
 from drafttrain.models.spec_drafter.fusion import read_outputs, states_before_tokens
 from drafttrain.models.spec_drafter.layout import IGNORED, Layout, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.training.losses import LossSums, rejection_probability, smoothed_cross_entropy
+from drafttrain.training.losses import LossSums, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
-
-LIKELIEST = 32
-"""Tokens of a target's row that the total variation is reckoned from; the others count as none."""
 
 
 class MaskPredict(nn.Module):
     """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3).
 
-    teacher: the target, for a total variation and for drafters that fuse its states.
+    teacher: the target, for drafters that fuse its states.
     """
 
     parts = None
@@ -70,12 +66,7 @@ class MaskPredict(nn.Module):
         hidden = read(fed, encoded, prefix, states).hidden
         if prefix is not None:
             hidden = torch.cat((prefix.hidden, layout.spread(hidden)), dim=1)
-        target_rows = None
-        if self.training and self.settings.total_variation > 0:
-            known = self.model.draftable_labels(labels, IGNORED)
-            counted = self._counted(layout, self._weights(known, layout))
-            target_rows = self._target_rows(batch, counted)
-        return self._loss(hidden, labels, layout, target_rows)
+        return self._loss(hidden, labels, layout)
 
     def _count_wrong(
         self,
@@ -120,40 +111,7 @@ class MaskPredict(nn.Module):
         start = torch.full_like(targets[:, :1], self.model.config.decoder_start_token_id)
         return torch.cat((start, targets[:, :-1]), dim=1)
 
-    @torch.no_grad()
-    def _target_rows(self, batch: SlotBatch, counted: Tensor) -> tuple[Tensor, Tensor]:
-        """What the target finds likeliest where each counted row predicts, given all before it.
-
-        A row stands at the place that it predicts, counted from 0, but for unshifted prefix rows,
-        which predict nothing. Shapes: counted [N] places in [B, T] -> ids [N, C], their
-        probabilities [N, C].
-        """
-        teacher = self.teacher.on(batch.targets.device)
-        if batch.encoded is None:
-            read = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        else:
-            states = batch.encoded.to(teacher.dtype)
-            read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}
-            if batch.attention_mask is not None:
-                read["attention_mask"] = batch.attention_mask
-        logits = teacher(
-            **read,
-            decoder_input_ids=self.decoder_inputs(batch.targets),
-            use_cache=False,
-        ).logits
-        highest, ids = logits.float().topk(min(LIKELIEST, logits.shape[-1]), dim=-1)
-        probs = (highest - logits.float().logsumexp(-1, keepdim=True)).exp()
-        positions = batch.layout.rows.positions
-        places = counted // positions.shape[1], positions.flatten()[counted]
-        return ids[places], probs[places]
-
-    def _loss(
-        self,
-        hidden: Tensor,
-        labels: Tensor,
-        layout: Layout,
-        target_rows: tuple[Tensor, Tensor] | None,
-    ) -> LossSums:
+    def _loss(self, hidden: Tensor, labels: Tensor, layout: Layout) -> LossSums:
         labels = self.model.draftable_labels(labels, IGNORED)
         weights = self._weights(labels, layout)
         counted = self._counted(layout, weights)
@@ -163,9 +121,6 @@ class MaskPredict(nn.Module):
         loss, weight = smoothed_cross_entropy(
             logits, labels, weights, self.settings.label_smoothing
         )
-        if target_rows is not None:
-            rejected = rejection_probability(self.model.spread(logits), *target_rows)
-            loss = loss + self.settings.total_variation * (rejected * weights).sum()
         in_block = (layout.rows.block >= 0).flatten()[counted] & (weights > 0)
         correct = (logits.argmax(-1) == labels) & in_block
         return LossSums(loss, weight, correct.sum(), in_block.sum())

@@ -14,8 +14,7 @@ from drafttrain.data.batches.packing import (
     PackedExamples,
     lay_out_texts,
     pack,
-    sequence_lengths,
-    sequences_of,
+    share_sequences,
 )
 from drafttrain.data.distill.recipe_rows import taught_rows
 from drafttrain.models.spec_drafter.layout import IGNORED
@@ -32,13 +31,15 @@ def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
     lengths = np.array([3, 6, 4, 2, 9, 4])
     sequences = pack(lengths, 8)
     assert sequences == [[4], [1, 3], [2, 5], [0]]  # 9 is too long and stays alone
-    assert sequence_lengths(lengths, sequences).tolist() == [9, 8, 8, 3]
 
 
-def test_rows_that_are_not_taught_are_in_no_sequence() -> None:
-    lengths = np.array([3, 6, 4, 2, 9, 4])
-    assert sequences_of(lengths, None, [1, 4]) == [[1], [4]]
-    assert sequences_of(lengths, 8, [0, 2, 3, 5]) == [[2, 5], [0, 3]]
+@pytest.mark.parametrize(
+    ("most", "taught", "sequences", "sizes"),
+    [(None, [1, 4], [[1], [4]], [6, 9]), (8, [0, 2, 3, 5], [[2, 5], [0, 3]], [8, 5])],
+)
+def test_rows_that_are_not_taught_are_in_no_sequence(most, taught, sequences, sizes) -> None:
+    packed, lengths = share_sequences(None, np.array([3, 6, 4, 2, 9, 4]), most, taught)
+    assert packed.sequences == sequences and lengths.tolist() == sizes
 
 
 @pytest.mark.parametrize("most", [1, 20, 64])
@@ -46,7 +47,7 @@ def test_packing_loses_and_doubles_no_row(most: int) -> None:
     lengths = np.random.default_rng(0).integers(1, 30, 200)
     sequences = pack(lengths, most)
     assert sorted(row for rows in sequences for row in rows) == list(range(200))
-    sizes = sequence_lengths(lengths, sequences)
+    sizes = [lengths[rows].sum() for rows in sequences]
     assert all(size <= most or len(rows) == 1 for size, rows in zip(sizes, sequences, strict=True))
     if most == 64:  # little more than the least that could hold them
         assert len(sequences) <= 1.05 * np.ceil(lengths.sum() / most)

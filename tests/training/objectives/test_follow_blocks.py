@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.config.recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.examples import Example, TopRows
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.teacher import top_rows
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
-from drafttrain.training.objectives.follow_blocks import FollowInBlocks
+from drafttrain.training.objectives.follow_target import FollowTarget
 from tests.comparing import close
 from tests.tiny_models import EOS, tiny_model
 
@@ -25,10 +25,10 @@ def examples() -> list[Example]:
     return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
 
 
-def objective_of(draftable=None, **settings: object) -> FollowInBlocks:
+def objective_of(draftable=None, **settings: object) -> FollowTarget:
     drafter = tiny_model("llama", seed=5, num_hidden_layers=1)
-    wanted = FollowInBlocksConfig(**settings)
-    return FollowInBlocks(drafter, wanted, tiny_model("llama"), draftable).train()
+    wanted = FollowTargetConfig(**settings)
+    return FollowTarget(drafter, wanted, tiny_model("llama"), draftable).train()
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])

@@ -25,8 +25,8 @@ EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in rang
 
 
 def mask_predict() -> tuple[Objective, Batch]:
-    drafter, settings = tiny_drafter("marian"), ObjectiveConfig(total_variation=1.0)
-    objective = MaskPredict(drafter, settings, tiny_model("marian"))
+    drafter = tiny_drafter("marian")
+    objective = MaskPredict(drafter, ObjectiveConfig(), tiny_model("marian"))
     return objective, collator(drafter, 2)(EXAMPLES)
 
 
