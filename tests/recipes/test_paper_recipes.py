@@ -35,6 +35,7 @@ class Case:
 
 TINY_T5 = ["drafter.overrides={d_model: 32, num_heads: 4, d_kv: 8, d_ff: 64}"]
 CASES = [
+    Case("spec_drafter_paper", "marian", (12, 2), copies=True),
     Case("wmt14_en_de", "marian", (12, 2)),
     Case("cnn_dm_bart", "bart", (12, 2), copies=True),
     Case("t5_wmt", "t5", (24, 6), overrides=[*TINY_T5, "train.precision=fp32"]),
@@ -67,7 +68,7 @@ def test_recipe_of_the_paper_runs_on_a_sample(
     assert manifest["counts"]["ok"] == ROWS
     drafter = SpecDrafter.from_pretrained(tmp_path / "run" / "final")
     assert depths(drafter.config) == case.layers
-    asked = load_settings(SpecDrafterRecipe, config)
+    asked = load_settings(SpecDrafterRecipe, config, local)
     assert drafter.config.k == asked.drafter.k == 25
     assert drafter.shape.slots == "paper"
     assert asked.train.average == 10
