@@ -125,6 +125,7 @@ SPECIAL: dict[str, dict[str, object]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "led": {"attention_window": [4, 4]},  # sources are padded to it
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "moshi": {"sliding_window": 64},  # beyond it, its own cache and mask say different things

@@ -15,6 +15,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    LEDConfig,
+    LEDForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LongT5Config,
@@ -241,10 +243,12 @@ def tiny_seq2seq(family: str) -> PreTrainedModel:
         return tiny_t5gemma()
     bart = BART_SHAPE | {"decoder_start_token_id": BOS, "tie_word_embeddings": True}
     t5 = T5_SHAPE | {"tie_word_embeddings": True}
+    led = bart | {"attention_window": [4, 8], "max_decoder_position_embeddings": 64}
     two = {"decoder_vocab_size": 36, "share_encoder_decoder_embeddings": False}
     kind, settings, shape = {
         "m2m100": (M2M100ForConditionalGeneration, M2M100Config, bart),
         "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, bart),
+        "led": (LEDForConditionalGeneration, LEDConfig, led),
         "longt5": (LongT5ForConditionalGeneration, LongT5Config, t5),
         "mt5": (MT5ForConditionalGeneration, MT5Config, t5),
         "umt5": (UMT5ForConditionalGeneration, UMT5Config, t5),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import dynamic_module_utils
 
 from drafttrain import load
+from drafttrain.commands.export import export
+from drafttrain.config.commands import ExportConfig
 from drafttrain.data.shards.outputs import load_distilled
+from drafttrain.export.verify import compare
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes.train_spec_drafter import main
 from tests.processes.launching import Launch, kill_nine_when, run
@@ -51,22 +56,32 @@ def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path:
     assert "is finished" in run(launch())
 
 
-@pytest.mark.parametrize("family", ["m2m100", "blenderbot", "umt5", "t5gemma", "two vocabularies"])
-def test_any_family_of_encoder_decoders_is_drafted_for(family: str, tmp_path: Path) -> None:
-    """Trained for a few steps, loaded, and as exact as every drafter."""
+@pytest.mark.parametrize("family", ["led", "blenderbot", "umt5", "t5gemma", "two vocabularies"])
+def test_any_family_of_encoder_decoders_is_drafted_for(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Trained for a few steps, loaded, exported, and as exact as every drafter; M2M100 and mBART-50
+    in tests/commands/test_languages.py."""
     target = tiny_seq2seq(family).float()
     save_target(target, tmp_path / "target")
     settings = {
         "distill": {"sampling": {"max_new_tokens": 12}},
         "drafter": {"k": 4, "decoder_layers": 1, "encoder_layers": 3},
-        "train": {"max_steps": 3, "batch_tokens": 400, "warmup": 1, "threads": 1},
+        "train": {"max_steps": 20, "batch_tokens": 400, "warmup": 1, "threads": 1},
     }
     assert exit_code(main, "--config", str(write_recipe(tmp_path, 12, 3, **settings))) == 0
     decoder = load(str(tmp_path / "target"), drafter=str(tmp_path / "run" / "final"), k=4)
     ids = [[5, 9, 20, 7, 1], [4, 30, 1]]
-    for source, found in zip(ids, decoder.generate(ids, max_new_tokens=12), strict=True):
-        expected = target.generate(torch.tensor([source]), max_new_tokens=12, do_sample=False)
-        assert list(found.tokens) == expected[0, 1:].tolist()
+    for batch_size in (1, 2):
+        outputs = decoder.generate(ids, max_new_tokens=12, batch_size=batch_size)
+        for source, found in zip(ids, outputs, strict=True):
+            expected = target.generate(torch.tensor([source]), max_new_tokens=12, do_sample=False)
+            assert list(found.tokens) == expected[0, 1:].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+        patch.setattr(sys, "path", list(sys.path))
+        export(ExportConfig(drafter=str(tmp_path / "run"), out=tmp_path / "out"), reload=compare)
+    assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out
 
 
 def test_tokens_that_outputs_use_can_be_drafted(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    LEDForConditionalGeneration,
     PretrainedConfig,
     PreTrainedModel,
     WhisperForConditionalGeneration,
@@ -22,6 +23,9 @@ from transformers import (
 WHISPER_LIKE = (WhisperForConditionalGeneration,)
 """Encoder-decoder models that read features of audio: `input_features`. `generate` starts their
 decoder from several tokens (`speech.py`)."""
+
+UNMASKED_ALONE = (LEDForConditionalGeneration,)
+"""Models whose decoder drops the mask of a single token, and expands no mask of the source."""
 
 MASKED_LAYERS = {"full_attention", "global", "sliding_attention", "chunked_attention"}
 """Kinds of layers that differ in their mask alone."""
@@ -38,7 +42,7 @@ def check_configuration(config: PretrainedConfig) -> None:
     Raises ValueError naming the model type and what in it slides, recurs or keeps a state.
     """
     settings = config.get_text_config(decoder=True).to_dict()
-    for name in ("attention_window", "num_state", "ngram"):
+    for name in ("num_state", "ngram"):
         if settings.get(name):
             refuse(config, f"its configuration sets {name}")
     layers = settings.get("layer_types") or settings.get("attention_layers") or ()
@@ -167,8 +171,9 @@ def source_limit(config: PretrainedConfig) -> int | None:
     Encoders that read features have lengths of their own (`max_source_positions`).
     """
     settings = config.to_dict()
-    if config.is_encoder_decoder and "max_source_positions" in settings:
-        return settings["max_source_positions"]
+    for name in ("max_source_positions", "max_encoder_position_embeddings"):
+        if config.is_encoder_decoder and name in settings:
+            return settings[name]
     return position_limit(config)
 
 
@@ -177,8 +182,9 @@ def position_limit(config: PretrainedConfig) -> int | None:
     if not config.is_encoder_decoder:
         config = config.get_text_config(decoder=True)
     settings = config.to_dict()
-    if "max_target_positions" in settings:
-        return settings["max_target_positions"]
+    for name in ("max_target_positions", "max_decoder_position_embeddings"):
+        if name in settings:
+            return settings[name]
     name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     limit = settings.get(name)
     rope = settings.get("rope_parameters") or {}

@@ -22,6 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import (
+    UNMASKED_ALONE,
     attention_windows,
     device_of,
     encoder_width,
@@ -143,6 +144,11 @@ class TransformersBody:
         self._replaced: list[Replacement] = []
         if places_tokens and self._position_name is None:
             self._replaced = list(positions_inside(self._decoder, self._current))
+        if places_tokens and isinstance(inner, UNMASKED_ALONE):
+            for layer in decoder_layers(self._decoder):
+                for attention in (layer.self_attn, layer.encoder_attn):
+                    masked = _masking(attention, self._current)
+                    self._replaced.append((attention, "forward", masked))
         self._windows = attention_windows(model.config)
         windowed = any(window is not None for window in self._windows.values())
         biased = any(name == "compute_bias" for _, name, _ in self._replaced)
@@ -353,6 +359,23 @@ def _keeping(kept: dict[int, Tensor], number: int) -> Callable[..., None]:
         kept[number] = output if isinstance(output, Tensor) else output[0]
 
     return keep
+
+
+def _masking(attention: nn.Module, current: Current) -> Callable[..., Any]:
+    """Attends under the call's mask where a decoder left it out, and under whole masks."""
+    own = attention.forward
+
+    def forward(
+        hidden_states: Tensor, attention_mask: Tensor | None = None, **given: Any
+    ) -> tuple[Any, ...]:
+        call = current.call
+        if attention_mask is not None:
+            attention_mask = attention_mask.expand(-1, -1, hidden_states.shape[1], -1)
+        elif call is not None and given.get("key_value_states") is None:
+            attention_mask = additive(call.visible, hidden_states.dtype)[:, None]
+        return own(hidden_states=hidden_states, attention_mask=attention_mask, **given)
+
+    return forward
 
 
 def _fusing(drafter: SpecDrafter, current: Current) -> Callable[[Tensor], Tensor]:

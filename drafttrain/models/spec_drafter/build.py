@@ -141,6 +141,8 @@ def _of_depth(
             cut = shallow_config(part, spread(count, part.num_hidden_layers) if count else [])
             setattr(config, name, cut)
         return config
+    if isinstance(windows := getattr(target, "attention_window", None), list):  # LED's encoder
+        config.attention_window = [windows[layer] for layer in spread(encoder, theirs[0])]
     names = next(names for names in DEPTHS if hasattr(target, names[0]))
     for name, count in zip(names, wanted, strict=True):
         setattr(config, name, count)

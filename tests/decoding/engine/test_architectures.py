@@ -13,7 +13,6 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoConfig,
     JambaConfig,
-    LEDConfig,
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
@@ -47,7 +46,6 @@ def str_of(value: PretrainedConfig | str | dict) -> str:
         (RwkvConfig(), "recurrent state"),
         (JambaConfig(), "recurrent state"),
         (FalconH1Config(), "recurrent state"),
-        (LEDConfig(), "sets attention_window"),
     ],
     ids=str_of,
 )
