@@ -231,7 +231,9 @@ def generate(
 @app.command()
 @takes_settings(
     ExportConfig,
-    named("drafter", "head", "target", "report", "out")
+    named("drafter", "head")
+    | TARGET
+    | named("report", "out")
     | {"--for": "engines"}
     | named("force", "license", "hub"),
 )

@@ -65,7 +65,7 @@ def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHe
         hidden_size=width,
         ffn_size=settings.drafter.ffn_size or width,
         vocab_size=text.vocab_size,
-        target={"path": settings.target.path, "revision": settings.target.revision},
+        target=settings.target.recorded(),
         drafttrain_version=version("drafttrain"),
         is_encoder_decoder=target.is_encoder_decoder,
         **ends,

@@ -70,9 +70,8 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     target_config = check_seq2seq(settings.target)
     tokenizer = load_tokenizer(settings.target)
     mask_id = choose_mask(tokenizer, target_config)
-    identity = {"path": settings.target.path, "revision": settings.target.revision}
     try:
-        config = make_config(target_config, settings.drafter, mask_id, identity)
+        config = make_config(target_config, settings.drafter, mask_id, settings.target.recorded())
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if dry_run:

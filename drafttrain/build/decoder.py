@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -123,6 +123,8 @@ def load(
     seed: int = 0,
     verifier: str = "auto",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
     decode: DecodeConfig | None = None,
     compile: Compile = "auto",
 ) -> SpeculativeDecoder:
@@ -130,11 +132,19 @@ def load(
 
     target, drafter: folders, Hub names or loaded models; drafters also "max-gram" (copies, no
     model) and "none" (plain decoding). k: draft tokens per round; None: as many as the drafter was
-    trained to draft, else 5. verifier: a rule's name; auto: lossless. decode: a whole method
-    (heads, trees, cascades) instead, for models given by name. compile: off, on, auto (on a GPU).
+    trained to draft, else 5. verifier: a rule's name; auto: lossless. source_language,
+    target_language: of a target of many languages, given by name (`TargetConfig`). decode: a whole
+    method (heads, trees, cascades) instead, for models given by name. compile: off, on, auto (on a
+    GPU).
     Raises ConfigError or ValueError for parts that do not go together.
     """
     named = isinstance(target, str) and isinstance(drafter, str)
+    languages = {"source_language": source_language, "target_language": target_language}
+    if any(languages.values()) and not isinstance(target, str):
+        raise ConfigError(
+            f"languages = {languages} are for a target that is given by name; a loaded one has "
+            "them from its tokenizer (src_lang) and its generation_config (forced_bos_token_id)"
+        )
     if decode is not None and not named:
         raise ConfigError("decode= takes target and drafter by name; give paths, or k and verifier")
     name = drafter if isinstance(drafter, str) else str(drafter.name_or_path)
@@ -146,9 +156,9 @@ def load(
     )
     config = config.model_copy(update={"drafter": name})
     if named:
-        pair = load_pair(TargetConfig(path=target), *check_methods(config))
+        pair = load_pair(TargetConfig(path=target, **languages), *check_methods(config))
     else:
-        pair = _pair_of(target, drafter, name)
+        pair = _pair_of(target, drafter, name, languages)
     if decode is None:
         trained = None if pair.drafter_model is None else getattr(pair.drafter_model.config, "k", 0)
         config = config.model_copy(update={"stop": StopConfig(k=k or trained or DEFAULT_K)})
@@ -160,10 +170,15 @@ def load(
     return SpeculativeDecoder(decoder, tokenizer or pair.target.tokenizer)
 
 
-def _pair_of(target: str | PreTrainedModel, drafter: str | PreTrainedModel, name: str) -> Pair:
+def _pair_of(
+    target: str | PreTrainedModel,
+    drafter: str | PreTrainedModel,
+    name: str,
+    languages: Mapping[str, str | None],
+) -> Pair:
     """A pair of which at least one is a loaded model."""
     if isinstance(target, str):
-        loaded = load_target(TargetConfig(path=target))
+        loaded = load_target(TargetConfig(path=target, **languages))
     else:
         loaded = LoadedTarget(target, None, str(target.name_or_path))
         check_finite(target, f"target {loaded.path!r}")

@@ -9,7 +9,7 @@ from textwrap import indent
 from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import describe_command, without_folders
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.inputs import RECORDED, DataConfig, TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
@@ -50,7 +50,9 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     parts = replace(load_parts(settings), plot=None if measured is None else measured.plot)
     card = Card(
         folder=settings.hub or str(settings.out),
-        target=target,
+        target=None if target is None else target.path,
+        source_language=None if target is None else target.source_language,
+        target_language=None if target is None else target.target_language,
         license=settings.license,
         data=settings.training_data,
         measured=measured,
@@ -100,14 +102,17 @@ def fastest_length(report: Report) -> int | None:
     return max(speeds, key=speeds.__getitem__, default=None)
 
 
-def recorded_target(settings: ExportConfig) -> str | None:
-    """The target's name, as the head or the drafter recorded it in its config.json."""
+def recorded_target(settings: ExportConfig) -> TargetConfig | None:
+    """The target, as the head or the drafter recorded it in its config.json."""
     folders = [*(head_folders(settings.head) if settings.head else ()), Path(settings.drafter)]
-    targets = [read_config(folder).get("target") or {} for folder in folders]
-    return next((target["path"] for target in targets if target.get("path")), None)
+    for folder in folders:
+        target = read_config(folder).get("target") or {}
+        if target.get("path"):
+            return TargetConfig(**{name: target[name] for name in RECORDED if name in target})
+    return None
 
 
-def check_target_choice(settings: ExportConfig, target: str | None) -> TargetConfig | None:
+def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> TargetConfig | None:
     """The target for the check, found to fit by its config.json; None where only drafts are
     compared. Raises ConfigError."""
     if settings.check == "target" and target is None:
@@ -116,14 +121,14 @@ def check_target_choice(settings: ExportConfig, target: str | None) -> TargetCon
         )
     if target is None:
         return None
-    here, chosen = (Path(target) / "config.json").is_file(), TargetConfig(path=target)
+    here = (Path(target.path) / "config.json").is_file()
     decoded = settings.check == "target" or (settings.check == "auto" and here)
     if settings.target is not None:  # one that was recorded may lie elsewhere
-        check_target(chosen)
+        check_target(target)
     if decoded:
-        check_drafter(settings.drafter, chosen, check_target(chosen))
-        check_tokenizers(chosen, settings.drafter)
-    return chosen if decoded else None
+        check_drafter(settings.drafter, target, check_target(target))
+        check_tokenizers(target, settings.drafter)
+    return target if decoded else None
 
 
 def some_inputs(data: DataConfig | None, run: Run | None, parts: Parts) -> list[list[int]]:

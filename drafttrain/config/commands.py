@@ -321,8 +321,8 @@ class ExportConfig(Config):
     """The policy.json. Default: the one beside the head, if there is one."""
     verifier: VerifierConfig | None = None
     """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
-    target: str | None = None
-    """Hub name or folder of the target. Default: as the head or the drafter recorded it."""
+    target: TargetConfig | None = None
+    """Default: as the head or the drafter recorded it."""
     license: str | None = None
     """Licence of the drafter, as the Hub names it (apache-2.0, cc-by-4.0, other)."""
     training_data: str | None = None

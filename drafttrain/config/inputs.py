@@ -8,6 +8,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from drafttrain.config.base import Config, CountOrZero, Precision
 
+RECORDED = ("path", "revision", "language", "task", "source_language", "target_language")
+"""Settings of a target that a drafter's config.json has: which it is, and its languages."""
+
 
 class TargetConfig(Config):
     """The large model whose output is to be reproduced faster."""
@@ -28,6 +31,15 @@ class TargetConfig(Config):
     task: Literal["transcribe", "translate"] | None = None
     """Speech: write in the clip's language, or in English. Default: as the target's
     generation_config says, else transcribe."""
+    source_language: str | None = None
+    """Of the inputs, for targets of many languages (NLLB, M2M100, mBART-50): its code, as
+    eng_Latn, en or en_XX. Default: as its tokenizer_config.json says."""
+    target_language: str | None = None
+    """Of the outputs, likewise. Default: as the target's generation_config says."""
+
+    def recorded(self) -> dict[str, str]:
+        """What a drafter's config.json says of its target."""
+        return self.model_dump(include=set(RECORDED), exclude_none=True)
 
 
 class DataConfig(Config):

@@ -17,6 +17,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import RECORDED
 from drafttrain.config.kinds import MAX_GRAM, NONE, named_kind, own_kind
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.policy import POLICY, Policy, read_policy
@@ -190,7 +191,7 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
         values["target"] = run.recipe.target.model_dump(mode="json") | target
     elif path is None:
         known = read_config(Path(str(drafter))).get("target") or {}
-        known = {key: known[key] for key in ("path", "revision") if known.get(key)}
+        known = {key: known[key] for key in RECORDED if known.get(key)}
         values["target"] = known | target
     if values["target"].get("path") is None:
         raise ConfigError(

@@ -181,7 +181,7 @@ def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]
 
 
 def check_engines(
-    names: Sequence[str], drafter: str, config: PretrainedConfig, target: str | None
+    names: Sequence[str], drafter: str, config: PretrainedConfig, target: TargetConfig | None
 ) -> None:
     """Check a drafter and its target against the needs of every named program.
 
@@ -202,7 +202,7 @@ def check_engines(
         )
     for engine in engines:
         try:
-            _check_engine(engine, drafter, config, TargetConfig(path=target))
+            _check_engine(engine, drafter, config, target)
         except ConfigError as error:
             raise ConfigError(f"--for {engine.name}: {error}") from None
 

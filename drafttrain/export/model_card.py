@@ -22,6 +22,7 @@ from drafttrain.export.engines import Serving, engines_for
 from drafttrain.export.parts import Parts, programs
 from drafttrain.export.verify import Verification
 from drafttrain.models.drafters import vocabulary_size
+from drafttrain.models.languages import language_tokens
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -58,6 +59,9 @@ class Card:
     measured: Measured | None = None
     engines: Sequence[str] = ()
     """Programs to write commands for; empty: all that read the plain folder."""
+    source_language: str | None = None
+    target_language: str | None = None
+    """Of a target of many languages: which it was trained with."""
 
 
 def write_card(card: Card, parts: Parts, found: Verification) -> str:
@@ -86,6 +90,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         rule=RULES.get(policy.verifier.kind),
         policy_words=describe_policy(policy),
         verifier_words=describe_verifier(policy),
+        first_token=first_token(card, parts),
         sampling={"temperature": 0.0, "top_k": 0, "top_p": 1.0} | policy.sampling,
         drafter=drafter,
         shape=shape,
@@ -101,6 +106,14 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         transformers_version=version("transformers"),
     )
     return hide_folders(str(text).strip()) + "\n"
+
+
+def first_token(card: Card, parts: Parts) -> str | None:
+    """The token that outputs in the target's language begin with; None: nothing forces one."""
+    if card.target_language is None:
+        return None
+    token = language_tokens(parts.tokenizer).get(card.target_language)
+    return card.target_language if token is None else parts.tokenizer.convert_ids_to_tokens(token)
 
 
 def on_hub(name: str | None) -> str | None:

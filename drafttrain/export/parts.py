@@ -70,7 +70,8 @@ def load_parts(settings: ExportConfig) -> Parts:
         head, file = found.head, found.file
     policy = _choose_policy(settings, config, head, file)
     tokenizer = read_tokenizer(settings.drafter, name)
-    drafter = load_drafter(settings.drafter, config, embeddings_of=settings.target)
+    place = None if settings.target is None else settings.target.path
+    drafter = load_drafter(settings.drafter, config, embeddings_of=place)
     if head is not None:
         check_head_identity(head, drafter, str(settings.head))
     undrafted = demote_undrafted(drafter) if kind_of(config).runs_as_targets else 0

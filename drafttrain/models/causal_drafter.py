@@ -172,11 +172,10 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
         fit_vocabulary(drafter, target.get_output_embeddings().out_features)
     else:
         drafter = empty_drafter(settings, target.config)
-    of_it = {"path": settings.target.path, "revision": settings.target.revision}
     if start.path is None:
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
-    drafter.config.target = of_it
+    drafter.config.target = settings.target.recorded()
     if settings.drafter.embeddings == "target":
         leave_out_embeddings(drafter, target)
     tokens = {name: getattr(target.generation_config, name, None) for name in SPECIAL_TOKENS}

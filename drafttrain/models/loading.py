@@ -7,7 +7,6 @@ asked for it (`target.trust_remote_code`).
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -38,6 +37,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.models.languages import choose_languages, generation_settings
 from drafttrain.models.speech import check_speech, hears, prepare_speech
 from drafttrain.models.weight_files import (
     check_weight_files,
@@ -82,6 +82,7 @@ def load_target(config: TargetConfig) -> LoadedTarget:
         trust_remote_code=config.trust_remote_code,
     )
     prepare_speech(model, config)
+    choose_languages(tokenizer, model.generation_config, config)
     return LoadedTarget(model.to(device).eval(), tokenizer, config.path, processor)
 
 
@@ -96,10 +97,7 @@ def outline_target(config: TargetConfig) -> LoadedTarget:
         model = auto_class(model_config).from_config(
             model_config, trust_remote_code=config.trust_remote_code
         )
-    with suppress(OSError):  # there is none: the model's own settings say it all
-        model.generation_config = GenerationConfig.from_pretrained(
-            config.path, revision=config.revision
-        )
+    model.generation_config = generation_settings(config, model_config)
     return LoadedTarget(model.eval(), tokenizer, config.path)
 
 
@@ -324,10 +322,13 @@ def near_folder(folder: Path) -> str:
 
 
 def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
-    """The target's tokenizer. Raises ConfigError where there is none."""
-    return read_tokenizer(
-        config.path, f"target.path = {config.path!r}", config.revision, config.trust_remote_code
-    )
+    """The target's tokenizer, which marks sources with the language asked for. Raises ConfigError
+    where there is none, and for languages that it does not know or misses."""
+    name = f"target.path = {config.path!r}"
+    tokenizer = read_tokenizer(config.path, name, config.revision, config.trust_remote_code)
+    model_config = read_config(config.path, name, config.revision, config.trust_remote_code)
+    choose_languages(tokenizer, generation_settings(config, model_config), config)
+    return tokenizer
 
 
 def read_tokenizer(

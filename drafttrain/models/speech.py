@@ -14,6 +14,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
+from drafttrain.models.languages import generation_settings
 
 ASKED = {"language": "lang_to_id", "task": "task_to_id"}
 """What a speech model may be asked for, and where its generation_config says what it knows."""
@@ -43,11 +44,7 @@ def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
             "that write down speech Whisper's are known: give one"
         )
     try:
-        settings = GenerationConfig.from_pretrained(config.path, revision=config.revision)
-    except (OSError, ValueError):
-        settings = GenerationConfig.from_model_config(model_config)
-    try:
-        ask(settings, config)
+        ask(generation_settings(config, model_config), config)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -50,6 +50,6 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
         )
     shape = {"k": asked.k, "previous_token_rank": asked.previous_token_rank}
     config = make_config(target, layers, states, **shape)
-    config.target = {"path": settings.target.path, "revision": settings.target.revision}
+    config.target = settings.target.recorded()
     config.drafttrain_version = __version__
     return target, config

@@ -11,6 +11,7 @@ from transformers import dynamic_module_utils
 from drafttrain.commands.export import export, read_measured
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import read_policy
 from drafttrain.config.reading import dump_settings
 from drafttrain.config.recipes import SpecDrafterRecipe
@@ -123,11 +124,15 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
         export(ExportConfig(drafter=str(drafter), out=tmp_path / "out", check="target"))
     other = save_target(tiny_model("llama", vocab_size=48), tmp_path / "other")
     with pytest.raises(ConfigError, match="vocabulary of 40 tokens but target .* has 48"):
-        export(ExportConfig(drafter=str(drafter), out=tmp_path / "out", target=str(other)))
+        export(
+            ExportConfig(drafter=str(drafter), out=tmp_path / "out", target={"path": str(other)})
+        )
     for check in ("auto", "drafter", "target"):  # what is given is looked at, whatever is decoded
         settings = ExportConfig(drafter=str(drafter), out=tmp_path / "out", check=check)
         with pytest.raises(ConfigError, match="othr': no such folder.* did you mean '.*other'?"):
-            export(settings.model_copy(update={"target": str(tmp_path / "othr")}))
+            export(
+                settings.model_copy(update={"target": TargetConfig(path=str(tmp_path / "othr"))})
+            )
     assert not (tmp_path / "out").exists()
 
 

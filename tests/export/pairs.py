@@ -63,7 +63,7 @@ def export_to(out: Path, **settings: object) -> Path:
     """
     config = ExportConfig(out=out, **settings)
     parts = load_parts(config)
-    card = Card(str(out), config.target)
+    card = Card(str(out), None if config.target is None else config.target.path)
     write_export(
         out,
         parts,

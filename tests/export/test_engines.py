@@ -41,8 +41,8 @@ def pair(tmp_path_factory) -> tuple[Path, Path]:
 def asked(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> ExportConfig:
     drafter, target = pair
     given = {"drafter": drafter, "target": target, "check": "drafter"} | settings
-    given = {name: str(v) if isinstance(v, Path) else v for name, v in given.items()}
-    return ExportConfig(out=out, engines=engines, **given)
+    given["target"] = given["target"] and {"path": str(given["target"])}
+    return ExportConfig(out=out, engines=engines, **given | {"drafter": str(given["drafter"])})
 
 
 def test_one_folder_serves_every_engine(capsys, tmp_path, pair):

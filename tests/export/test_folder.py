@@ -263,7 +263,7 @@ def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
     drafter = save_drafter(private / "drafter")
     head = save_head(private / "head", noisy_copy("llama"), drafter=recorded, target=recorded)
     for given in ({"drafter": str(spec)}, {"drafter": str(drafter), "head": head}):
-        out = export_to(private / "out", **given, target=str(target), force=True)
+        out = export_to(private / "out", **given, target={"path": str(target)}, force=True)
         for file in out.rglob("*"):
             if file.is_file():
                 assert str(private).encode() not in file.read_bytes(), file

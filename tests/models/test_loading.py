@@ -286,7 +286,8 @@ def test_sentencepiece_files_alone_are_a_tokenizer_with_the_declared_packages(
     )
     tiny_model(family, vocab_size=120).save_pretrained(tmp_path)
     (tmp_path / file).write_bytes(written.getvalue())
-    tokenizer = load_target(config(tmp_path)).tokenizer
+    languages = {"source_language": "en_XX", "target_language": "ro_RO"}
+    tokenizer = load_target(config(tmp_path, **languages if family == "mbart" else {})).tokenizer
     ids = tokenizer("the small dog").input_ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the small dog"
 

@@ -140,6 +140,7 @@ class Distilling:
             generation_config={k: v for k, v in own.items() if k not in ignored and v is not None},
             num_beams=settings["num_beams"],
             max_new_tokens=config.sampling.max_new_tokens,
+            **config.target.model_dump(include={"source_language", "target_language"}),
             **(drawing if config.method == "sample" else dict.fromkeys(drawing)),
             backend=self.decoder.backend,
             **self.decoder.facts,

@@ -132,6 +132,9 @@ class Manifest(ShardManifest):
     """This and the next: None where a server ran the target."""
     dtype: str | None
     tokenizer_sha256: str
+    source_language: str | None = None
+    target_language: str | None = None
+    """This and the one before: of a target of many languages, as they were given."""
     generation_config: dict[str, Any]
     """The target's own, without what the settings below state."""
     method: str

@@ -1,0 +1,92 @@
+"""Targets of many languages: sources are marked, and outputs begin with the language asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
+from drafttrain.models.languages import language_tokens
+from drafttrain.models.loading import load_target, load_tokenizer
+from tests.tiny_languages import LANGUAGES, save_language_target
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("languages")
+    return {kind: save_language_target(kind, root / kind) for kind in LANGUAGES}
+
+
+def asked(folder: Path, **settings: str) -> TargetConfig:
+    return TargetConfig(path=str(folder), device="cpu", **settings)
+
+
+def both(kind: str) -> dict[str, str]:
+    return dict(zip(("source_language", "target_language"), LANGUAGES[kind], strict=True))
+
+
+@pytest.mark.parametrize("kind", LANGUAGES)
+def test_sources_are_marked_and_the_first_token_is_forced(
+    kind: str, targets: dict[str, Path], tmp_path: Path
+) -> None:
+    source, output = LANGUAGES[kind]
+    target = load_target(asked(targets[kind], **both(kind)))
+    theirs = AutoTokenizer.from_pretrained(targets[kind], src_lang=source)
+    ids = target.tokenizer("w5 w12")["input_ids"]
+    assert ids == theirs("w5 w12")["input_ids"]
+    tokens = language_tokens(target.tokenizer)
+    assert tokens[source] in ids
+    assert target.model.generation_config.forced_bos_token_id == tokens[output]
+    other = load_tokenizer(asked(targets[kind], source_language=output, target_language=source))
+    assert other("w5 w12")["input_ids"] != ids
+    target.tokenizer.save_pretrained(
+        tmp_path
+    )  # a drafter's folder keeps the language of its inputs
+    assert AutoTokenizer.from_pretrained(tmp_path)("w5 w12")["input_ids"] == ids
+
+
+@pytest.mark.parametrize("kind", LANGUAGES)
+def test_unknown_and_missing_languages_are_refused_with_a_code(
+    kind: str, targets: dict[str, Path]
+) -> None:
+    folder, known = targets[kind], both(kind)
+    for field, code in known.items():
+        wrong = known | {field: code[:2] + "q"}
+        with pytest.raises(ConfigError, match=f"target.{field} = '{code[:2]}q' is none of the"):
+            load_tokenizer(asked(folder, **wrong))
+        with pytest.raises(ConfigError, match=f"target.{field} is missing: .*target.{field}="):
+            load_tokenizer(asked(folder, **{one: known[one] for one in known if one != field}))
+
+
+@pytest.mark.parametrize(("kind", "near"), [("nllb", "deu_Latn"), ("mbart50", "de_DE")])
+def test_the_nearest_code_is_named(kind: str, near: str, targets: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+        load_tokenizer(asked(targets[kind], **both(kind) | {"source_language": "de"}))
+
+
+def test_what_a_targets_own_files_name_need_not_be_given(targets: dict[str, Path]) -> None:
+    folder = targets["mbart50"]
+    file, generation = folder / "tokenizer_config.json", folder / "generation_config.json"
+    tokens = language_tokens(AutoTokenizer.from_pretrained(folder))
+    written = {one: one.read_text() for one in (file, generation)}
+    try:
+        file.write_text(json.dumps(json.loads(written[file]) | {"src_lang": "fr_XX"}))
+        for name in ("forced_bos_token_id", "decoder_start_token_id"):
+            own = json.loads(written[generation]) | {name: tokens["ro_RO"]}
+            generation.write_text(json.dumps(own))
+            target = load_target(asked(folder))
+            assert target.tokenizer.src_lang == "fr_XX"
+            assert getattr(target.model.generation_config, name) == tokens["ro_RO"]
+    finally:
+        for one, text in written.items():
+            one.write_text(text)
+
+
+@pytest.mark.parametrize("field", ["source_language", "target_language"])
+def test_languages_of_a_target_without_any_are_refused(field: str, tiny_target: Path) -> None:
+    with pytest.raises(ConfigError, match=f"target.{field} = 'de' is for targets whose tokenizer"):
+        load_target(asked(tiny_target, **{field: "de"}))
