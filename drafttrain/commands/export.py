@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.command_line import describe_command, without_folders
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import RECORDED, DataConfig, TargetConfig
@@ -153,9 +153,9 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
     out, drafter = settings.out, parts.drafter
     checked = "every part equal to the original"
     if found.drafted:
-        checked += f", drafts for {found.drafted} inputs too"
+        checked += f", drafts for {counted(found.drafted, 'input')} too"
     if found.decoded:
-        checked += f"; the target's output unchanged for {found.decoded} inputs"
+        checked += f"; the target's output unchanged for {counted(found.decoded, 'input')}"
     use = f"custom_generate={settings.hub or str(out)!r}, trust_remote_code=True)"
     lines = [
         f"{out}: reloaded in a fresh process, {checked}",
@@ -187,9 +187,9 @@ def read_measured(file: Path) -> Measured:
         table=main_table(report).markdown(),
         notes=[note.strip() for note in notes],
         command=describe_command(environment.command.split(" ")),
-        data=f"{data.prompts:,} prompts of `{without_folders(data.path)}`"
+        data=f"{counted(data.prompts, 'prompt')} of `{without_folders(data.path)}`"
         + ("" if data.columns is None else f", {data.columns}"),
-        machine=f"{machine}, {environment.threads} threads, {', '.join(versions)}",
+        machine=f"{machine}, {counted(environment.threads, 'thread')}, {', '.join(versions)}",
         date=environment.date[:10],
         plot=plot if plot.is_file() else None,
     )

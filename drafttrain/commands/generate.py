@@ -19,7 +19,7 @@ from transformers import TextStreamer
 from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.commands import GenerateConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.chats import CHAT, Refused
@@ -173,8 +173,8 @@ def show_rounds(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Roun
         console.print(show_round(len(shown), played, tokenizer))
     facts = facts_of(tokenizer, shown)
     console.print(Text(f"  = {facts['text']}"))
-    mean, counts = facts["mean_acceptance_length"], f"{len(facts['tokens'])} tokens"
-    counts += f" in {len(shown)} rounds, {mean:.2f} a round, {facts['seconds']:.2f} s"
+    mean, counts = facts["mean_acceptance_length"], counted(len(facts["tokens"]), "token")
+    counts += f" in {counted(len(shown), 'round')}, {mean:.2f} a round, {facts['seconds']:.2f} s"
     console.print(Text(f"    {counts}", style="dim"))
 
 

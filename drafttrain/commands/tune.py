@@ -19,7 +19,7 @@ from drafttrain.config.kinds import kind_of
 from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.evaluation.calibration import (
-    CallSeconds,
+    call_seconds,
     follow_oracle,
     stop_threshold,
 )
@@ -88,13 +88,13 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     compile_calls(settings.compile)
     longest = max(len(prompt.source.prefix) for prompt in prompts)
     reserve(longest + settings.sampling.max_new_tokens)
-    seconds = time_calls(pair, settings.sampling, prompts[:TIMED])
+    t_draft, t_target = time_calls(pair, settings.sampling, prompts[:TIMED])
     models, assistant = [pair.model], pair.drafter_model
     if assistant is not None and kind_of(assistant.config).is_language_model:
         models.append(pair.drafter.model)
     grows = plan.drafting.grows_trees and all(one.takes_branches for one in models)
     drafting = replace(plan.drafting, grows_trees=grows)
-    threshold = stop_threshold(seconds, drafting.kind) if plan.heads else None
+    threshold = stop_threshold(t_draft, t_target, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
     bench = Bench(pair, candidates, build_methods(candidates, pair), prompts, settings)
     compile_calls(settings.compile)
@@ -110,8 +110,8 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
         minutes=(perf_counter() - began) / 60.0,
         rungs=rungs,
         choices=choices,
-        t_draft=seconds.t_draft,
-        t_target=seconds.t_target,
+        t_draft=t_draft,
+        t_target=t_target,
         threshold=threshold,
         heads=plan.judged,
         oracle=follow_oracle(pair, settings.sampling, watched, drafting.most),
@@ -120,10 +120,12 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     return replace(found, report=report), candidates
 
 
-def time_calls(pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt]) -> CallSeconds:
+def time_calls(
+    pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt]
+) -> tuple[float, float]:
     """What a draft token and a target call take, with fixed drafts on a few prompts; they are
     decoded twice, and the second time counts."""
     verifier = build_verifier(AUTO, build_sampling(sampling))
     method = Method(pair.drafter, FixedLength(TIMED_LENGTH), verifier)
     decode_by(pair.model, method, sampling, prompts)
-    return CallSeconds.of(decode_by(pair.model, method, sampling, prompts))
+    return call_seconds(decode_by(pair.model, method, sampling, prompts))

@@ -73,6 +73,11 @@ class CountsFor:
         return bool(value) if wanted == "..." else not known.isdisjoint(wanted.split("|"))
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 thread`, `2 threads`, `1,000 inputs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def fields_of(kind: type[Config]) -> dict[str, FieldInfo]:
     """All settings by their dotted names, groups before their own; NAME is any key of a mapping."""
     found = {}

@@ -46,8 +46,6 @@ class HeadFacts:
 
     name: str
     depth: int
-    rejection_weight: float
-    parameters: int
     metrics: dict[str, float]
     """binary_kl, ece, auc, label_mean, predicted_mean."""
     reliability: Reliability
@@ -72,8 +70,8 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
             "predicted_mean": float(predicted.mean()),
         }
         known = {metric: value for metric, value in figures.items() if np.isfinite(value)}
-        sizes = head.config.depth, head.config.rejection_weight, head.num_parameters()
-        found.append(HeadFacts(name, *sizes, known, reliability(labels, predicted)))
+        bins = reliability(labels, predicted)
+        found.append(HeadFacts(name, head.config.depth, known, bins))
     return sorted(found, key=lambda one: one.metrics["binary_kl"])
 
 
@@ -122,34 +120,27 @@ def area_under_curve(labels: Array, predicted: Array) -> float:
     return float((accepted * (np.cumsum(rejected) - 0.5 * rejected)).sum() / pairs)
 
 
-@dataclass(frozen=True)
-class CallSeconds:
-    """Mean seconds of a draft token and of a target call, by the rounds' own clocks."""
-
-    t_draft: float
-    t_target: float
-
-    @staticmethod
-    def of(outputs: Sequence[Output]) -> CallSeconds:
-        rounds = [one for output in outputs for one in output.rounds]
-        drafted = sum(len(one.drafted) for one in rounds)
-        return CallSeconds(
-            sum(one.draft_seconds for one in rounds) / max(drafted, 1),
-            sum(one.target_seconds for one in rounds) / max(len(rounds), 1),
-        )
+def call_seconds(outputs: Sequence[Output]) -> tuple[float, float]:
+    """t_draft and t_target: mean seconds of a draft token and of a target call, by the rounds' own
+    clocks."""
+    rounds = [one for output in outputs for one in output.rounds]
+    drafted = sum(len(one.drafted) for one in rounds)
+    return (
+        sum(one.draft_seconds for one in rounds) / max(drafted, 1),
+        sum(one.target_seconds for one in rounds) / max(len(rounds), 1),
+    )
 
 
-def stop_threshold(seconds: CallSeconds, kind: DrafterKind, delta: float = 0.0) -> float | None:
+def stop_threshold(t_draft: float, t_target: float, kind: DrafterKind) -> float | None:
     """SpecDec++ Theorem 3.1: stop where a rejection is at least as likely as
     (c2 + delta) / (c1 + c2 + delta), with c1 = t_draft and c2 = t_target - t_draft.
 
-    The condition is sufficient and delta depends on the policy itself: 0 is a starting point. None
-    where a pass drafts a block, or where the drafter is no faster than the target.
+    The condition is sufficient and delta depends on the policy itself: it is taken as 0. None where
+    a pass drafts a block, or where the drafter is no faster than the target.
     """
-    c1, c2 = seconds.t_draft, seconds.t_target - seconds.t_draft
-    if kind.drafts != "tokens" or c1 <= 0.0 or c2 <= 0.0:
+    if kind.drafts != "tokens" or not 0.0 < t_draft < t_target:
         return None
-    return (c2 + delta) / (c1 + c2 + delta)
+    return (t_target - t_draft) / t_target
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from base64 import b64encode
 from html import escape as escape_html
 from pathlib import Path
 
+from drafttrain.config.base import counted
 from drafttrain.config.command_line import hide_folders
 from drafttrain.evaluation.report import Report
 from drafttrain.evaluation.tables import (
@@ -62,7 +63,7 @@ def render_page(report: Report, plot: bytes) -> str:
     names = ", ".join(drafters) if report.search is None else report.search.drafter
     title = escape(Path(report.target.path).name + (f" with {names}" if names else ""))
     subtitle = (
-        f"{report.data.prompts} prompts of {report.data.path}; {report.target.dtype}, "
+        f"{counted(report.data.prompts, 'prompt')} of {report.data.path}; {report.target.dtype}, "
         f"{report.machine}; {report.environment.date[:10]}"
     )
     label = "fastest" if report.search is None else "chosen"

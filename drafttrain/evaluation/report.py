@@ -17,7 +17,7 @@ from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from drafttrain import __version__
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import first_problem
@@ -298,7 +298,7 @@ class Report(Part):
         """The device that decoded, and on a CPU its threads."""
         if "cuda" in self.target.device and self.environment.gpu:
             return self.environment.gpu
-        return f"{self.environment.cpu}, {self.environment.threads} threads"
+        return f"{self.environment.cpu}, {counted(self.environment.threads, 'thread')}"
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -360,4 +360,5 @@ def larger_report(file: Path, inputs: int, methods: int) -> str | None:
     old_methods = sum(run.kind == "method" for run in there.runs)
     if old_inputs <= inputs and old_methods <= methods:
         return None
-    return f"{old_inputs} inputs and {old_methods} methods, more than {inputs} and {methods}"
+    there = f"{counted(old_inputs, 'input')} and {counted(old_methods, 'method')}"
+    return f"{there}, more than {inputs} and {methods}"

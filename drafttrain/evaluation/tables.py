@@ -18,6 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from drafttrain.config.base import counted
 from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Parity, Report, Run, standings
@@ -188,7 +189,7 @@ def main_table(report: Report) -> Table:
     columns.append(Column("memory, MB", lambda run: run.memory_bytes and run.memory_bytes / 1e6, 1))
     best = [] if forced else list(winners(report).values())
     return Table(
-        f"{report.target.path} on {report.data.path}, {report.data.prompts} inputs",
+        f"{report.target.path} on {report.data.path}, {counted(report.data.prompts, 'input')}",
         [one for one in columns if any(one.of(run) is not None for run in runs)],
         runs,
         note(report),
@@ -225,11 +226,12 @@ def note(report: Report) -> str:
     if report.partial:
         text += f" INTERRUPTED: {report.partial}."
     if report.data.skipped:
-        text += f" {len(report.data.skipped)} inputs skipped."
+        text += f" {counted(len(report.data.skipped), 'input')} skipped."
     if report.data.cut_by_positions:
-        text += f" {report.data.cut_by_positions} outputs cut where the target's positions end."
+        cut = counted(report.data.cut_by_positions, "output")
+        text += f" {cut} cut where the target's positions end."
     if too_long := max((run.totals.get("too_long", 0) for run in report.runs), default=0):
-        text += f" {too_long} inputs longer than the drafter takes: decoded plainly."
+        text += f" {counted(too_long, 'input')} longer than the drafter takes: decoded plainly."
     if any(run.lossy for run in report.runs):
         text += " lossy: the output is not the target's own."
     if len(report.batch_sizes) > 1:

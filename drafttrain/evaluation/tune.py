@@ -21,7 +21,7 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method, build_method, build_sampling
 from drafttrain.build.pairs import Pair
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.command_line import hide_folders
 from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
@@ -234,10 +234,11 @@ def facts_of(run: Decoded) -> Facts:
 
 def print_rung(rung: Rung) -> None:
     best, tried = next(iter(rung.candidates.items()))
-    left = sum(one.stays for one in rung.candidates.values())
+    left, decoded = sum(one.stays for one in rung.candidates.values()), len(rung.candidates)
     print(
-        f"batch size {rung.batch_size}, {rung.prompts} prompts, {len(rung.candidates)} candidates: "
-        f"{best} is fastest, {tried.tokens_per_second.value:.0f} tokens/s; {left} stay",
+        f"batch size {rung.batch_size}, {counted(rung.prompts, 'prompt')}, "
+        f"{counted(decoded, 'candidate')}: {best} is fastest, "
+        f"{tried.tokens_per_second.value:.0f} tokens/s; {left} stay",
         file=sys.stderr,
     )
 
@@ -307,11 +308,12 @@ def write_policy(
     search, by_name = report.search, {one.name: one for one in candidates}
     assert search is not None
     speedup = report.run(search.choices[0].best).metrics["speedup"]
+    prompts = counted(report.data.prompts, "prompt")
     facts = {
         "machine": report.environment.gpu or report.environment.cpu,
         "target": hide_folders(report.target.path),
         "drafter": hide_folders(search.drafter),
-        "measured_on": hide_folders(f"{report.data.prompts} prompts of {report.data.path}"),
+        "measured_on": hide_folders(f"{prompts} of {report.data.path}"),
         "speedup": asdict(speedup),
     }
     found = {

@@ -54,11 +54,11 @@ def run(*arguments: object) -> int:
 def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, report):
     head = save_head(tmp_path / "head", noisy_copy("llama"))
     out = tmp_path / "out"
-    given = ("--drafter", drafter, "--head", head, "--h", "0.4", "--report", report, "--out", out)
+    given = ("--drafter", drafter, "--head", head, "--report", report, "--out", out)
     assert run(*given) == 0
     said = capsys.readouterr().out
     assert "reloaded in a fresh process, every part equal to the original" in said
-    assert "h = 0.4" in said
+    assert "h = 0.7" in said
     card = (out / "README.md").read_text()
     assert "1.50× (1.40–1.60×) |" in card
     assert "drafttrain eval --drafter tiny" in card and "threads" in card

@@ -215,4 +215,4 @@ def test_inputs_longer_than_the_drafter_takes_are_decoded_plainly_and_counted(ta
     settings = options(max_new_tokens=LENGTH, baselines=(), repeats=1)
     found = evaluate(target, [strict(CausalDrafter(small))], rows(), settings).report
     assert found.runs[1].totals["too_long"] == 1 and "too_long" not in found.runs[0].totals
-    assert "1 inputs longer than the drafter takes: decoded plainly." in note(found)
+    assert "1 input longer than the drafter takes: decoded plainly." in note(found)
