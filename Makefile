@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint families quickstart quickstart-heads
+.PHONY: help install test test-all lint families quickstart quickstart-heads
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 30
@@ -27,8 +27,13 @@ lint: $(STAMP)  ## Check style
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-test: lint  ## Check style and run all tests, one process a core
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
+test: lint  ## Check style, run the tests of laws and parts, one process a core (4 min on 2 cores)
+	@$(PYTEST) -m "not end_to_end"
+
+test-all: lint  ## The same, and commands, recipes, launches, pages from start to end (8 min)
+	@$(PYTEST)
 
 families: $(STAMP)  ## Try every model class of Transformers, write docs/models.md (1 to 2 min)
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/make_models.py

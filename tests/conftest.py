@@ -21,12 +21,20 @@ THREADS = int(os.environ["OMP_NUM_THREADS"])
 torch.set_num_threads(THREADS)
 
 
+TESTS = Path(__file__).parent
+END_TO_END = ("benchmarks", "commands", "faults", "recipes")
+END_TO_END += ("test_docs.py", "test_extending.py", "test_launch.py")
+"""Folders and files whose tests run commands, recipes, launches and pages from start to end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped where there is none, and say so."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu") is not None:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    """Marks end-to-end tests by their place. Tests marked gpu are skipped where there is none,
+    and say so."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in END_TO_END:
+            item.add_marker("end_to_end")
+        if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(autouse=True)
