@@ -61,7 +61,7 @@ def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, r
     assert "h = 0.7" in said
     card = (out / "README.md").read_text()
     assert "1.50× (1.40–1.60×) |" in card
-    assert "drafttrain eval --drafter tiny" in card and "threads" in card
+    assert "drafttrain eval --drafter tiny" in card and "1 thread," in card
     assert "200 prompts of `test.jsonl`" in card
     assert "speculative decoding of `org/tiny-target`" in card
     assert run(*given) == 2
