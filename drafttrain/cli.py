@@ -24,6 +24,7 @@ from drafttrain.config.commands import (
     GenerateConfig,
     TuneConfig,
 )
+from drafttrain.config.inputs import STDIN
 from drafttrain.config.runs import fill_distill, fill_eval, fill_generate, fill_tune
 from drafttrain.config.sweep import expand_sweep
 
@@ -89,10 +90,9 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
       drafttrain distill --target Qwen/Qwen3-0.6B --data questions.txt \\
           --out shards data.chat=true --server http://localhost:8000/v1
       accelerate launch -m drafttrain distill --config distill.yaml
-      drafttrain distill --config distill.yaml share=0/4  # first of 4 machines
     """
     if dry_run:
-        print(call("drafttrain.data.distill.distill:plan_distillation", settings))
+        print(call("drafttrain.data.distill.plan:plan_distillation", settings))
     else:
         call("drafttrain.data.distill.distill:distill", settings)
 
@@ -190,7 +190,9 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 
 
 @app.command()
-@takes_settings(GenerateConfig, TARGET | DATA | named("chat", "batch_size") | METHOD, fill_generate)
+@takes_settings(
+    GenerateConfig, TARGET | DATA | named("data.chat", "batch_size") | METHOD, fill_generate
+)
 def generate(
     settings: GenerateConfig,
     text: Annotated[
@@ -219,9 +221,9 @@ def generate(
     if show_rounds and json_lines:
         raise ConfigError("--json holds the rounds already; leave --show-rounds out")
     display = "json" if json_lines else "rounds" if show_rounds else "text"
-    if text and settings.data is not None:
+    if text and settings.data.path != STDIN:
         raise ConfigError("--text and --data are both given; give one of them")
-    if not text and settings.data is None:
+    if not text and settings.data.path == STDIN:
         text = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
         if not text:
             raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe in one text a line")

@@ -23,7 +23,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import HeadRecipe
-from drafttrain.data.distill.distill import distill, plan_distillation
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
 from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
 from drafttrain.data.hidden.states import HiddenCache, open_cache
@@ -78,7 +79,7 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     target = check_target(settings.target)
     drafter = check_drafter(settings.drafter, settings.target, target)
     for cache in caches(settings).values():
-        check_cache(cache, drafter)
+        check_cache(cache, drafter, target)
     return drafter
 
 

@@ -21,6 +21,7 @@ from drafttrain.config.decode import (
 )
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
+from drafttrain.config.reading import check_read
 from drafttrain.data.inputs.tokens import tokenize_texts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls, reserve
@@ -147,13 +148,17 @@ def load(
         )
     if decode is not None and not named:
         raise ConfigError("decode= takes target and drafter by name; give paths, or k and verifier")
-    name = drafter if isinstance(drafter, str) else str(drafter.name_or_path)
-    config = decode or DecodeConfig(
-        sampling=SamplingConfig(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-        ),
-        verifier=VerifierConfig(kind=verifier),
+    sampling = SamplingConfig(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
     )
+    if decode is not None and (k or verifier != "auto" or sampling != SamplingConfig()):
+        raise ConfigError(
+            "decode= is a whole method; give k, verifier, temperature, top_k, top_p, min_p and "
+            "seed in it"
+        )
+    check_read(sampling, sampling.model_dump(exclude_defaults=True))
+    name = drafter if isinstance(drafter, str) else str(drafter.name_or_path)
+    config = decode or DecodeConfig(sampling=sampling, verifier=VerifierConfig(kind=verifier))
     config = config.model_copy(update={"drafter": name})
     if named:
         pair = load_pair(TargetConfig(path=target, **languages), *check_methods(config))

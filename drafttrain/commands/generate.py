@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from datasets import Dataset
 from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -19,22 +18,18 @@ from transformers import TextStreamer
 from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
-from drafttrain.config.base import ConfigError, counted
+from drafttrain.config.base import counted
 from drafttrain.config.commands import GenerateConfig
-from drafttrain.config.inputs import DataConfig
-from drafttrain.data.inputs.chats import CHAT, Refused
+from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.clips import AUDIO, hear
-from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.rows import as_inputs, check_some
-from drafttrain.data.inputs.tokens import check_chats
+from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Round
 from drafttrain.evaluation.metrics import accepted_tokens, round_facts
 from drafttrain.evaluation.prompts import is_cut, usable_tokens
-from drafttrain.models.loading import check_target, load_tokenizer, say_how_it_decodes
-from drafttrain.models.speech import hears
+from drafttrain.models.loading import say_how_it_decodes
 
 CLOSED_PIPE = 141
 """Exit code when the reader of the output has gone: what a shell reports for SIGPIPE."""
@@ -47,10 +42,9 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     empty for a row that cannot be decoded. Raises ConfigError, before any model loads, for inputs
     that cannot be read, or none of which holds anything.
     """
-    config = check_target(settings.target)
-    inputs = read_inputs(settings, texts, hears(config))
-    if CHAT in inputs.column_names:
-        check_chats(load_tokenizer(settings.target), inputs, not config.is_encoder_decoder)
+    inputs = load_prompts(settings.data, settings.target, texts=texts)
+    if texts is not None:
+        inputs.info.description = ""  # no columns to tell of
     if display == "text" and len(inputs) > 1 and not sys.stdout.isatty():
         display = "lines"
     pair = load_pair(settings.target, *check_methods(settings.decode))
@@ -115,23 +109,6 @@ def in_order(rounds: Iterable[Round], sequences: int) -> Iterator[Iterator[Round
                 return
 
     return map(rounds_of, range(sequences))
-
-
-def read_inputs(settings: GenerateConfig, texts: Sequence[str] | None, heard: bool) -> Dataset:
-    """The rows to decode. Raises ConfigError for texts where the target hears."""
-    if texts is None:
-        chat = {"chat": settings.chat or settings.data.chat}
-        return load_inputs(settings.data.model_copy(update=chat), heard=heard)
-    if heard:
-        raise ConfigError(
-            f"target.path = {settings.target.path!r} hears audio, but the inputs are texts; give a "
-            "recording, a folder of them, or a jsonl that names them, with --data"
-        )
-    given = DataConfig(path="the texts given", chat=settings.chat)
-    inputs = as_inputs(Dataset.from_dict({"text": list(texts)}), range(len(texts)), given)
-    check_some(inputs, given.path)
-    inputs.info.description = ""  # no columns to tell of
-    return inputs
 
 
 def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:

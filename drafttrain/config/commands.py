@@ -121,7 +121,8 @@ class DistillConfig(Config):
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: BackendName = "auto"
     """What decodes. transformers: its `generate`. engine: as `drafttrain generate`. server: for
-    decoder-only targets. auto: server with server.url, engine with a drafter, else transformers.
+    decoder-only targets. auto: server with server.url, engine with a drafter; of many greedy
+    outputs the faster of engine and transformers, unless batch_tokens is given; else transformers.
     """
     server: Annotated[ServerConfig, _SERVER] = ServerConfig()
     """server: where it is, and how it is asked."""
@@ -150,6 +151,12 @@ class DistillConfig(Config):
         drafted = "transformers" if self.drafter is None else "engine"
         chosen = "server" if self.server.url else drafted
         return BACKENDS[chosen if self.backend == "auto" else self.backend]
+
+    @property
+    def measures_backend(self) -> bool:
+        """Whether `auto` may choose what decodes: both give the same outputs."""
+        free = self.backend == "auto" and "batch_tokens" not in self.model_fields_set
+        return free and self.method == "greedy" and self.decoded_by.name == "transformers"
 
 
 class BigramsConfig(Config):
@@ -223,8 +230,6 @@ class EvalConfig(DecodingConfig):
 class GenerateConfig(DecodingConfig):
     """`drafttrain generate`: decode texts, with or without a drafter."""
 
-    chat: bool = False
-    """Put every text through the tokenizer's chat template, as a user's message."""
     batch_size: Count = 1
     """Most inputs decoded at once; outputs come in order."""
 

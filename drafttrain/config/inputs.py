@@ -10,6 +10,8 @@ from drafttrain.config.base import Config, CountOrZero, Precision
 
 RECORDED = ("path", "revision", "language", "task", "source_language", "target_language")
 """Settings of a target that a drafter's config.json has: which it is, and its languages."""
+STDIN = "-"
+"""`data.path` of lines of standard input."""
 
 
 class TargetConfig(Config):

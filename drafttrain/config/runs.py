@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import RECORDED
+from drafttrain.config.inputs import RECORDED, STDIN
 from drafttrain.config.kinds import MAX_GRAM, NONE, named_kind, own_kind
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.config.policy import POLICY, Policy, read_policy
@@ -157,7 +157,8 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
 def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
     """All that `generate` needs. Where a policy.json says that plain decoding is faster than every
     draft, nothing is drafted, unless the user says how to."""
-    return fill_from_run(values, draft_anyway=False)
+    values = fill_from_run(values, draft_anyway=False)
+    return values | {"data": {"path": STDIN} | _group(values, "data")}
 
 
 def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str, Any]:
@@ -193,6 +194,9 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
         known = read_config(Path(str(drafter))).get("target") or {}
         known = {key: known[key] for key in RECORDED if known.get(key)}
         values["target"] = known | target
+        if known and not Path(known["path"]).is_dir():
+            recorded = f"{str(drafter)!r} says that its target is {known['path']!r}"
+            print(f"{recorded}; --target names another place of it", file=sys.stderr)
     if values["target"].get("path") is None:
         raise ConfigError(
             f"drafter {drafter!r} does not say here which target it is for; add --target MODEL"

@@ -19,20 +19,19 @@ from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.kinds import NONE, named_kind
 from drafttrain.config.methods import TREES
 from drafttrain.config.sweep import expand_sweep
-from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.decoding.drafters.tree import GrowingDrafter, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
-from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.prompts import Prompt, read_prompts, say_taught
 from drafttrain.evaluation.quality import bleu_metric
 from drafttrain.evaluation.report import check_report_file, larger_report
 from drafttrain.evaluation.runner import RESERVED, WAVE_BATCHES, decode_by
 from drafttrain.models.drafters import read_drafter_settings, read_kind
-from drafttrain.models.loading import cache_is_deep_enough, check_target
-from drafttrain.models.speech import hears
+from drafttrain.models.loading import cache_is_deep_enough
 
 FORCED_VERIFIERS = ("auto", "greedy", "rejection")
 """Rules whose acceptance follows from the target's own output."""
@@ -87,14 +86,13 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     methods = [*map(PlannedMethod, variants), *other_methods(settings)]
     if settings.mode == "teacher-forced":
         check_forced(settings, methods)
-    heard = hears(check_target(settings.target))
-    rows, rank_rows = load_inputs(settings.data, heard=heard), None
+    rows, rank_rows = load_prompts(settings.data, settings.target), None
     check_batches(settings.batch_sizes, len(rows))
     ranked = [with_ranks(one.config, (1.0,)) for one in methods]
     if settings.rank_data is not None:
         if ranked == [one.config for one in methods]:
             raise ConfigError("rank_data is given, but no sequoia tree lacks tree.by_rank")
-        rank_rows = load_inputs(settings.rank_data, "rank_data", heard)
+        rank_rows = load_prompts(settings.rank_data, settings.target, "rank_data")
     drafting = [one for one in methods if named_kind(one.config.drafter) is not NONE]
     larger = larger_report(settings.report, len(rows), len(drafting) * len(settings.batch_sizes))
     if larger and not settings.force:
@@ -106,6 +104,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
     if "assisted" in settings.baselines:
         check_assisted(sorted({str(one.config.drafter) for one in methods}))
     check_pair(settings.target, *drafters)
+    say_taught(str(settings.decode.drafter), rows)
     return Plan(settings, methods, rows, rank_rows, drafters)
 
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from datasets import Dataset
 
 from drafttrain.build.pairs import Pair
+from drafttrain.config.base import ConfigError
+from drafttrain.config.runs import run_of
 from drafttrain.data.inputs.chats import CHAT, Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, hear
-from drafttrain.data.inputs.rows import REASON, describe_inputs
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.rows import REASON, describe_inputs, usable
 from drafttrain.data.inputs.tokens import say_skipped, tokenize_prompts
+from drafttrain.data.shards.outputs import input_keys
 from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget
+
+TAUGHT = 100_000
+"""Most inputs of a training that those of an evaluation are compared with."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,20 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
         texts = row["source"], row["reference"]
         prompts.append(Prompt(row["row"], *texts, source, chat, row.get(SECONDS)))
     return prompts, skipped
+
+
+def say_taught(drafter: str, rows: Dataset) -> None:
+    """A line where inputs, texts or chats, are among the first TAUGHT of the training in whose run
+    a drafter lies."""
+    run = run_of(drafter)
+    if run is None or AUDIO in rows.column_names or not Path(run.recipe.data.path).exists():
+        return
+    most = min(run.recipe.data.limit or TAUGHT, TAUGHT)
+    with suppress(ConfigError):  # they may have changed since
+        taught = load_inputs(run.recipe.data.model_copy(update={"limit": most}))
+        known, keys = set(input_keys(usable(taught))), input_keys(usable(rows))
+        if shared := sum(key in known for key in keys):
+            say(f"{shared:,} of {len(keys):,} inputs are inputs of the drafter's training too")
 
 
 def usable_tokens(

@@ -317,6 +317,7 @@ def _generate(
     """The new tokens of one padded batch."""
     target, first = pair.target.model, 0
     given = {"num_beams": 1, "max_new_tokens": limit, "max_length": None, **how}  # else a warning
+    given["num_return_sequences"] = 1
     given["do_sample"] = given["num_beams"] == 1 and sampling.temperature > 0.0
     if given["do_sample"]:
         given |= asdict(build_sampling(sampling))

@@ -19,17 +19,16 @@ from drafttrain.config.kinds import NONE, DrafterKind, kind_of, named_kind
 from drafttrain.config.methods import STOPS, TREES
 from drafttrain.config.policy import POLICY
 from drafttrain.config.runs import head_folders, head_run_of
-from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.data.shards.writing import check_writable
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
 from drafttrain.evaluation.plan import check_batches
+from drafttrain.evaluation.prompts import say_taught
 from drafttrain.evaluation.report import check_report_file
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import read_drafter_settings
-from drafttrain.models.loading import check_target
-from drafttrain.models.speech import hears
 
 MOST = 40
 """Candidates in all, plain decoding included."""
@@ -283,6 +282,7 @@ def make_plan(settings: TuneConfig) -> TunePlan:
     plan = TunePlan(settings, drafting, heads, judged, candidates, drafters, *split_rows(settings))
     for rows in (plan.rows, plan.reported):
         check_batches(settings.batch_sizes, len(rows))
+    say_taught(str(settings.drafter), plan.reported)
     return plan
 
 
@@ -307,10 +307,10 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
     """Rows to choose on and rows to report on, shuffled; without report_data a third of data is
     split off. Raises ConfigError where there are too few."""
-    heard, given = hears(check_target(settings.target)), [("data", settings.data)]
+    given = [("data", settings.data)]
     if settings.report_data is not None:
         given.append(("report_data", settings.report_data))
-    loaded = [load_inputs(data, name, heard) for name, data in given]
+    loaded = [load_prompts(data, settings.target, name) for name, data in given]
     rows, *others = (one.shuffle(0, keep_in_memory=True) for one in loaded)
     own = len(rows)
     if not others and own < 3:

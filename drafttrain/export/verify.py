@@ -221,6 +221,7 @@ def _decode(folder: Path, reference: Reference, parts: Parts, found: Verificatio
     drafter = parts.drafter.to(target.device, target.dtype)
     lossless = parts.policy.model_copy(update={"verifier": AUTO})
     asked = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
+    asked["num_return_sequences"] = 1
     ties = 0
     for row, ids in enumerate(reference.inputs):
         given = torch.tensor([ids], device=target.device)

@@ -128,6 +128,8 @@ def say_how_it_decodes(target: LoadedTarget, temperature: float, beams: int = 1)
     drawn, own = 1.0 if settings.temperature is None else settings.temperature, []
     if (settings.num_beams or 1) > beams:
         own.append(f"with {settings.num_beams} beams")
+    if (settings.num_return_sequences or 1) > 1:
+        own.append(f"{settings.num_return_sequences} outputs of an input")
     if settings.do_sample and drawn != temperature:
         own.append(f"by sampling at temperature {drawn:g}")
     if own:
@@ -215,6 +217,10 @@ def read_config(
     _check_exists(path, name, revision)
     if folder.is_dir():
         _check_folder(folder, name)
+        if revision is not None:
+            raise ConfigError(
+                f"{name} is a folder here, which has no revision {revision!r}; leave that out"
+            )
     try:
         settings, _ = PretrainedConfig.get_config_dict(path, revision=revision)
         own_code = "auto_map" in settings and settings.get("model_type") not in CONFIG_MAPPING

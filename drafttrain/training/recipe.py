@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from drafttrain.config.recipes import (
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lengths_with_masks
 from drafttrain.data.batches.packing import share_sequences
-from drafttrain.data.distill.distill import check_distillation, plan_distillation, sampled_lengths
+from drafttrain.data.distill.plan import check_distillation, plan_distillation, sampled_lengths
 from drafttrain.data.distill.recipe_rows import (
     distillations,
     distilled_rows,
@@ -38,6 +38,9 @@ from drafttrain.data.distill.recipe_rows import (
     taught_rows,
 )
 from drafttrain.data.inputs.clips import AUDIO
+from drafttrain.data.inputs.rows import usable
+from drafttrain.data.shards.outputs import input_keys
+from drafttrain.data.shards.writing import say
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.checkpoints import KEPT_CHECKPOINTS
 from drafttrain.training.loop import Task, count_steps, make_accelerator, make_plan, train
@@ -95,16 +98,19 @@ def begin_run(
     """
     check_run(settings.run, settings)
     check_trackers(settings.train.trackers)
-    taught: list[str] = []
+    taught, shared = set(), 0
     for group, distillation in (wanted or {}).items():
         inputs = check_distillation(distillation, group)
-        check_apart(settings.data.path, taught, group, inputs["source"][:])
-        taught = inputs["source"][:]
+        keys = input_keys(usable(inputs))
+        shared = check_apart(settings.data.path, taught, group, keys)
+        taught.update(keys)
         texts = AUDIO not in inputs.column_names and not isinstance(settings, HeadRecipe)
         if group == "data" and texts:
             check_lengths(sampled_lengths(distillation, inputs)[1], settings.train)
     accelerator = make_accelerator(settings.train, settings.run)
     if accelerator.is_main_process:
+        if shared:
+            say(f"{shared:,} held-out inputs are inputs of the training too")
         open_run(settings.run, settings)
     accelerator.wait_for_everyone()
     return accelerator
@@ -120,19 +126,19 @@ def check_trackers(trackers: Sequence[str]) -> None:
             )
 
 
-def check_apart(path: str, taught: Sequence[str], group: str, held_out: Sequence[str]) -> None:
-    """Held-out inputs are not those of the training (path), but for a few that occur twice.
+def check_apart(path: str, taught: Collection[str], group: str, held_out: Sequence[str]) -> int:
+    """The number of held-out inputs that are inputs of the training (path) too.
 
-    Raises ConfigError where more than a share SHARED of them are.
+    taught, held_out: `input_keys`. Raises ConfigError where more than a share SHARED of them are.
     """
-    known = set(taught)
-    twice = sum(text in known for text in held_out)
+    twice = sum(text in taught for text in held_out)
     if twice > SHARED * len(held_out):
         raise ConfigError(
             f"{twice} of {len(held_out)} inputs of {group} are inputs of data.path = {path!r} too, "
             "so they would measure what was learned by heart; give others, or skip those "
             f"({group}.skip)"
         )
+    return twice
 
 
 def check_lengths(sources: Sequence[int], settings: TrainConfig) -> None:

@@ -67,6 +67,12 @@ def test_sampling_is_repeated_by_its_seed_and_settings_are_checked() -> None:
         drafttrain.load(TARGET, DRAFTER, temperature=1.0, verifier="greedy")
     with pytest.raises(ConfigError, match="decode= takes target and drafter by name"):
         drafttrain.load(tiny_model("llama"), decode=DecodeConfig())
+    for given in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(given))} = .* only with temperature"):
+            drafttrain.load(TARGET, DRAFTER, **given)
+    for given in ({"k": 2}, {"temperature": 1.0}, {"seed": 3}, {"verifier": "block"}):
+        with pytest.raises(ConfigError, match="decode= is a whole method"):
+            drafttrain.load(TARGET, DRAFTER, decode=DecodeConfig(), **given)
 
 
 def test_a_whole_method_can_be_given() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from drafttrain.commands.generate import DISPLAYS, in_order, readable_pieces, show_round
 from drafttrain.decoding.types import Round
 from tests.commanding import ended
-from tests.tiny_targets import tiny_tokenizer
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target, tiny_tokenizer
 
 
 def decoded(lengths: list[int], batch_size: int) -> Iterator[Round]:
@@ -122,6 +123,35 @@ def test_a_line_of_json_holds_every_round(capsys):
     }
 
 
+def test_a_line_of_a_pipe_holds_a_whole_text(capsys):
+    texts = ("a\nb\r\n", "\\n", "")
+    for row, text in enumerate(texts):
+        DISPLAYS["lines"](ByteTokenizer(), row, "", [played([], 0, list(text.encode()))])
+    assert capsys.readouterr().out == "a\\nb\\r\\n\n\\n\n\n"
+
+
+def test_settings_of_inputs_count_for_texts_and_standard_input(capsys, monkeypatch, tmp_path):
+    target = save_target(tiny_model("llama").float(), tmp_path / "target")
+    tokenizer = tiny_tokenizer()
+    refusal = "{{ raise_exception(messages[0].content) if thinking else 'w5' }}"
+    tokenizer.chat_template = refusal
+    tokenizer.save_pretrained(target)
+    command = ["generate", "--target", target, "--drafter", "none", "--max-new-tokens", "2"]
+    command += ["--chat", "--json", "data.prefix=w7"]
+    for thinking in ("false", "true"):
+        given = [*command, f"data.chat_template_kwargs={{thinking: {thinking}}}"]
+        monkeypatch.setattr("sys.stdin", io.StringIO("w6\n"))
+        capsys.readouterr()
+        code = ended(*given)
+        assert ended(*given, "--text", "w6") == code
+        said = capsys.readouterr()
+        if thinking == "true":
+            assert code == 2 and said.err.count("(TemplateError: w7w6)") == 2
+        else:
+            found = [json.loads(line) for line in said.out.splitlines()]
+            assert code == 0 and [one["source"] for one in found] == ["w7w6"] * 2
+
+
 def test_rounds_are_shown_with_what_was_drafted_accepted_and_corrected(capsys):
     lines = screen_of("rounds", capsys).splitlines()
     assert lines[:6] == [
@@ -194,7 +224,8 @@ def test_batches_are_written_in_order_and_equal_single_inputs(capsys, tiny_targe
 
 def test_commands_say_that_a_target_with_beams_is_decoded_with_one(tiny_target, tmp_path, capsys):
     file = tiny_target / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_beams": 6, "min_length": 3}))
+    own = {"num_beams": 6, "num_return_sequences": 3, "min_length": 3}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
     (tmp_path / "rows.txt").write_text("w5 w6\nw9\n")
     data = ("--data", tmp_path / "rows.txt", "--max-new-tokens", 4)
     drafts, out = ("--drafter", "max-gram"), ("--out", tmp_path / "shards")
@@ -204,7 +235,7 @@ def test_commands_say_that_a_target_with_beams_is_decoded_with_one(tiny_target, 
         target = tiny_target.rename(tmp_path / f"target-{place}")  # each path is named once
         assert ended(command[0], "--target", target, *command[1:], *data) == 0
         assert f"target-{place}': by default" in (said := capsys.readouterr().err), command
-        assert "with 6 beams" in said
+        assert "with 6 beams and 3 outputs of an input" in said
         tiny_target = target
 
 

@@ -204,7 +204,7 @@ def test_a_run_stands_for_its_drafter_where_rows_are_distilled(tmp_path):
     assert fill_distill({}) == {}
 
 
-def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter):
+def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter, capsys):
     made_for = {"path": "base", "revision": None, "hears": False}
     Path(drafter, "config.json").write_text(json.dumps({"target": made_for}))
     found = fill_from_run({"decode": {"drafter": drafter}})
@@ -212,4 +212,6 @@ def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter):
         {"path": "base"},
         {"kind": "fixed", "k": 7},
     )
+    assert "says that its target is 'base'; --target" in capsys.readouterr().err  # it was moved
     assert fill_from_run({"decode": {"drafter": drafter}, "target": TARGET})["target"] == TARGET
+    assert capsys.readouterr().err == ""

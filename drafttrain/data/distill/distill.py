@@ -9,28 +9,36 @@ whatever the number of processes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import ceil
 from pkgutil import resolve_name
+from time import perf_counter
 from typing import ClassVar
 
 import datasets
 import pyarrow.compute as compute
 import torch
 import transformers
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import BACKENDS, DistillConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded
 from drafttrain.data.distill.generation import generate_settings
+from drafttrain.data.distill.plan import check_distillation
 from drafttrain.data.encoded import KeptEncodings
 from drafttrain.data.inputs.chats import Refused
-from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS, hear, name_languages
-from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.inputs.clips import (
+    AUDIO,
+    DIGESTS,
+    SECONDS,
+    hear,
+    name_languages,
+)
 from drafttrain.data.inputs.rows import REASON, describe_inputs
-from drafttrain.data.inputs.tokens import check_chats, tokenize_prompts
+from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
@@ -41,7 +49,7 @@ from drafttrain.data.shards.outputs import (
     read_shards,
     write_shard,
 )
-from drafttrain.data.shards.store import MANIFEST, check_folder, fill_folder
+from drafttrain.data.shards.store import MANIFEST, fill_folder
 from drafttrain.data.shards.writing import join_processes, only_writer, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.encoding import Encoder
@@ -50,23 +58,18 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import (
     LoadedTarget,
-    check_target,
-    choose_device,
     load_target,
-    load_tokenizer,
     outline_target,
     say_how_it_decodes,
 )
-from drafttrain.models.speech import hears
 
 GROWING = frozenset({"data.limit", "rows", "inputs_sha256"})
 """What differs in a manifest when a distillation takes in more inputs."""
 ROWS_NAMED = 20
 """Most skipped or failed rows that are printed; the shards name them all."""
-SPOKEN = 4.0
-"""Tokens that a second of speech has, about: English, read aloud."""
-SAMPLE = 1000
-"""Inputs that are tokenised to estimate the tokens of all."""
+TRIED, TRIED_SHARE, WARMED = 128, 16, 8
+"""Inputs that backends are compared on: at most so many and a share of one in so many; no fewer
+than are decoded before the clock starts."""
 
 
 def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
@@ -77,20 +80,43 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     target or the folder's manifest; and at the end where no row has an output.
     """
     state = join_processes()  # first: it assigns each process its device
-    inputs = check_distillation(config, target=target)
+    inputs = check_distillation(config)
     if target is None:
         read = load_target if config.decoded_by.reads_weights else outline_target
         target = read(config.target)
     sampled, beams = config.method == "sample", generate_settings(config)["num_beams"]
     say_how_it_decodes(target, config.sampling.temperature * sampled, beams)
-    decoder = resolve_name(config.decoded_by.opens)(config, target)
-    filling = Distilling(config, target, inputs, decoder)
+    filling = Distilling(config, target, inputs, open_decoder(config, target, inputs, state))
     if state.is_main_process and (config.out / MANIFEST).is_file():
         grow(filling)
     state.wait_for_everyone()
     manifest = fill_folder(filling, config.out, state)
     check_some(config.out, manifest)
     return manifest
+
+
+def open_decoder(
+    config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset, state: PartialState
+) -> BatchDecoder:
+    """What decodes: the backend asked for. Where `auto` leaves it open, the one that a folder was
+    begun with, else the one that the main process finds faster on some of many inputs."""
+    if not config.measures_backend:
+        return resolve_name(config.decoded_by.opens)(config, target)
+    chosen = [BACKENDS["transformers"].name]
+    if state.is_main_process and (config.out / MANIFEST).is_file():
+        chosen = [Manifest.read(config.out).backend]
+    elif state.is_main_process and (count := min(TRIED, len(inputs) // TRIED_SHARE)) >= WARMED:
+        tried = inputs.select(range(0, len(inputs), len(inputs) // count)[:count])
+        speeds = {}
+        for name in ("transformers", "engine"):
+            with suppress(ValueError):  # a family that the engine does not run
+                decoder = resolve_name(BACKENDS[name].opens)(config, target)
+                speeds[name] = Distilling(config, target, tried, decoder).rows_per_second()
+        chosen = [max(speeds, key=speeds.__getitem__)]
+        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in speeds.items())
+        say(f"rows a second on {count} inputs: {rates}; all are decoded by {chosen[0]}")
+    broadcast_object_list(chosen)
+    return resolve_name(BACKENDS[chosen[0]].opens)(config, target)
 
 
 def grow(filling: Distilling) -> None:
@@ -151,13 +177,18 @@ class Distilling:
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
 
+    def rows_per_second(self) -> float:
+        """How fast the inputs are decoded, once a few of them have been."""
+        list(self.decode(self.inputs.select(range(WARMED))))
+        began = perf_counter()
+        list(self.decode(self.inputs))
+        return len(self.inputs) / (perf_counter() - began)
+
     def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
         if shard == 0:
             say(f"{self.config.data.path}: {describe_inputs(self.inputs)}")
-        inputs = self.inputs.select(manifest.rows_of(shard))
         rows: list[ShardRow] = []
-        decode = self._decode_clips if AUDIO in inputs.column_names else self._decode_texts
-        for done in decode(inputs):
+        for done in self.decode(self.inputs.select(manifest.rows_of(shard))):
             rows.extend(done)
             work.update(len(done))
         write_shard(manifest.path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
@@ -180,6 +211,11 @@ class Distilling:
             say(f"  row {row['row']}: {row['status']}, {row['reason']}")
         if len(lost) > ROWS_NAMED:
             say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
+
+    def decode(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
+        """Some of the inputs, in batches, in no particular order."""
+        clips = AUDIO in inputs.column_names
+        return self._decode_clips(inputs) if clips else self._decode_texts(inputs)
 
     def _decode_texts(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
         """Rows of one shard in batches of like length; those that cannot be decoded come first."""
@@ -265,106 +301,3 @@ class Distilling:
         full = len(tokens) == self.config.sampling.max_new_tokens
         cut = full and (not ended or generation.forced_eos_token_id is not None)
         return replace(row, target_ids=tokens, reason=TRUNCATED if cut else "")
-
-
-@dataclass(frozen=True)
-class DistillPlan:
-    """What a distillation will take, estimated from a sample of the inputs."""
-
-    rows: int
-    source_tokens: int
-    target_tokens: int
-    """Outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
-    max_new_tokens each."""
-    disk_bytes: int
-    shards: int
-    inputs: str
-    """Where they are read from, and the first one."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.inputs}\n{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
-            f"{self.target_tokens:,} generated ones, in {self.shards} shards, "
-            f"about {self.disk_bytes / 2**20:,.1f} MiB on disk"
-        )
-
-
-def check_distillation(
-    config: DistillConfig, group: str = "data", target: LoadedTarget | None = None
-) -> datasets.Dataset:
-    """The inputs, once all is checked that can be without the target's weights.
-
-    group: the user's name for the inputs' settings. target: where it is loaded already. Raises
-    ConfigError.
-    """
-    check_distill_settings(config)
-    if target is None:
-        choose_device(config.target.device)
-        model_config, tokenizer = check_target(config.target), load_tokenizer(config.target)
-    else:
-        model_config, tokenizer = target.model.config, target.tokenizer
-    positions, new = position_limit(model_config), config.sampling.max_new_tokens
-    prompt = 0 if model_config.is_encoder_decoder else 1
-    if positions is not None and new > positions - prompt:
-        raise ConfigError(
-            f"sampling.max_new_tokens = {new}, but the target has only {positions} positions"
-            f"{', prompt included' * prompt}; use sampling.max_new_tokens={positions - prompt} or "
-            "less"
-        )
-    if (config.out / MANIFEST).is_file():
-        Manifest.read(config.out)
-    inputs = load_inputs(config.data, group, hears(model_config))
-    check_chats(tokenizer, inputs, not model_config.is_encoder_decoder)
-    return inputs
-
-
-def plan_distillation(config: DistillConfig) -> DistillPlan:
-    """Rows, tokens and disk of a run. Loads the inputs and the tokenizer only."""
-    inputs = check_distillation(config)
-    model_config, most = check_target(config.target), config.sampling.max_new_tokens
-    decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
-    chosen, lengths = sampled_lengths(config, inputs)
-    if heard:
-        outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
-    else:
-        outputs = [most if decoder_only else min(length, most) for length in lengths]
-    rows, scale = len(inputs), len(inputs) / len(chosen)
-    tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
-    read = f"{config.data.path}: {describe_inputs(inputs)}"
-    # two bytes a token after zstd; clips are not copied
-    disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
-    return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows), read)
-
-
-def sampled_lengths(
-    config: DistillConfig, inputs: datasets.Dataset
-) -> tuple[datasets.Dataset, list[int]]:
-    """Some of the inputs, evenly spaced, and the tokens of each."""
-    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // SAMPLE)))
-    model_config = check_target(config.target)
-    if AUDIO in inputs.column_names:
-        return chosen, [source_limit(model_config) or 0] * len(chosen)
-    tokenizer = load_tokenizer(config.target)
-    found = tokenize_prompts(tokenizer, chosen, not model_config.is_encoder_decoder)
-    return chosen, [0 if isinstance(ids, Refused) else len(ids) for ids in found]
-
-
-def check_distill_settings(config: DistillConfig) -> None:
-    """Refuse settings that contradict each other, or that the backend cannot follow, before any
-    weights are read. Raises ConfigError."""
-    backend = config.decoded_by
-    check_folder(config.out)
-    if config.method not in backend.methods:
-        able = [one.name for one in BACKENDS.values() if config.method in one.methods]
-        remedy = "leave the drafter out" if config.backend == "auto" else f"backend={able[0]}"
-        raise ConfigError(
-            f"method = {config.method!r}, but backend {backend.name!r} decodes by "
-            f"{' or '.join(backend.methods)} only; use {remedy}, or method={backend.methods[0]}"
-        )
-    if config.method == "sample" and config.sampling.temperature == 0:
-        raise ConfigError(
-            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
-            "use sampling.temperature=1.0, or method=greedy"
-        )
-    if backend.checks is not None:
-        resolve_name(backend.checks)(config)

@@ -19,7 +19,8 @@ from drafttrain.config.runs import fill_distill
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget, check_target, load_target
+from drafttrain.models.speech import hears
 
 
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
@@ -52,7 +53,8 @@ def distill_settings(
             case _:
                 dtype = target.dtype
         if isinstance(settings, SpecDrafterRecipe) and dtype == target.dtype:
-            fixed["encoded"] = settings.encoded or settings.run / "encoded"
+            heard = hears(check_target(target))
+            fixed["encoded"] = settings.encoded or (settings.run / "encoded" if heard else None)
     return settings_of_group(DistillConfig, "distill", given, fixed)
 
 

@@ -28,6 +28,7 @@ from drafttrain.config.kinds import STATE_DRAFTER, kind_of
 from drafttrain.data.encoded import ClipEncoding
 from drafttrain.data.hidden.labels import Labelling, label_slots, label_tokens
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
+from drafttrain.data.inputs.clips import check_unread
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import (
     Manifest,
@@ -223,8 +224,9 @@ def plan_cache(config: CacheConfig) -> str:
     """
     distilled = Manifest.read_finished(config.distilled)
     check_some(config.distilled, distilled)
-    settings = check_drafter(config.drafter, config.target, check_target(config.target))
-    state = check_cache(config, settings)
+    target = check_target(config.target)
+    settings = check_drafter(config.drafter, config.target, target)
+    state = check_cache(config, settings, target)
     rows, tokens = distilled.counts.ok, distilled.counts.target_tokens
     positions, disk = estimate_cache(config, settings, rows, tokens)
     return (
@@ -264,20 +266,30 @@ def kept_share(config: CacheConfig, state: StateKind) -> float:
     return PAPER_MIXING if config.mixing is None else config.mixing
 
 
-def check_cache(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
+def check_cache(
+    config: CacheConfig, drafter: PretrainedConfig, target: PretrainedConfig
+) -> StateKind:
     """The kind of states that are cached. Raises ConfigError as `state_of`, and for settings that
     contradict each other or count for another kind."""
     state = state_of(config, drafter)
+    if not hears(target):
+        check_unread(config, ("encoded",), "recordings")
     if config.mixing is not None and state != "token":
         raise ConfigError(
             f"mixing = {config.mixing} counts for token states only, but {state} states are "
             "cached, which see the target's own tokens alone; leave it out, or give state=token"
         )
-    if config.blocks_per_row is not None and state != "slot":
+    if config.state == "token" and state == "slot":
         raise ConfigError(
-            f"blocks_per_row = {config.blocks_per_row} counts for drafters of blocks only, but "
-            f"{config.drafter!r} drafts token by token; leave it out"
+            f"state = 'token' counts for drafters of tokens only, but {config.drafter!r} drafts "
+            "blocks; leave it out"
         )
+    for name in ("blocks_per_row", "k"):
+        if (value := getattr(config, name)) is not None and state != "slot":
+            raise ConfigError(
+                f"{name} = {value} counts for drafters of blocks only, but {config.drafter!r} "
+                "drafts token by token; leave it out"
+            )
     check_folder(config.out)
     if config.out.absolute() == config.distilled.absolute():
         raise ConfigError(

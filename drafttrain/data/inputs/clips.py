@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -25,7 +25,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.chats import Refused, text_of
 from drafttrain.data.inputs.rows import FEATURES as TEXT_FEATURES
@@ -85,11 +85,7 @@ def as_clips(
 
     Raises ConfigError for settings of texts and columns that are not there.
     """
-    for field in TEXT_ONLY:
-        if (value := getattr(config, field)) != DataConfig.model_fields[field].default:
-            raise ConfigError(
-                f"data.{field} = {value!r} is for texts, but the target hears audio; leave it out"
-            )
+    check_unread(config, TEXT_ONLY, "texts", prefix="data.")
     for name, kind in rows.features.items():
         if isinstance(kind, datasets.Audio):
             rows = rows.cast_column(name, datasets.Audio(decode=False))
@@ -125,6 +121,20 @@ def as_clips(
         )
     found.info.description = f"column {column!r}"
     return found
+
+
+def check_unread(
+    settings: Config, names: Sequence[str], kind: Literal["texts", "recordings"], prefix: str = ""
+) -> None:
+    """Refuse settings that are given and count for the other kind of inputs. Raises ConfigError."""
+    others = {"texts": "hears audio", "recordings": "reads texts"}
+    for name in names:
+        value = getattr(settings, name)
+        if value != type(settings).model_fields[name].default:
+            raise ConfigError(
+                f"{prefix}{name} = {str(value)!r} is for {kind}, but the target {others[kind]}; "
+                "leave it out"
+            )
 
 
 def find_clip(value: Any, row: int, folder: Path) -> tuple[str, dict[str, Any]]:

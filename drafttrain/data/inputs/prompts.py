@@ -12,31 +12,68 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import DataConfig
+from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.data.inputs.chats import CHAT
 from drafttrain.data.inputs.clips import SUFFIXES, as_clips, find_files
 from drafttrain.data.inputs.rows import LINE, as_inputs, check_some
+from drafttrain.data.inputs.tokens import check_chats
+from drafttrain.models.loading import check_target, load_tokenizer
+from drafttrain.models.speech import hears
 
-KINDS = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".txt")
-"""Suffixes of files of rows; of those that are text, .gz may follow."""
+TEXT_KINDS = (".json", ".jsonl", ".csv", ".tsv", ".txt")
+"""Suffixes of files of rows that are text; .gz may follow."""
+KINDS = (*TEXT_KINDS, ".parquet")
 LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError, zlib.error, csv.Error)
 LOADING_ERRORS += (datasets.exceptions.DatasetsError,)
 DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
 """`data.` before a setting's name; messages are worded for the group that is called so."""
+SAVED = ("dataset_dict.json", "dataset_info.json")
+"""One of these lies in what `save_to_disk` wrote."""
 LARGEST_FIELD = 2**31 - 1
 """Characters of a field of a csv file."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) -> datasets.Dataset:
+def load_prompts(
+    config: DataConfig,
+    target: TargetConfig,
+    group: str = "data",
+    texts: Sequence[str] | None = None,
+) -> datasets.Dataset:
+    """`load_inputs` for a target: recordings where it hears, chats where its tokenizer has a
+    template for them. No weights are read.
+
+    texts: in place of what lies at config.path. Raises ConfigError as `load_inputs`, `check_target`
+    and `check_chats`, and for texts where the target hears.
+    """
+    settings = check_target(target)
+    if texts is not None and hears(settings):
+        raise ConfigError(
+            f"target.path = {target.path!r} hears audio, but the inputs are texts; give a "
+            "recording, a folder of them, or a jsonl that names them, with --data"
+        )
+    rows = load_inputs(config, group, hears(settings), texts)
+    if CHAT in rows.column_names:
+        check_chats(load_tokenizer(target), rows, not settings.is_encoder_decoder)
+    return rows
+
+
+def load_inputs(
+    config: DataConfig,
+    group: str = "data",
+    heard: bool = False,
+    texts: Sequence[str] | None = None,
+) -> datasets.Dataset:
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
-    heard: they are recordings, with more columns (`clips.as_clips`). Of texts:
+    heard: they are recordings, with more columns (`clips.as_clips`). texts: as in `load_prompts`.
     `row` counts the records of the original file from 0; `skip` and `limit` do not
     renumber. `source` has prefix and suffix applied. A row that cannot be used has no text, and
     `reason` says why. Chats have a column `chat` too, and `source` is the user's last turn:
@@ -46,7 +83,10 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
     """
     path = Path(config.path)
     try:
-        rows = _load_rows(config, path, heard)
+        if texts is None:
+            rows = _load_rows(config, path, heard)
+        else:
+            rows = datasets.Dataset.from_dict({"text": list(texts)})
         if len(rows) == 0:
             raise ConfigError(f"data.path = {config.path!r} holds no rows; give a file with inputs")
         if config.skip >= len(rows):
@@ -66,8 +106,14 @@ def load_inputs(config: DataConfig, group: str = "data", heard: bool = False) ->
 def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
     if config.reference_path is not None and not heard:
         return _load_aligned(config)
-    if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
-        saved = datasets.load_from_disk(config.path)  # what `save_to_disk` wrote
+    is_saved = any((path / name).is_file() for name in SAVED)
+    if config.config_name is not None and (is_saved or path.is_file()):
+        raise ConfigError(
+            f"data.config_name = {config.config_name!r} counts for data sets with configurations, "
+            f"but {config.path!r} has none; leave it out"
+        )
+    if is_saved:
+        saved = datasets.load_from_disk(config.path)
         if isinstance(saved, datasets.Dataset):
             return saved
         if config.split in saved:
@@ -87,13 +133,25 @@ def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
             "name of a data set on the Hub"
         )
     try:
+        if path.is_dir() and (files := _text_files(config)):
+            return datasets.concatenate_datasets([_load_file(one, "data.path") for one in files])
         return datasets.load_dataset(config.path, config.config_name, split=config.split)
+    except ConfigError:
+        raise
     except LOADING_ERRORS as error:
         raise ConfigError(
             f"data.path = {config.path!r} (data.config_name = {config.config_name!r}, data.split "
             f"= {config.split!r}) cannot be loaded: {_innermost(error)}; give a file, a folder "
             "with files of one kind, or the name of a data set on the Hub"
         ) from None
+
+
+def _text_files(config: DataConfig) -> list[str]:
+    """The files of a folder's split, as `datasets` finds them, where all are text: rows of these
+    are read one by one. Empty for others."""
+    builder = datasets.load_dataset_builder(config.path, config.config_name)
+    files = [str(one) for one in (builder.config.data_files or {}).get(config.split, ())]
+    return files if all(_kind_suffix(Path(one)) in TEXT_KINDS for one in files) else []
 
 
 def _load_aligned(config: DataConfig) -> datasets.Dataset:

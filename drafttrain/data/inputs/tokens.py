@@ -38,10 +38,8 @@ def tokenize_prompts(
 
     Refused for rows that cannot be used: those that were refused when they were read, that the
     template refuses, that have no tokens, more than the limit, or one of those that a tokenizer
-    has beyond its model's vocabulary. Raises ConfigError for chats that the tokenizer has no
-    template for.
+    has beyond its model's vocabulary. Chats need a template (`check_chats`).
     """
-    check_chats(tokenizer, rows, decoder_only)
     prompts: list[str | Refused]
     if chats := CHAT in rows.column_names:
         prompts = ["" if chat is None else _render(tokenizer, chat) for chat in rows[CHAT][:]]
@@ -94,8 +92,6 @@ def check_chats(
 ) -> None:
     """Chats need a decoder-only target whose tokenizer has a template, which reads the settings
     given for it. Raises ConfigError."""
-    if CHAT not in rows.column_names:
-        return
     if not decoder_only:
         raise ConfigError(
             "the inputs are chats, but an encoder-decoder target needs one text a row: name its "

@@ -279,6 +279,16 @@ def count_rows(table: pyarrow.Table) -> Counts:
     )
 
 
+def input_keys(inputs: datasets.Dataset) -> list[str]:
+    """What tells the rows of `load_inputs` apart: their texts; of chats all turns, of clips the
+    hashes of their files."""
+    if DIGESTS in inputs.column_names:
+        return inputs[DIGESTS][:]
+    if CHAT in inputs.column_names:
+        return list(map(hashed_chat, inputs[CHAT][:]))
+    return inputs["source"][:]
+
+
 def hashed_chat(chat: str | None) -> str:
     """Of a chat its turns, and what its template gets with them."""
     given = {"conversation": []} if chat is None else json.loads(chat)
@@ -287,14 +297,8 @@ def hashed_chat(chat: str | None) -> str:
 
 
 def hash_inputs(inputs: datasets.Dataset) -> str:
-    """SHA-256 of the row numbers and texts, in order; of chats all turns, of clips their files."""
+    """SHA-256 of the row numbers and `input_keys`, in order."""
     digest = hashlib.sha256()
-    for batch in inputs.iter(batch_size=4096):
-        texts = batch["source"]
-        if DIGESTS in batch:
-            texts = batch[DIGESTS]
-        if CHAT in batch:
-            texts = [hashed_chat(chat) for chat in batch[CHAT]]
-        for row, text in zip(batch["row"], texts, strict=True):
-            digest.update(f"{row}\t{len(text)}\t{text}\n".encode())
+    for row, text in zip(inputs["row"][:], input_keys(inputs), strict=True):
+        digest.update(f"{row}\t{len(text)}\t{text}\n".encode())
     return digest.hexdigest()

@@ -68,7 +68,8 @@ class TargetProcessors:
         check_generation_config(settings, sampling)
         config = copy.deepcopy(settings)
         # temperature, top-k and top-p are the user's, not the target's; beams do not apply
-        config.update(do_sample=False, num_beams=1, renormalize_logits=False)
+        config.update(do_sample=False, num_beams=1, num_return_sequences=1)
+        config.update(renormalize_logits=False)
         self._config, _ = model._prepare_generation_config(config)
         model._prepare_special_tokens(self._config, device=device_of(model))
         self._model = model

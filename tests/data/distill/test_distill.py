@@ -13,9 +13,12 @@ import torch
 from filelock import FileLock
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.distill import distill as distilling
 from drafttrain.data.distill.batches import batches_by_length
-from drafttrain.data.distill.distill import ShardRow, distill, plan_distillation
+from drafttrain.data.distill.distill import Distilling, ShardRow, distill
 from drafttrain.data.distill.generation import generate_batch, generate_settings, trim
+from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
@@ -316,6 +319,36 @@ def test_a_distillation_grows_when_its_limit_is_raised(tiny_target):
         with pytest.raises(ConfigError, match="was begun with"):
             distill(config)
     assert Manifest.read(folder).counts.ok == 11
+
+
+def test_many_greedy_rows_are_decoded_by_what_is_faster_and_go_on_so(
+    tiny_target, monkeypatch, capsys
+):
+    given = settings(tiny_target).model_dump(exclude={"batch_tokens"}, exclude_unset=True)
+    config = DistillConfig.model_validate(given)
+    distill(settings(tiny_target, "transformers", backend="transformers"))
+    monkeypatch.setattr(distilling, "TRIED_SHARE", 1)
+    measured = Distilling.rows_per_second
+
+    def measure(faster: str) -> None:
+        def rate(tried: Distilling) -> float:
+            assert measured(tried) > 0.0
+            return 2.0 if tried.decoder.backend == faster else 1.0
+
+        monkeypatch.setattr(Distilling, "rows_per_second", rate)
+
+    measure("engine")
+    assert distill(config).backend == "engine"
+    assert "engine 2.0; all are decoded by engine" in capsys.readouterr().err
+    assert rows_of(config.out) == rows_of(tiny_target.parent / "transformers")
+    (config.out / "shard-00001.parquet").unlink()
+    measure("transformers")
+    assert distill(config).backend == "engine"  # as it was begun
+    other = config.model_copy(update={"out": tiny_target.parent / "other"})
+    assert distill(other).backend == "transformers"
+    for changes in (SAMPLED, {"batch_tokens": 40}, {"method": "beam"}):
+        assert not settings(tiny_target, **changes).measures_backend
+    assert config.measures_backend
 
 
 def test_rows_a_second_are_reported(tiny_target, capsys):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.distill.distill import distill, plan_distillation
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import rows_of, settings

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.distill.distill import check_distill_settings, distill
+from drafttrain.data.distill.distill import distill
+from drafttrain.data.distill.plan import check_distill_settings
 from drafttrain.data.distill.server import ServerGone
 from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.loading import load_target

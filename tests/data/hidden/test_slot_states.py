@@ -226,7 +226,8 @@ def test_a_cache_of_slots_is_built_and_read(family: str, tmp_path: Path, capsys)
     if family == "llama":
         drafter = masked_copy(MODELS["llama"](3), 3)
     drafter.save_pretrained(pair / "drafter")
-    config = settings(pair, k=3, mixes=2)
+    slots = {"k": 3, "state": "drawn"}
+    config = settings(pair, **slots, mixes=2)
     manifest = build_cache(config)
     assert "slot states in 2 mixes" in capsys.readouterr().err
     assert (manifest.state, manifest.mixing, manifest.k) == ("slot", None, 3)
@@ -237,19 +238,22 @@ def test_a_cache_of_slots_is_built_and_read(family: str, tmp_path: Path, capsys)
     assert (0 <= stored["acceptance"]).all() and (stored["acceptance"] <= 1).all()
     hidden, _ = open_cache(config.out).read(1, [4])
     assert hidden.shape[1] == manifest.hidden_size == 16
-    few = settings(pair, "few", k=3, blocks_per_row=2)
+    few = settings(pair, "few", **slots, blocks_per_row=2)
     build_cache(few)
     per_row = torch.bincount(columns(few.out)["rows"])
     assert ((1 <= per_row) & (per_row <= 6)).all()  # an output of one token has one block
     with pytest.raises(ConfigError, match="k = 3, .*4"):
-        build_cache(settings(pair, k=4, mixes=2))
+        build_cache(settings(pair, **slots | {"k": 4}, mixes=2))
 
 
 def test_settings_of_other_states_are_named(tmp_path: Path) -> None:
     causal = MODELS["llama"](3)
+    blocks, plain = masked_copy(causal, 3), {"mixing": None, "state": "drawn"}
     for drafter, changes, message in (
-        (masked_copy(causal, 3), {"mixing": 0.3}, "token states only, but slot states"),
-        (causal, {"blocks_per_row": 5, "mixing": None}, "blocks_per_row = 5 counts for drafters"),
+        (blocks, {"mixing": 0.3, "state": "drawn"}, "token states only, but slot states"),
+        (blocks, {"mixing": None, "state": "token"}, "state = 'token' counts for drafters of tok"),
+        (causal, plain | {"blocks_per_row": 5}, "blocks_per_row = 5 counts for drafters"),
+        (causal, plain | {"k": 3}, "k = 3 counts for drafters of blocks only"),
     ):
         with pytest.raises(ConfigError, match=message):
-            check_cache(settings(tmp_path, **changes), drafter.config)
+            check_cache(settings(tmp_path, **changes), drafter.config, causal.config)

@@ -98,6 +98,39 @@ def test_saved_folders_and_folders_of_files_are_read(tmp_path):
     assert load(tmp_path / "splits", split="test") == [{"row": 0, **ROWS[3]}]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "jsonl.gz"])
+def test_rows_of_a_folder_are_read_one_by_one_as_those_of_a_file(tmp_path, kind):
+    """A row that cannot be read is counted, texts stay as written, optional keys are no columns."""
+    bodies = {
+        "jsonl": [
+            '{"prompt": "007", "meta": 1}\n{"prompt": "b\n',
+            '{"prompt": "c", "meta": "x"}\n',
+        ],
+        "json": ['[{"prompt": "007", "meta": 1}, 7]', '{"prompt": "c", "meta": "x"}'],
+        "csv": ["prompt,meta\n007,1\nb\n", "prompt,meta\nc,x\n"],
+    }[kind.removesuffix(".gz")]
+    (tmp_path / "rows").mkdir()
+    files = [write(tmp_path / f"rows/{number}.{kind}", body) for number, body in enumerate(bodies)]
+    found = load(tmp_path / "rows")
+    assert [(row["row"], row["source"]) for row in found] == [(0, "007"), (1, ""), (2, "c")]
+    assert [row["source"] for file in files for row in load(file)] == ["007", "", "c"]
+    latin = b"caf\xe9"
+    files[1].write_bytes(gzip.compress(latin) if kind.endswith("gz") else latin)
+    with pytest.raises(ConfigError, match=rf"rows/1.{kind}' .*not UTF-8"):
+        load(tmp_path / "rows")
+
+
+def test_splits_of_a_folder_are_told_by_the_names_of_its_files(tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("train", "test"):
+        write(folder / f"{name}.txt", f"{name}\n")
+    assert [row["source"] for row in load(folder)] == ["train"]
+    assert [row["source"] for row in load(folder, split="test")] == ["test"]
+    with pytest.raises(ConfigError, match="data.split = 'other'"):
+        load(folder, split="other")
+
+
 def test_skip_and_limit_keep_the_original_numbers(tmp_path):
     rows = load(write_rows(tmp_path, "jsonl"), skip=2, limit=1)
     assert rows == [{"row": 2, **ROWS[2]}]
@@ -234,6 +267,7 @@ MISTAKES = {
     "Latin-1": ("a.txt", "caf\udce9\n", {}, r"a.txt' .*not UTF-8"),
     "Latin-1 json": ("a.jsonl", '{"text": "caf\udce9"}\n', {}, r"a.jsonl' .*not UTF-8"),
     "Latin-1 csv": ("a.csv", "text\ncaf\udce9\n", {}, r"a.csv' .*not UTF-8"),
+    "configuration of a file": ("a.txt", "x\n", {"config_name": "de-en"}, r"config_name.*leave"),
     "split of a file": ("a.txt", "x\n", {"split": "test"}, r"nknown split .test"),
 }
 

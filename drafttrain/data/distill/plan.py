@@ -1,0 +1,127 @@
+"""What a distillation will take, and all that can be checked without the target's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pkgutil import resolve_name
+
+import datasets
+
+from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import BACKENDS, DistillConfig
+from drafttrain.data.inputs.chats import Refused
+from drafttrain.data.inputs.clips import AUDIO, SECONDS, check_unread
+from drafttrain.data.inputs.prompts import load_prompts
+from drafttrain.data.inputs.rows import describe_inputs
+from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.data.shards.outputs import Manifest
+from drafttrain.data.shards.store import MANIFEST, check_folder
+from drafttrain.decoding.engine.architectures import position_limit, source_limit
+from drafttrain.models.loading import check_target, choose_device, load_tokenizer
+from drafttrain.models.speech import hears
+
+SAMPLE = 1000
+"""Inputs that are tokenised to estimate the tokens of all."""
+SPOKEN = 4.0
+"""Tokens that a second of speech has, about: English, read aloud."""
+
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """What a distillation will take, estimated from a sample of the inputs."""
+
+    rows: int
+    source_tokens: int
+    target_tokens: int
+    """Outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
+    max_new_tokens each."""
+    disk_bytes: int
+    shards: int
+    inputs: str
+    """Where they are read from, and the first one."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inputs}\n{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
+            f"{self.target_tokens:,} generated ones, in {self.shards} shards, "
+            f"about {self.disk_bytes / 2**20:,.1f} MiB on disk"
+        )
+
+
+def check_distillation(config: DistillConfig, group: str = "data") -> datasets.Dataset:
+    """The inputs, once all is checked that can be without the target's weights.
+
+    group: the user's name for the inputs' settings. Raises ConfigError.
+    """
+    check_distill_settings(config)
+    choose_device(config.target.device)
+    model_config = check_target(config.target)
+    load_tokenizer(config.target)
+    if hears(model_config):
+        check_unread(config, ("max_source_tokens",), "texts")
+    else:
+        check_unread(config, ("encoded",), "recordings")
+    positions, new = position_limit(model_config), config.sampling.max_new_tokens
+    prompt = 0 if model_config.is_encoder_decoder else 1
+    if positions is not None and new > positions - prompt:
+        raise ConfigError(
+            f"sampling.max_new_tokens = {new}, but the target has only {positions} positions"
+            f"{', prompt included' * prompt}; use sampling.max_new_tokens={positions - prompt} or "
+            "less"
+        )
+    if (config.out / MANIFEST).is_file():
+        Manifest.read(config.out)
+    return load_prompts(config.data, config.target, group)
+
+
+def plan_distillation(config: DistillConfig) -> DistillPlan:
+    """Rows, tokens and disk of a run. Loads the inputs and the tokenizer only."""
+    inputs = check_distillation(config)
+    model_config, most = check_target(config.target), config.sampling.max_new_tokens
+    decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
+    chosen, lengths = sampled_lengths(config, inputs)
+    if heard:
+        outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
+    else:
+        outputs = [most if decoder_only else min(length, most) for length in lengths]
+    rows, scale = len(inputs), len(inputs) / len(chosen)
+    tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
+    read = f"{config.data.path}: {describe_inputs(inputs)}"
+    # two bytes a token after zstd; clips are not copied
+    disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
+    return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows), read)
+
+
+def sampled_lengths(
+    config: DistillConfig, inputs: datasets.Dataset
+) -> tuple[datasets.Dataset, list[int]]:
+    """Some of the inputs, evenly spaced, and the tokens of each."""
+    chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // SAMPLE)))
+    model_config = check_target(config.target)
+    if AUDIO in inputs.column_names:
+        return chosen, [source_limit(model_config) or 0] * len(chosen)
+    tokenizer = load_tokenizer(config.target)
+    found = tokenize_prompts(tokenizer, chosen, not model_config.is_encoder_decoder)
+    return chosen, [0 if isinstance(ids, Refused) else len(ids) for ids in found]
+
+
+def check_distill_settings(config: DistillConfig) -> None:
+    """Refuse settings that contradict each other, or that the backend cannot follow, before any
+    weights are read. Raises ConfigError."""
+    backend = config.decoded_by
+    check_folder(config.out)
+    if config.method not in backend.methods:
+        able = [one.name for one in BACKENDS.values() if config.method in one.methods]
+        remedy = "leave the drafter out" if config.backend == "auto" else f"backend={able[0]}"
+        raise ConfigError(
+            f"method = {config.method!r}, but backend {backend.name!r} decodes by "
+            f"{' or '.join(backend.methods)} only; use {remedy}, or method={backend.methods[0]}"
+        )
+    if config.method == "sample" and config.sampling.temperature == 0:
+        raise ConfigError(
+            "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
+            "use sampling.temperature=1.0, or method=greedy"
+        )
+    if backend.checks is not None:
+        resolve_name(backend.checks)(config)

@@ -1,0 +1,61 @@
+"""What commands say of inputs that a drafter was trained on, and of outputs that are cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.evaluation.prompts import say_taught
+from tests.commanding import ended
+from tests.small_pair import save_run
+from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_inputs_of_the_drafters_training_are_counted(capsys):
+    run = save_run(Path("run"), save_target(tiny_model("marian").float(), Path("target")))
+    Path("new.txt").write_text("w5 w6\n\nw7\n")
+    rows = load_inputs(DataConfig(path="new.txt"))
+    capsys.readouterr()
+    for text, said in (
+        ("w4\nw5 w6\n\n", "1 of 2 inputs are inputs of the drafter's training too\n"),
+        ("w4\n", ""),
+        ("", ""),
+    ):
+        Path("texts.txt").write_text(text)
+        say_taught(str(run), rows)
+        assert capsys.readouterr().err.endswith(said) and (said or True)
+    say_taught("max-gram", rows)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
+def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
+    """64 positions: 3 of a prompt and 61 that are fed, and a last token that is not."""
+    target = tiny_model("llama").float()
+    target.generation_config.update(eos_token_id=39, bad_words_ids=[[39]], pad_token_id=0)
+    save_target(target, Path("target"))
+    Path("rows.txt").write_text("w5 w6 w7\nw4\n")
+    given = ["--target", "target", "--drafter", "max-gram", "--data", "rows.txt"]
+    for wanted, cut in ((62, 0), (63, 1), (64, 1), (65, 2)):
+        asked = [*given, f"decode.sampling.max_new_tokens={wanted}"]
+        own = ["--mode", mode, "--report", "report.json", "--force", "bootstrap=20"]
+        own += ["repeats=1", "warmup=0", "baselines=generate"] if mode == "decode" else []
+        assert ended("eval", *asked, *own) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert (f"{cut} outputs cut where the target's positions end" in said) == bool(cut)
+        report = json.loads(Path("report.json").read_text())
+        assert report["data"]["cut_by_positions"] == cut
+    if mode == "decode":
+        capsys.readouterr()
+        assert ended("generate", *asked) == 0
+        assert "row 0: cut after 62 tokens, where the target's pos" in capsys.readouterr().err
