@@ -94,7 +94,8 @@ def usable_tokens(
     else:
         decoder_only = not target.model.config.is_encoder_decoder
         vocabulary = target.model.get_input_embeddings().num_embeddings
-        found = tokenize_prompts(target.tokenizer, rows, decoder_only, limit, vocabulary)
+        limits = {} if limit is None else {f"the target takes {limit}": limit}
+        found = tokenize_prompts(target.tokenizer, rows, decoder_only, limits, vocabulary)
     refused = zip(rows["row"][:], found, strict=True)
     skipped = {row: one.reason for row, one in refused if isinstance(one, Refused)}
     if len(skipped) == len(found):

@@ -93,7 +93,7 @@ def test_prompts_that_leave_no_position_are_set_aside_by_number():
     assert [prompt.row for prompt in prompts] == [1, 3]
     assert [(row.row, row.reason) for row in skipped] == [
         (0, "empty"),
-        (2, "65 source tokens, the target takes 64"),
+        (2, "65 tokens where the target takes 64"),
     ]
     assert prompts[0].source.prefix.tolist() == [5, 6]  # no EOS: the text goes on
     assert target.model.max_new_tokens(prompts[1].source, 100) == 1

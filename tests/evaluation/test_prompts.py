@@ -48,7 +48,7 @@ def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
     given = ["--target", "target", "--drafter", "max-gram", "--data", "rows.txt"]
     for wanted, cut in ((62, 0), (63, 1), (64, 1), (65, 2)):
         asked = [*given, f"decode.sampling.max_new_tokens={wanted}"]
-        own = ["--mode", mode, "--report", "report.json", "--force", "bootstrap=20"]
+        own = ["--mode", mode, "--report", "report.json", "--force"]
         own += ["repeats=1", "warmup=0", "baselines=generate"] if mode == "decode" else []
         assert ended("eval", *asked, *own) == 0
         said = " ".join(capsys.readouterr().out.split())

@@ -220,29 +220,23 @@ class Distilling:
     def _decode_texts(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
         """Rows of one shard in batches of like length; those that cannot be decoded come first."""
         config, model = self.config, self.target.model
-        tokenized = tokenize_prompts(
-            self.target.tokenizer,
-            inputs,
-            not model.config.is_encoder_decoder,
-            vocabulary=model.get_input_embeddings().num_embeddings,
-        )
-        positions = position_limit(model.config)
-        new = 0 if model.config.is_encoder_decoder else config.sampling.max_new_tokens
-        ready, skipped = [], []
-        for row, ids in zip(inputs["row"][:], tokenized, strict=True):
-            reason = ""
-            if isinstance(ids, Refused):
-                reason = ids.reason
-            elif len(ids) > config.max_source_tokens:
-                reason = f"{len(ids)} tokens, max_source_tokens is {config.max_source_tokens}"
-            elif positions is not None and len(ids) + new > positions:
-                more = f" and {new} new ones" if new else ""
-                reason = f"{len(ids)} tokens{more}, the target has {positions} positions"
-            if reason:
-                skipped.append(ShardRow(row, status="skipped", reason=reason))
-            else:
-                ready.append(ShardRow(row, source_ids=ids))
-        yield skipped
+        decoder_only, positions = not model.config.is_encoder_decoder, position_limit(model.config)
+        limits = {f"max_source_tokens is {config.max_source_tokens}": config.max_source_tokens}
+        if positions is not None and decoder_only:
+            new = config.sampling.max_new_tokens
+            left = f"{new} new ones leave {positions - new} of the target's {positions} positions"
+            limits[left] = positions - new
+        elif positions is not None:
+            limits[f"the target has {positions} positions"] = positions
+        vocabulary = model.get_input_embeddings().num_embeddings
+        given = self.target.tokenizer, inputs, decoder_only, limits, vocabulary
+        rows = [*zip(inputs["row"][:], tokenize_prompts(*given), strict=True)]
+        yield [
+            ShardRow(row, status="skipped", reason=ids.reason)
+            for row, ids in rows
+            if isinstance(ids, Refused)
+        ]
+        ready = [ShardRow(row, source_ids=i) for row, i in rows if not isinstance(i, Refused)]
         for batch in self.decoder.batches(ready):
             yield self._decode_batch(batch)
 

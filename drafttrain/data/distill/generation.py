@@ -8,6 +8,7 @@ the left, so that all rows go on from the same column; masks and positions leave
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,7 @@ from transformers import (
     GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
-    MinPLogitsWarper,
     PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from drafttrain.config.commands import DistillConfig
@@ -31,17 +28,18 @@ from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
 from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
-from drafttrain.decoding.sampling import draw_tokens
-from drafttrain.decoding.types import Source
+from drafttrain.decoding.sampling import draw_tokens, warp
+from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
-WARPERS = {
-    "temperature": (TemperatureLogitsWarper, 1.0),
-    "top_k": (TopKLogitsWarper, 0),
-    "top_p": (TopPLogitsWarper, 1.0),
-    "min_p": (MinPLogitsWarper, 0.0),
-}
-"""Settings of sampling in order, and the values without effect."""
+
+@dataclass(frozen=True)
+class Draws:
+    """How tokens are drawn: each by a uniform number of its row."""
+
+    sampling: Sampling
+    uniforms: Tensor
+    """[B, max_new_tokens] in [0, 1)"""
 
 
 def decodes_alone(config: GenerationConfig) -> bool:
@@ -64,15 +62,16 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
 
     def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
-        uniforms = None
+        draws, asked = None, config.sampling
         if config.method == "sample":
-            seed, count = config.sampling.seed, config.sampling.max_new_tokens
+            seed, count = asked.seed, asked.max_new_tokens
             numbers = [np.random.default_rng((seed, row.row)).random(count) for row in rows]
-            uniforms = torch.from_numpy(np.stack(numbers))
+            sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+            draws = Draws(sampling, torch.from_numpy(np.stack(numbers)))
         clips = [row.source for row in rows if row.source is not None]
         if clips:
-            return generate_clips(model, clips, settings, uniforms)
-        return generate_batch(model, [row.source_ids for row in rows], settings, uniforms)
+            return generate_clips(model, clips, settings, draws)
+        return generate_batch(model, [row.source_ids for row in rows], settings, draws)
 
     return BatchDecoder(
         "transformers",
@@ -83,18 +82,14 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
-    """Arguments of `generate`; the rest is as in the target's generation_config."""
-    sampled = config.method == "sample"
-    sampling = config.sampling
+    """Arguments of `generate`, which never samples by itself; the rest is as in the target's
+    generation_config."""
     return {
-        "max_new_tokens": sampling.max_new_tokens,
+        "max_new_tokens": config.sampling.max_new_tokens,
         "max_length": None,
         "num_beams": config.num_beams if config.method == "beam" else 1,
-        "do_sample": sampled,
-        "temperature": sampling.temperature if sampled else None,
-        "top_k": sampling.top_k if sampled else None,
-        "top_p": sampling.top_p if sampled else None,
-        "min_p": sampling.min_p if sampled else None,
+        "do_sample": False,
+        **dict.fromkeys(("temperature", "top_k", "top_p", "min_p")),
         "num_return_sequences": 1,
         "return_dict_in_generate": False,
         "use_cache": True,
@@ -106,15 +101,15 @@ def generate_batch(
     model: PreTrainedModel,
     sources: Sequence[Sequence[int]],
     settings: dict[str, Any],
-    uniforms: Tensor | None = None,
+    draws: Draws | None = None,
 ) -> list[list[int] | None]:
     """Tokens generated for each source, EOS included, no padding.
 
     Encoder-decoder models: those after the decoder start token; decoder-only ones: those after the
     prompt, which the sources are.
 
-    settings: keyword arguments of `generate`. None stands for a row whose scores were not finite.
-    Shapes: uniforms [B, max_new_tokens] in [0, 1), where settings say do_sample.
+    settings: keyword arguments of `generate`, without sampling. None stands for a row whose scores
+    were not finite.
     """
     rows = [torch.tensor(source) for source in sources]
     pad = model.generation_config.pad_token_id or 0  # masked: any token will do
@@ -122,7 +117,7 @@ def generate_batch(
     inputs, mask = (part.to(model.device) for part in padded(rows, pad, side))
     given = {"inputs": inputs, "attention_mask": mask, **cache_for_generate(model)}
     prefix = 1 if model.config.is_encoder_decoder else inputs.shape[1]
-    return _generate(model, partial(model.generate, **given), prefix, settings, uniforms)
+    return _generate(model, partial(model.generate, **given), prefix, settings, draws)
 
 
 @torch.inference_mode()
@@ -130,7 +125,7 @@ def generate_clips(
     model: PreTrainedModel,
     sources: Sequence[Source],
     settings: dict[str, Any],
-    uniforms: Tensor | None = None,
+    draws: Draws | None = None,
 ) -> list[list[int] | None]:
     """`generate_batch` for clips that have been encoded and whose prefixes are whole: tokens after
     them, EOS included.
@@ -140,7 +135,7 @@ def generate_clips(
     prefixes = torch.stack([source.prefix for source in sources])
     given = {"decoder_input_ids": prefixes, "encoder_outputs": given_outputs(sources)}
     generate = partial(GenerationMixin.generate, model, **given)
-    return _generate(model, generate, prefixes.shape[1], settings, uniforms)
+    return _generate(model, generate, prefixes.shape[1], settings, draws)
 
 
 def _generate(
@@ -148,18 +143,13 @@ def _generate(
     generate: Callable[..., Tensor],
     prefix: int,
     settings: dict[str, Any],
-    uniforms: Tensor | None,
+    draws: Draws | None,
 ) -> list[list[int] | None]:
     """Tokens after the first `prefix`; greedy decoding and sampling by `Choice`."""
     if settings["num_beams"] > 1:
         return trim(generate(**settings), model, prefix)
-    warpers = []  # `choice` applies them, since `generate` would put them after it
-    for name, (kind, neutral) in WARPERS.items() if settings["do_sample"] else ():
-        if settings.get(name) not in (None, neutral):
-            warpers.append(kind(settings[name]))
-    choice = Choice(prefix, model.generation_config.eos_token_id, uniforms, warpers)
-    greedy = settings | dict.fromkeys(WARPERS) | {"do_sample": False}
-    sequences = generate(logits_processor=LogitsProcessorList([choice]), **greedy)
+    choice = Choice(prefix, model.generation_config.eos_token_id, draws)
+    sequences = generate(logits_processor=LogitsProcessorList([choice]), **settings)
     rows = enumerate(trim(sequences, model, prefix))
     return [None if row in choice.broken else tokens for row, tokens in rows]
 
@@ -180,16 +170,10 @@ def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[lis
 
 
 class Choice(LogitsProcessor):
-    """The last of the logits processors: with uniform numbers it leaves one token of each row."""
+    """The last of the logits processors: of a row that is sampled it leaves one token."""
 
-    def __init__(
-        self,
-        prefix: int,
-        ends: int | list[int],
-        uniforms: Tensor | None,
-        warpers: Sequence[LogitsProcessor],
-    ) -> None:
-        self._prefix, self._uniforms, self._warpers = prefix, uniforms, warpers
+    def __init__(self, prefix: int, ends: int | list[int], draws: Draws | None) -> None:
+        self._prefix, self._draws = prefix, draws
         self._ends = ends if isinstance(ends, list) else [ends]
         self.broken: set[int] = set()
         """Rows whose scores were not finite before they ended."""
@@ -199,9 +183,8 @@ class Choice(LogitsProcessor):
         ended = torch.isin(new, torch.tensor(self._ends, device=new.device)).any(1)
         broken = ~scores.amax(dim=-1).isfinite() & ~ended
         self.broken.update(broken.nonzero().flatten().tolist())
-        if self._uniforms is None:
+        if self._draws is None:
             return scores
-        for warper in self._warpers:
-            scores = warper(input_ids, scores)
-        tokens = draw_tokens(scores.double().softmax(-1), self._uniforms[:, [new.shape[1]]])
+        probs = warp(scores.double(), self._draws.sampling)
+        tokens = draw_tokens(probs, self._draws.uniforms[:, [new.shape[1]]])
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)

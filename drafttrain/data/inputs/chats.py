@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,12 @@ ROLES |= {"observation": "tool", "function_response": "tool"}
 NO_USER = "no user turn, or one without text"
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A row that cannot be used, or has no output."""
+class Refused(Exception):
+    """A row that cannot be used, or has no output: raised while it is read, kept in its place."""
 
-    reason: str
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -44,23 +46,32 @@ class Chat:
     """The assistant's turn that ends it."""
 
 
-def text_of(value: Any, blank: bool = False) -> str | Refused:
+def text_of(value: Any, blank: bool = False) -> str:
     """The text of a cell, without a byte-order mark; of a list, of its first element. blank: texts
-    may be empty, and numbers are texts."""
+    may be empty, and numbers are texts. Raises Refused."""
     if isinstance(value, list):
         value = value[0] if value else None
     if blank and isinstance(value, int | float):
         value = str(value)
     if value is None:
-        return Refused("empty")
+        raise Refused("empty")
     if not isinstance(value, str):
-        return Refused(f"{type(value).__name__} {value!r:.60}, not a text")
+        raise Refused(f"{type(value).__name__} {value!r:.60}, not a text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        return Refused(f"half of a surrogate pair at character {error.start}")
+        raise Refused(f"half of a surrogate pair at character {error.start}") from None
     value = value.removeprefix("\ufeff")
-    return value if blank or value.strip() else Refused("empty")
+    if not (blank or value.strip()):
+        raise Refused("empty")
+    return value
+
+
+def reference_of(value: Any) -> str | None:
+    """The text of a reference, which may be empty; None for what is no text."""
+    with suppress(Refused):
+        return text_of(value, blank=True)
+    return None
 
 
 def is_chat(value: Any) -> bool:
@@ -70,26 +81,24 @@ def is_chat(value: Any) -> bool:
     )
 
 
-def read_chat(value: Any, row: Mapping[str, Any], config: DataConfig) -> Chat | Refused:
+def read_chat(value: Any, row: Mapping[str, Any], config: DataConfig) -> Chat:
     """The prompt of a chat, prefix and suffix around the user's last turn, and the tools and
-    template settings of its row."""
+    template settings of its row. Raises Refused."""
     if not is_chat(value):
-        return Refused(NO_USER if value in (None, []) else "no turns of a chat, which others are")
+        raise Refused(NO_USER if value in (None, []) else "no turns of a chat, which others are")
     turns = [_read_turn(turn) for turn in value]
-    if wrong := next((turn for turn in turns if isinstance(turn, Refused)), None):
-        return wrong
     answer = None
     if turns[-1]["role"] == "assistant":
         answer = turns.pop()["content"] or None
     users = [turn for turn in turns if turn["role"] == "user"]
     if not users or not all(turn["content"].strip() for turn in users):
-        return Refused(NO_USER)
+        raise Refused(NO_USER)
     source = users[-1]["content"] = config.prefix + users[-1]["content"] + config.suffix
     arguments: dict[str, Any] = {"conversation": turns}
     for name, kind in CHAT_SETTINGS.items():
         own = from_json(row.get(name))
         if own and not isinstance(own, kind):
-            return Refused(f"{name} = {own!r:.60} is no {kind.__name__}")
+            raise Refused(f"{name} = {own!r:.60} is no {kind.__name__}")
         if own:
             arguments[name] = own
     if config.chat_template_kwargs:
@@ -98,41 +107,36 @@ def read_chat(value: Any, row: Mapping[str, Any], config: DataConfig) -> Chat | 
     return Chat(source, json.dumps(arguments), answer)
 
 
-def _read_turn(turn: Any) -> dict[str, Any] | Refused:
+def _read_turn(turn: Any) -> dict[str, Any]:
     """A turn by the names that templates know, its parts joined by new lines (as vLLM does)."""
     if not isinstance(turn, dict):
-        return Refused(f"a turn is {turn!r:.60}, no object")
+        raise Refused(f"a turn is {turn!r:.60}, no object")
     sender = turn.get("from")
     role, content = turn.get("role", ROLES.get(sender, sender)), turn.get("content")
     content = turn.get("value") if content is None else content
     if not isinstance(role, str) or not role:
-        return Refused(f"a turn has the role {role!r}")
+        raise Refused(f"a turn has the role {role!r}")
     if isinstance(content, list):
-        parts = [_read_part(part) for part in content]
-        if wrong := next((part for part in parts if isinstance(part, Refused)), None):
-            return wrong
-        content = "\n".join(parts)
+        content = "\n".join(map(_read_part, content))
     if content is not None:
         content = text_of(content, blank=True)
-        if isinstance(content, Refused):
-            return content
     found = {k: v for k, v in turn.items() if k not in ("from", "value") and v is not None}
     found |= {"role": role, "content": content or ""}  # templates read it of tool calls too
     calls = from_json(found.get("tool_calls"))
     if isinstance(calls, list):
         found["tool_calls"] = [_with_arguments(call) for call in calls]
     if content is None and not calls:
-        return Refused(NO_USER if role == "user" else f"a turn of {role} without text")
+        raise Refused(NO_USER if role == "user" else f"a turn of {role} without text")
     return found
 
 
-def _read_part(part: Any) -> str | Refused:
+def _read_part(part: Any) -> str:
     """A part of a content: its text."""
     text = part.get("text") if isinstance(part, dict) else part
     if isinstance(text, str):
         return text
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    return Refused(f"a turn with a part of type {kind}, where only texts can be read")
+    raise Refused(f"a turn with a part of type {kind}, where only texts can be read")
 
 
 def _with_arguments(call: Any) -> Any:

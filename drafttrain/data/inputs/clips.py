@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.inputs import DataConfig
-from drafttrain.data.inputs.chats import Refused, text_of
+from drafttrain.data.inputs.chats import Refused, reference_of
 from drafttrain.data.inputs.rows import FEATURES as TEXT_FEATURES
 from drafttrain.data.inputs.rows import (
     REASON,
@@ -103,16 +103,15 @@ def as_clips(
 
     def read(number: int, row: dict[str, Any] | Refused) -> dict[str, Any]:
         found = dict.fromkeys(FEATURES) | {"row": number, "source": "", SECONDS: 0.0, DIGESTS: ""}
+        if isinstance(row, Refused):
+            return found | {REASON: row.reason}
         try:
-            if isinstance(row, Refused):
-                raise ConfigError(row.reason)
             name, audio = find_clip(row.get(column), number, folder)
             seconds, digest = measure(name, audio)
         except (ValueError, OSError) as error:
             return found | {REASON: str(error)}
         found |= {"source": name, AUDIO: audio, SECONDS: seconds, DIGESTS: digest}
-        reference = text_of(row.get(written), blank=True)
-        return found if isinstance(reference, Refused) else found | {"reference": reference}
+        return found | {"reference": reference_of(row.get(written))}
 
     library("soundfile")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

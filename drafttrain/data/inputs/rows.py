@@ -23,6 +23,7 @@ from drafttrain.data.inputs.chats import (
     from_json,
     is_chat,
     read_chat,
+    reference_of,
     text_of,
 )
 
@@ -121,9 +122,10 @@ def as_inputs(
     if LINE not in rows.column_names and config.template is None:
         needed = {columns.input, columns.reference, *CHAT_SETTINGS}
         rows = rows.select_columns([name for name in rows.column_names if name in needed])
-    cells = (read_cell(row, columns, config) for row in iterate_rows(rows))
-    first = next((cell for cell in cells if cell and not isinstance(cell, Refused)), None)
-    chats = config.chat or is_chat(first)
+    readable = (row for row in iterate_rows(rows) if not isinstance(row, Refused))
+    cells = (read_cell(row, columns, config) for row in readable)
+    texts = config.template is not None
+    chats = config.chat or (not texts and is_chat(next(filter(None, cells), None)))
     if config.chat_template_kwargs and not chats:
         raise ConfigError(
             f"data.chat_template_kwargs = {config.chat_template_kwargs} counts for chats only, but "
@@ -149,10 +151,9 @@ def as_inputs(
     return inputs
 
 
-def read_cell(row: dict[str, Any] | Refused, columns: Columns, config: DataConfig) -> Any:
-    """What is read of a row as its input; a chat may be JSON in a text."""
-    if isinstance(row, Refused):
-        return row
+def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:
+    """What is read of a row as its input; a chat may be JSON in a text. Raises Refused for a row
+    that the template does not fit."""
     if config.template is not None:
         return _fill(config.template, row)
     value = row.get(columns.input)
@@ -168,43 +169,37 @@ def as_input(
 ) -> dict[str, Any]:
     """The columns of one input: `source`, `reference`, `chat`, or why it cannot be used."""
     found: dict[str, Any] = {"source": ""}
-    cell = read_cell(row, columns, config)
-    if config.chat and not is_chat(cell):
-        text = text_of(cell)
-        cell = text if isinstance(text, Refused) else [{"role": "user", "content": text}]
-    if not isinstance(row, Refused) and columns.reference is not None:
-        value = row.get(columns.reference)
-        value = value.get(config.target_language) if isinstance(value, dict) else value
-        text = text_of(value, blank=True)
-        found["reference"] = None if isinstance(text, Refused) else text
-    if isinstance(cell, Refused):
-        read = cell
-    elif chats:
-        read = read_chat(cell, row, config)
-    elif is_chat(cell):
-        read = Refused("turns of a chat, where others are texts")
-    else:
-        read = text_of(cell)
-    if isinstance(read, Refused):
-        return found | {REASON: read.reason}
-    if isinstance(read, str):
-        return found | {"source": config.prefix + read + config.suffix}
-    if read.answer is not None:
-        found.setdefault("reference", read.answer)
-    return found | {"source": read.source, CHAT: read.template}
+    try:
+        if isinstance(row, Refused):
+            raise row
+        if columns.reference is not None:
+            value = row.get(columns.reference)
+            value = value.get(config.target_language) if isinstance(value, dict) else value
+            found["reference"] = reference_of(value)
+        cell = read_cell(row, columns, config)
+        if config.chat and not is_chat(cell):
+            cell = [{"role": "user", "content": text_of(cell)}]
+        if chats:
+            chat = read_chat(cell, row, config)
+            return {"reference": chat.answer} | found | {"source": chat.source, CHAT: chat.template}
+        if is_chat(cell):
+            raise Refused("turns of a chat, where others are texts")
+        return found | {"source": config.prefix + text_of(cell) + config.suffix}
+    except Refused as refused:
+        return found | {REASON: refused.reason}
 
 
-def _fill(template: str, row: Mapping[str, Any]) -> str | Refused:
+def _fill(template: str, row: Mapping[str, Any]) -> str:
     """The template with a row's values in it."""
     there = {name: value for name, value in row.items() if value is not None}
     try:
         return template.format(**there)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        return Refused(
+        raise Refused(
             f"data.template = {template!r} does not fit it ({type(error).__name__}: {error}); name "
             "in braces what every row has, and double braces that are text; there are: "
             + ", ".join(there)
-        )
+        ) from None
 
 
 def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> Columns:

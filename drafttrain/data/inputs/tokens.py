@@ -31,14 +31,15 @@ def tokenize_prompts(
     tokenizer: PreTrainedTokenizerBase,
     rows: datasets.Dataset,
     decoder_only: bool,
-    limit: int | None = None,
+    limits: Mapping[str, int] | None = None,
     vocabulary: int | None = None,
 ) -> list[list[int] | Refused]:
     """The tokens of every row of `load_inputs`; of chats, up to where the assistant is to speak.
 
-    Refused for rows that cannot be used: those that were refused when they were read, that the
-    template refuses, that have no tokens, more than the limit, or one of those that a tokenizer
-    has beyond its model's vocabulary. Chats need a template (`check_chats`).
+    limits: the most tokens, by the reason for it in words. Refused for rows that cannot be used:
+    those that were refused when they were read, that the template refuses, that have no tokens,
+    more than a limit, or one of those that a tokenizer has beyond its model's vocabulary. Chats
+    need a template (`check_chats`).
     """
     prompts: list[str | Refused]
     if chats := CHAT in rows.column_names:
@@ -51,20 +52,21 @@ def tokenize_prompts(
     else:
         found = tokenize_texts(tokenizer, texts, decoder_only)
     return [
-        _checked(prompt if reason is None else Refused(reason), ids, limit, vocabulary)
+        _checked(prompt if reason is None else Refused(reason), ids, limits, vocabulary)
         for prompt, reason, ids in zip(prompts, rows[REASON][:], found, strict=True)
     ]
 
 
 def _checked(
-    prompt: str | Refused, ids: list[int], limit: int | None, vocabulary: int | None
+    prompt: str | Refused, ids: list[int], limits: Mapping[str, int] | None, vocabulary: int | None
 ) -> list[int] | Refused:
     if isinstance(prompt, Refused):
         return prompt
     if not ids:
         return Refused("empty")
-    if limit is not None and len(ids) > limit:
-        return Refused(f"{len(ids)} source tokens, the target takes {limit}")
+    for words, most in (limits or {}).items():
+        if len(ids) > most:
+            return Refused(f"{len(ids)} tokens where {words}")
     if vocabulary is not None and max(ids) >= vocabulary:
         return Refused(f"token {max(ids)}, the target has {vocabulary} tokens")
     return ids

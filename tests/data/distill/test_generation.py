@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.data.distill.generation import generate_batch, needs_equal_lengths
+from drafttrain.data.distill.generation import Draws, generate_batch, needs_equal_lengths
+from drafttrain.decoding.types import Sampling
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
 
 PROMPTS = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] for i in range(10)]
 NEW = 16
 GREEDY = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW, "max_length": None}
-SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 0.95}
-SAMPLED |= {"min_p": 0.05}
+SAMPLING = Sampling(temperature=0.8, top_k=7, top_p=0.95, min_p=0.05)
 ENDS = [1, 15, 21, 25]
 
 
@@ -53,9 +53,10 @@ def test_a_row_of_a_batch_is_the_row_alone_and_is_generate(family, changes):
 def test_a_sampled_row_depends_on_its_own_numbers_alone(family):
     model = ending_model(family)
     uniforms = torch.rand(len(PROMPTS), NEW, dtype=torch.double, generator=torch.manual_seed(5))
-    batch = generate_batch(model, PROMPTS, SAMPLED, uniforms)
+    batch = generate_batch(model, PROMPTS, GREEDY, Draws(SAMPLING, uniforms))
     for i, prompt in enumerate(PROMPTS):
-        assert generate_batch(model, [prompt], SAMPLED, uniforms[i : i + 1]) == [batch[i]]
+        alone = Draws(SAMPLING, uniforms[i : i + 1])
+        assert generate_batch(model, [prompt], GREEDY, alone) == [batch[i]]
     assert len({len(tokens) for tokens in batch}) > 2
 
 

@@ -48,7 +48,7 @@ def test_prompts_without_room_for_the_output_are_skipped_by_number(family, tmp_p
     rows = rows_of(config.out)
     assert [row["reason"] for row in rows if row["status"] == "skipped"] == [
         "empty",
-        "5 tokens and 60 new ones, the target has 64 positions",
+        "5 tokens where 60 new ones leave 4 of the target's 64 positions",
     ]
 
 

@@ -79,17 +79,18 @@ def test_a_chat_is_rendered_once_with_special_tokens_once():
 
 def test_a_row_refused_when_it_was_read_stays_refused():
     words = tokenizer("<s> $A", TEMPLATE)
-    assert tokenize_prompts(words, chats([USER], []), decoder_only=True)[1] == Refused("empty")
+    assert tokenize_prompts(words, chats([USER], []), decoder_only=True)[1].reason == "empty"
 
 
 def test_plain_rows_go_without_the_template():
     rows = datasets.Dataset.from_dict({"row": [0], "source": ["a b"], "reason": [None]})
     words = tokenizer("<s> $A", TEMPLATE)
-    assert tokenize_prompts(words, rows, decoder_only=True, limit=3) == [[BOS, 7, 8]]
-    assert isinstance(tokenize_prompts(words, rows, decoder_only=True, limit=2)[0], Refused)
+    assert tokenize_prompts(words, rows, decoder_only=True, limits={"few fit": 3}) == [[BOS, 7, 8]]
+    [long] = tokenize_prompts(words, rows, decoder_only=True, limits={"few fit": 2})
+    assert long.reason == "3 tokens where few fit"
     assert tokenize_prompts(words, rows, decoder_only=True, vocabulary=9) == [[BOS, 7, 8]]
-    beyond = tokenize_prompts(words, rows, decoder_only=True, vocabulary=8)
-    assert beyond == [Refused("token 8, the target has 8 tokens")]
+    [beyond] = tokenize_prompts(words, rows, decoder_only=True, vocabulary=8)
+    assert beyond.reason == "token 8, the target has 8 tokens"
 
 
 def test_chats_need_a_template_and_a_decoder_only_target():
