@@ -109,30 +109,29 @@ def test_files_named_exist(page: Path):
             assert (page.parent / name).exists(), name
 
 
-@SETTLED_PAGE
-def test_commands_take_their_options_settings_and_files(page: Path, monkeypatch, capsys):
+@pytest.fixture
+def settings_alone(monkeypatch):
+    """Commands read their settings, and then end."""
     monkeypatch.setattr(options, "load_settings", read_and_leave)
     monkeypatch.setattr(cli, "call", lambda *_: None)
-    for words in commands(page.read_text(encoding="utf-8")):
-        shown = " ".join(words)
-        for word in words:
-            if re.fullmatch(r"(recipes|launch|benchmarks)/\w+\.\w+", word):
-                assert (ROOT / word).exists(), shown
-        subject, rest = called(words)
-        if subject is None:
-            continue
-        rest = list(takewhile(lambda word: word not in ("<", ">"), rest))
-        if subject.startswith("benchmarks/"):
-            check_names(subject, rest, shown)
-        elif rest and "my.yaml" not in rest and "distill.yaml" not in rest:
-            with pytest.raises(SystemExit) as end:
-                if subject.startswith("recipes/"):
-                    run_recipe(subject, rest)
-                else:
-                    cli.main([subject, *rest])
-            assert not end.value.code, f"{capsys.readouterr().err} in: {shown}"
-        elif not subject.startswith("recipes/"):
-            assert subject in typer.main.get_command(cli.app).commands, shown
+
+
+@SETTLED_PAGE
+def test_commands_take_their_options_settings_and_files(page: Path, settings_alone, capsys):
+    check_commands(page.read_text(encoding="utf-8"), capsys)
+
+
+@pytest.mark.parametrize("verb", typer.main.get_command(cli.app).commands)
+def test_examples_of_the_help_are_right(verb: str, settings_alone, capsys):
+    examples = typer.main.get_command(cli.app).commands[verb].help.split("Examples:")[1]
+    check_commands("\n\n" + examples.replace("\n  ", "\n      "), capsys)
+
+
+def test_the_example_of_the_readme_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    [code] = python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    exec(code, {})
+    assert capsys.readouterr().out.strip().endswith("tokens per target call")
 
 
 @PAGE
@@ -180,11 +179,15 @@ def test_python_imports_what_is_there(page: Path):
         exec(code, {})
 
 
-def test_recipes_tell_of_files_that_exist():
-    for recipe in sorted(ROOT.glob("recipes/*.yaml")):
-        head = re.findall("^#.*", recipe.read_text(encoding="utf-8"), re.MULTILINE)
-        for name in re.findall(rf"\b(?:{FOLDERS})/[\w/-]+\.(?:py|md|yaml)\b", "\n".join(head)):
-            assert (ROOT / name).exists(), f"{name} in {recipe.name}"
+RECIPES = sorted(ROOT.glob("recipes/*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_the_head_of_a_recipe_names_files_and_commands_that_exist(recipe, settings_alone, capsys):
+    head = "\n".join(re.findall("^#.*", recipe.read_text(encoding="utf-8"), re.MULTILINE))
+    for name in re.findall(rf"\b(?:{FOLDERS})/[\w/-]+\.(?:py|md|yaml)\b", head):
+        assert (ROOT / name).exists(), name
+    check_commands(re.sub("^#", "  ", head, flags=re.MULTILINE), capsys)
 
 
 def read_and_leave(kind, file=None, overrides=(), flags=None, fill=None) -> None:
@@ -193,6 +196,29 @@ def read_and_leave(kind, file=None, overrides=(), flags=None, fill=None) -> None
     if fill is None:
         load_settings(kind, file, overrides, flags)
     raise SystemExit(0)
+
+
+def check_commands(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands(text):
+        shown = " ".join(words)
+        for word in words:
+            if re.fullmatch(r"(recipes|launch|benchmarks)/\w+\.\w+", word):
+                assert (ROOT / word).exists(), shown
+        subject, rest = called(words)
+        if subject is None:
+            continue
+        rest = list(takewhile(lambda word: word not in ("<", ">"), rest))
+        if subject.startswith("benchmarks/"):
+            check_names(subject, rest, shown)
+        elif rest and not any(word.endswith(".yaml") and "/" not in word for word in rest):
+            with pytest.raises(SystemExit) as end:
+                if subject.startswith("recipes/"):
+                    run_recipe(subject, rest)
+                else:
+                    cli.main([subject, *rest])
+            assert not end.value.code, f"{capsys.readouterr().err} in: {shown}"
+        elif not subject.startswith("recipes/"):
+            assert subject in typer.main.get_command(cli.app).commands, shown
 
 
 def check_names(script: str, words: list[str], shown: str) -> None:
