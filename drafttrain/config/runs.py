@@ -100,8 +100,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> Run:
-    """The finished run in a folder, from its run.yaml."""
-    return Run(folder, validate_settings(_recipe_of(folder), merge_values(folder / "run.yaml")))
+    """The finished run in a folder, from its run.yaml. Raises ConfigError naming the file where
+    another version wrote settings that this one does not have."""
+    path = folder / "run.yaml"
+    try:
+        return Run(folder, validate_settings(_recipe_of(folder), merge_values(path)))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}: {error}; if another version of drafttrain wrote it, take these lines out of "
+            "the file, or train again"
+        ) from None
 
 
 def _recipe_of(run: Path) -> type[DistillingRecipe | HeadRecipe] | None:

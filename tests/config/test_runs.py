@@ -195,6 +195,14 @@ def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
     assert fill_from_run(values)["decode"]["stop"] == {"kind": "entropy"}
 
 
+def test_a_run_of_another_version_is_named_with_the_remedy(tmp_path):
+    run = finished_run(tmp_path)
+    with (run / "run.yaml").open("a") as file:
+        file.write("\nlonger_ago: 1\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml.*longer_ago.*take these lines out"):
+        fill_from_run({"decode": {"drafter": str(run)}})
+
+
 def test_a_run_stands_for_its_drafter_where_rows_are_distilled(tmp_path):
     run = finished_run(tmp_path)
     filled = fill_distill({"drafter": str(run), "method": "greedy"})
