@@ -33,16 +33,13 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import check_projection, states_before
 from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts, fit_slot_temperatures
-from drafttrain.models.drafters import reads_states
+from drafttrain.models.drafters import reads_states, vocabulary_size
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_tokenizer
 from drafttrain.models.spec_drafter.build import (
-    Copied,
     build,
     empty_drafter,
-    freeze_vocabulary,
     make_config,
-    vocabulary_of,
 )
 from drafttrain.models.spec_drafter.fusion import KnownOutputs, fit_fusion
 from drafttrain.models.spec_drafter.layout import PREFIX
@@ -82,13 +79,16 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
         return
     accelerator, target, rows, held_out = run
     drafter, copied = make_drafter(settings, config, target, rows)
-    accelerator.print(f"{drafter.num_parameters():,} parameters; {copied}")
+    trained = [name for name, one in drafter.named_parameters() if one.requires_grad]
+    new = [name for name in trained if name not in copied]
+    started = f"{len(copied)} copied from the target, {len(new)} new: {', '.join(new) or 'none'}"
+    accelerator.print(f"{drafter.num_parameters():,} parameters; {started}")
     if (few := config.draftable_tokens) is not None:
         accelerator.print(f"{len(few):,} of {drafter.shape.vocab_size:,} tokens can be drafted")
     task = make_task(settings, drafter, rows, held_out, target)
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
-        task = replace(task, slowed={f"model.{name}": share for name in copied.names})
+        task = replace(task, slowed={f"model.{name}": share for name in copied})
     if drafter.shape.fused_layer is not None:
         fitted = fit_fusion(drafter, target.model, first_outputs(task))
         accelerator.print(f"the fusion of the target's hidden states fitted to {fitted:,} tokens")
@@ -114,7 +114,7 @@ def make_drafter(
     config: PretrainedConfig,
     target: LoadedTarget,
     rows: datasets.Dataset,
-) -> tuple[SpecDrafter, Copied]:
+) -> tuple[SpecDrafter, list[str]]:
     """The drafter before training, and which of its parameters are copied from the target."""
     drafter = settings.drafter
     try:
@@ -133,14 +133,15 @@ def make_drafter(
         config.target |= of_it
     made, copied = build(config, target.model, drafter.initialise)
     if settings.objective.freeze_embeddings:
-        freeze_vocabulary(made)
+        for part in (made.embed_tokens, made.get_input_embeddings(), made.get_output_embeddings()):
+            part.requires_grad_(False)
     return made, copied
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) -> int | None:
     """The tokenizer's mask token, else an unused id of the vocabulary, else None: a row more."""
     mask = tokenizer.mask_token_id
-    size = vocabulary_of(target)
+    size = vocabulary_size(target)
     if mask is not None and mask != tokenizer.unk_token_id and mask < size:
         return mask
     return len(tokenizer) if len(tokenizer) < size else None

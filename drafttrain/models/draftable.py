@@ -29,3 +29,12 @@ def draftable_tokens(config: PretrainedConfig, vocabulary: int) -> Tensor | None
             f"{vocabulary}; delete them from its config.json, and it drafts all"
         )
     return found
+
+
+def places_of(labels: Tensor, draftable: Tensor | None, ignored: int) -> Tensor:
+    """Where tokens stand among the draftable ones, in rising order; `ignored` where they do not.
+    Shapes: labels [...], draftable [N] (None: all) -> [...]."""
+    if draftable is None:
+        return labels
+    places = torch.searchsorted(draftable, labels).clamp(max=len(draftable) - 1)
+    return torch.where(draftable[places] == labels, places, ignored)

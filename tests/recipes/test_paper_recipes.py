@@ -63,7 +63,7 @@ def test_recipe_of_the_paper_runs_on_a_sample(
         *case.overrides,
     ]
     assert exit_code(train_spec_drafter.main, "--config", str(config), *local) == 0
-    assert ("; 0 parameters copied" not in capsys.readouterr().out) == case.copies
+    assert ("; 0 copied from the target" not in capsys.readouterr().out) == case.copies
     manifest = json.loads((tmp_path / "run" / "distilled" / "manifest.json").read_text())
     assert manifest["counts"]["ok"] == ROWS
     drafter = SpecDrafter.from_pretrained(tmp_path / "run" / "final")

@@ -65,7 +65,7 @@ class BlockDrafter(Drafter):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Scores of every token, before previous-token features. Shapes: [..., D] -> [..., V]."""
-        return self.model.project(hidden)
+        return self.model.logits(hidden)
 
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
@@ -77,7 +77,7 @@ class BlockDrafter(Drafter):
         encoded = None
         if shape.encoder == "target":
             [encoded] = given_encoding([source])
-            encoded = group_means(encoded.to(self.model.dtype), shape.source_pooling)
+            encoded, _ = group_means(encoded.to(self.model.dtype), shape.source_pooling)
         return replace(source, encoded=encoded)
 
     def slots_all(
@@ -188,5 +188,5 @@ class BlockSession(SlotSession):
 def link_of(model: SpecDrafter) -> Link:
     """A Spec-Drafter's previous-token features of every token."""
     every = torch.arange(model.shape.vocab_size, device=model.device)
-    features = model.previous_token.features(model.embed_previous(every))
+    features = model.previous_token.features(model.embed_tokens(every))
     return Link(model.previous_token.hidden, model.previous_token_rows(), features)

@@ -30,7 +30,7 @@ def block_rows(
     Shapes: -> [L, k, V].
     """
     states, previous = block_states(model, source, target_ids, given, before)
-    alone = model.project(states)
+    alone = model.logits(states)
     if model.previous_token is None:
         return alone
     best = Candidates(states, alone, None).tokens

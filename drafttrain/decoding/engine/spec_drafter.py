@@ -14,7 +14,7 @@ from drafttrain.decoding.engine.cache import KeysValues
 from drafttrain.decoding.engine.forward import BatchedCall, TransformersBody, cache_of
 from drafttrain.models.spec_drafter.layout import Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from drafttrain.models.spec_drafter.pooling import group_means, masked_group_means
+from drafttrain.models.spec_drafter.pooling import group_means
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Encoded:
     states: Tensor
     """[B, S, D]"""
     mask: Tensor | None
-    """[B, S] 1 where a state is; None: everywhere."""
+    """[B, S] true where a state is; None: everywhere."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,7 @@ class RowReader:
         if self.model.shape.encoder == "own":
             return Encoded(self.model.get_encoder()(input_ids=source, attention_mask=mask)[0], mask)
         states, size = source.to(self.model.dtype), self.model.shape.source_pooling
-        if mask is None:
-            return Encoded(group_means(states, size), None)
-        states, there = masked_group_means(states, mask.bool(), size)
-        return Encoded(states, there.long())
+        return Encoded(*group_means(states, size, None if mask is None else mask.bool()))
 
     def __call__(
         self,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.models.draft_states import state_size
+from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.language_models import SPECIAL_TOKENS, shallow_config, spread
 from drafttrain.models.spec_drafter.model import SpecDrafter, class_of, family_class
 from drafttrain.models.spec_drafter.shape import DraftShape, mark
@@ -80,7 +79,7 @@ def make_config(
         )
     encoder = _choose_encoder(target, settings)
     config = _of_depth(target, settings, 0 if encoder == "target" else None)
-    vocabulary = vocabulary_of(target)
+    vocabulary = vocabulary_size(target)
     if mask_id is None:
         mask_id = vocabulary
         _set_vocabulary(config, vocabulary + 1)
@@ -112,12 +111,6 @@ def make_config(
     config.state_width = state_size(target, "token") if settings.target_states else None
     config.draftable_tokens = None
     return config
-
-
-def vocabulary_of(target: PretrainedConfig) -> int:
-    """Tokens that a target's decoder knows."""
-    config = target.get_text_config(decoder=True)
-    return getattr(config, "decoder_vocab_size", None) or config.vocab_size
 
 
 def _parts(config: PretrainedConfig) -> list[PretrainedConfig]:
@@ -201,20 +194,6 @@ def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
     return chosen
 
 
-@dataclass(frozen=True)
-class Copied:
-    """Which parameters start from the target's weights. Names are the drafter's own."""
-
-    names: Sequence[str]
-    at_random: Sequence[str]
-
-    def __str__(self) -> str:
-        line = f"{len(self.names)} parameters copied from the target"
-        if not self.at_random:
-            return line
-        return f"{line}, {len(self.at_random)} new: {', '.join(self.at_random)}"
-
-
 def empty_drafter(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> SpecDrafter:
     """A Spec-Drafter with random weights; it corrects and fuses nothing yet."""
     kind = class_of(config)
@@ -238,24 +217,24 @@ def build(
     target: PreTrainedModel,
     initialise: str,
     dtype: torch.dtype = torch.float32,
-) -> tuple[SpecDrafter, Copied]:
-    """A target's Spec-Drafter before training, in train mode; random weights are drawn
-    from torch's generator. initialise: none, encoder (with embeddings and output) or both.
+) -> tuple[SpecDrafter, list[str]]:
+    """A target's Spec-Drafter before training, in train mode, and the names of the trained
+    parameters that are copies of the target's; others are drawn from torch's generator.
+    initialise: none, encoder (with embeddings and output) or both.
 
     Raises ConfigError where a weight has another shape than the target's.
     """
-    drafter, names = empty_drafter(config, dtype), set()
+    drafter, names = empty_drafter(config, dtype), []
     if initialise != "none":
         _untie(drafter, target)
-        names = set(_copy(drafter, target, initialise))
+        names = _copy(drafter, target, initialise)
     if drafter.shape.encoder == "target":  # its own is never called
         used = (drafter.get_decoder(), drafter.get_output_embeddings())
         held = {id(one) for part in used for one in part.parameters()}
         for parameter in drafter.get_encoder().parameters():
             parameter.requires_grad_(parameter.requires_grad and id(parameter) in held)
-    trained = [name for name, one in drafter.named_parameters() if one.requires_grad]
-    copied = [name for name in trained if name in names]
-    return drafter.train(), Copied(copied, [name for name in trained if name not in names])
+    trained = {name for name, one in drafter.named_parameters() if one.requires_grad}
+    return drafter.train(), [name for name in names if name in trained]
 
 
 def _untie(drafter: SpecDrafter, target: PreTrainedModel) -> None:
@@ -276,31 +255,18 @@ def _copy(drafter: SpecDrafter, target: PreTrainedModel, initialise: str) -> lis
     taken = taken_layers(drafter.config, target.config)
     names = []
     for name, value in own.items():
-        source = _source_of(name, taken, theirs)
-        if source is None or (initialise == "encoder" and _is_decoder_layer(name)):
-            continue
-        _fill(value, theirs[source], name, source)
-        names.append(name)
+        source = name
+        if found := LAYER.fullmatch(name):
+            stem, part, number, rest = found.groups()
+            if initialise == "encoder" and part == "decoder":
+                continue
+            source = f"{stem}{taken[part][int(number)]}{rest}"
+            if source not in theirs and name.endswith(FIRST_LAYER_ONLY):
+                source = f"{stem}0{rest}"
+        if source in theirs:
+            _fill(value, theirs[source], name, source)
+            names.append(name)
     return names
-
-
-def _is_decoder_layer(name: str) -> bool:
-    found = LAYER.fullmatch(name)
-    return found is not None and found[2] == "decoder"
-
-
-def _source_of(
-    name: str, taken: Mapping[str, Sequence[int]], theirs: Mapping[str, Tensor]
-) -> str | None:
-    """The target's weight that one of the drafter's is a copy of; None: it has none."""
-    found = LAYER.fullmatch(name)
-    if found is not None:
-        stem, part, number, rest = found.groups()
-        name_there = f"{stem}{taken[part][int(number)]}{rest}"
-        if name_there not in theirs and name.endswith(FIRST_LAYER_ONLY):
-            name_there = f"{stem}0{rest}"
-        return name_there if name_there in theirs else None
-    return name if name in theirs else None
 
 
 def _fill(own: Tensor, value: Tensor, name: str, source: str) -> None:
@@ -315,10 +281,3 @@ def _fill(own: Tensor, value: Tensor, name: str, source: str) -> None:
             f"target has {tuple(value.shape)}; give drafter.initialise=none"
         )
     own.copy_(value)
-
-
-def freeze_vocabulary(drafter: SpecDrafter) -> None:
-    """Leave embeddings and output projection out of training."""
-    inputs, output = drafter.get_input_embeddings(), drafter.get_output_embeddings()
-    for part in (drafter.embed_tokens, inputs, output):
-        part.requires_grad_(False)

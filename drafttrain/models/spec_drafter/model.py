@@ -15,7 +15,6 @@ from __future__ import annotations
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
@@ -26,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from drafttrain.models.draftable import UNDRAFTED, draftable_tokens
+from drafttrain.models.draftable import UNDRAFTED, draftable_tokens, places_of
 from drafttrain.models.previous_token import PreviousToken
 from drafttrain.models.spec_drafter.fusion import StateFusion
 from drafttrain.models.spec_drafter.shape import shape_of
@@ -63,48 +62,28 @@ class SpecDrafter(Base):
         """The decoder's token embeddings."""
         return self.get_decoder().embed_tokens
 
-    def embed_previous(self, tokens: Tensor) -> Tensor:
-        """Embeddings that previous-token features are made of. Shapes: [...] -> [..., D]."""
-        return self.embed_tokens(tokens)
-
-    def output_rows(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [N, D] and bias [N] of the output projection, of the draftable tokens."""
-        output = self.get_output_embeddings()
-        weight, biases = output.weight, [getattr(output, "bias", None)]
-        biases.append(getattr(self, "final_logits_bias", None))
-        given = [bias.reshape(-1) for bias in biases if bias is not None]
-        bias = sum(given[1:], given[0]) if given else None
-        if self.draftable is None:
-            size = self.shape.vocab_size
-            return weight[:size], None if bias is None else bias[:size]
-        chosen = self.draftable.to(weight.device)
-        return weight[chosen], None if bias is None else bias[chosen]
-
-    def draftable_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
+    def draftable_logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
         """Scores of the tokens that can be drafted, given the token before each prediction.
 
-        Previous-token features correct hidden first (`PreviousToken`).
-        Shapes: hidden [..., D], previous [...] -> [..., N].
+        Previous-token features correct hidden first (`PreviousToken`); previous = None: they do
+        not. Shapes: hidden [..., D], previous [...] -> [..., N].
         """
-        if self.previous_token is not None:
-            hidden = self.previous_token(hidden, self.embed_previous(previous))
-        return self._project(hidden)
+        if self.previous_token is not None and previous is not None:
+            hidden = self.previous_token(hidden, self.embed_tokens(previous))
+        output, scale = self.get_output_embeddings(), self.shape.logit_scale
+        chosen: Any = slice(self.shape.vocab_size)
+        if self.draftable is not None:
+            chosen = self.draftable.to(output.weight.device)
+        biases = (getattr(output, "bias", None), getattr(self, "final_logits_bias", None))
+        given = [bias.reshape(-1)[chosen] for bias in biases if bias is not None]
+        hidden = hidden if scale == 1.0 else hidden * scale
+        bias = sum(given[1:], given[0]) if given else None
+        return F.linear(hidden, output.weight[chosen], bias)
 
-    def logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """`draftable_logits` among all tokens' scores. Shapes: [..., D], [...] -> [..., V]."""
-        return self.spread(self.draftable_logits(hidden, previous))
-
-    def project(self, hidden: Tensor) -> Tensor:
-        """Scores of all tokens without previous-token features. Shapes: [..., D] -> [..., V]."""
-        return self.spread(self._project(hidden))
-
-    def _project(self, hidden: Tensor) -> Tensor:
-        scale = self.shape.logit_scale
-        return F.linear(hidden if scale == 1.0 else hidden * scale, *self.output_rows())
-
-    def spread(self, logits: Tensor) -> Tensor:
-        """Scores of draftable tokens among those of all tokens, which are `UNDRAFTED`.
-        Shapes: [..., N] -> [..., V]."""
+    def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
+        """`draftable_logits` among all tokens' scores, the others' `UNDRAFTED`.
+        Shapes: [..., D], [...] -> [..., V]."""
+        logits = self.draftable_logits(hidden, previous)
         if self.draftable is None:
             return logits
         every = logits.new_full((*logits.shape[:-1], self.shape.vocab_size), UNDRAFTED)
@@ -112,14 +91,8 @@ class SpecDrafter(Base):
 
     def draftable_labels(self, labels: Tensor, ignored: int) -> Tensor:
         """The index of each label among the draftable tokens; `ignored` where it is none. [...]"""
-        if self.draftable is None:
-            return labels
-        index = torch.full((self.shape.vocab_size,), ignored, device=labels.device)
-        index[self.draftable.to(labels.device)] = torch.arange(
-            len(self.draftable), device=labels.device
-        )
-        known = labels != ignored
-        return torch.where(known, index[labels.where(known, 0)], ignored)
+        drafted = self.draftable
+        return places_of(labels, None if drafted is None else drafted.to(labels.device), ignored)
 
     def previous_token_rows(self) -> Tensor:
         """What one unit of the correction adds to each token's score. Shapes: -> [V, rank]."""

@@ -19,6 +19,7 @@ from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import exact_enough
+from drafttrain.models.draftable import places_of
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.divergences import DIVERGENCES, merged_rows
 from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
@@ -76,10 +77,7 @@ class FollowTarget(nn.Module):
 
     def places(self, labels: Tensor) -> Tensor:
         """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""
-        if self.draftable is None:
-            return labels
-        places = torch.searchsorted(self.draftable, labels).clamp(max=len(self.draftable) - 1)
-        return torch.where(self.draftable[places] == labels, places, IGNORED)
+        return places_of(labels, self.draftable, IGNORED)
 
     def tokens(self, places: Tensor) -> Tensor:
         """Tokens of the vocabulary by their places among those that can be drafted."""

@@ -180,7 +180,7 @@ def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
 def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
     drafter = toy_drafter(slots="anchored")
     assert drafter.model.shape.mask_id == 4
-    assert drafter.model.project(torch.randn(2, 8, dtype=torch.float64)).shape == (2, 4)
+    assert drafter.model.logits(torch.randn(2, 8, dtype=torch.float64)).shape == (2, 4)
 
 
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
@@ -318,7 +318,7 @@ def test_scores_of_few_tokens_follow_their_weights() -> None:
     def scores() -> torch.Tensor:
         state = drafter.encode_all([source])[0]
         [(hidden, logits)] = drafter.slots_all([(state, torch.tensor([]), 3, None)])
-        torch.testing.assert_close(logits, drafter.model.project(hidden).to(logits))
+        torch.testing.assert_close(logits, drafter.model.logits(hidden).to(logits))
         return logits
 
     before = scores()
