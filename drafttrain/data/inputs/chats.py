@@ -47,10 +47,8 @@ class Chat:
 
 
 def text_of(value: Any, blank: bool = False) -> str:
-    """The text of a cell, without a byte-order mark; of a list, of its first element. blank: texts
-    may be empty, and numbers are texts. Raises Refused."""
-    if isinstance(value, list):
-        value = value[0] if value else None
+    """The text of a cell, without a byte-order mark. blank: texts may be empty, and numbers are
+    texts. Raises Refused."""
     if blank and isinstance(value, int | float):
         value = str(value)
     if value is None:
@@ -68,9 +66,10 @@ def text_of(value: Any, blank: bool = False) -> str:
 
 
 def reference_of(value: Any) -> str | None:
-    """The text of a reference, which may be empty; None for what is no text."""
+    """The text of a reference, which may be empty, or the first of several; None for what is no
+    text."""
     with suppress(Refused):
-        return text_of(value, blank=True)
+        return text_of(value[0] if isinstance(value, list) and value else value, blank=True)
     return None
 
 

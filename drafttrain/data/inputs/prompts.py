@@ -185,6 +185,9 @@ def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
                 raise ValueError(f"Unknown split {split!r}: a file has 'train' alone")
             lines = [json.dumps(one) for one in found]
             return datasets.Dataset.from_dict({LINE: lines})
+        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+            if not file.read(1):  # `datasets` has no rows without an example
+                return datasets.Dataset.from_dict({"text": []})
         lines = datasets.load_dataset("text", data_files=path, split=split)
         if kind not in (".json", ".jsonl"):
             return lines

@@ -153,7 +153,7 @@ def as_inputs(
 
 def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:
     """What is read of a row as its input; a chat may be JSON in a text. Raises Refused for a row
-    that the template does not fit."""
+    that the template does not fit, and for a list of texts that are no turns."""
     if config.template is not None:
         return _fill(config.template, row)
     value = row.get(columns.input)
@@ -161,6 +161,13 @@ def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:
         return value.get(config.source_language)
     if columns.input in CHAT_COLUMNS and isinstance(found := from_json(value), list):
         return found
+    if isinstance(value, list) and not is_chat(value):
+        if len(value) > 1 and columns.input != "turns":
+            raise Refused(
+                f"a list of {len(value)}, not a text; give data.input_column, or one of them as "
+                f"data.template={{{columns.input}[0]}}"
+            )
+        return value[0] if value else None
     return value
 
 

@@ -242,9 +242,15 @@ def test_of_several_turns_the_first_is_the_prompt(tmp_path):
     ]
 
 
+def test_of_other_lists_one_text_is_read_and_several_are_skipped(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"source": ["a"]}\n{"source": ["b", "c"]}\n')
+    assert [row["source"] for row in load(path)] == ["a"]
+    assert [row["source"] for row in load(path, template="{source[0]}")] == ["a", "b"]
+
+
 MISTAKES = {
     "missing": ("nowhere.jsonl", None, {}, r"no such file"),
-    "empty": ("a.txt", "", {}, r"cannot be read|holds no rows"),
+    "empty": ("a.txt", "", {}, r"holds no rows"),
     "unknown column": ("a.csv", "text,n\nx,1\n", {"input_column": "txt"}, r"'txt'.*text, n"),
     "no json at all": ("a.jsonl", "prompt: x\ny\n", {}, r"no row of .*a.jsonl.*no JSON"),
     "no text at all": (
