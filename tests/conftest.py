@@ -23,7 +23,7 @@ torch.set_num_threads(THREADS)
 
 TESTS = Path(__file__).parent
 END_TO_END = ("benchmarks", "commands", "faults", "recipes")
-END_TO_END += ("test_docs.py", "test_extending.py", "test_launch.py")
+END_TO_END += ("test_docs.py", "test_extending.py", "test_launch.py", "test_page_commands.py")
 """Folders and files whose tests run commands, recipes, launches and pages from start to end."""
 
 
