@@ -23,6 +23,7 @@ from drafttrain.config.commands import DistillConfig, ExportConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
+from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import Manifest, load_distilled
@@ -173,7 +174,7 @@ def train_shortly(run: Path, steps: int) -> None:
     lengths = np.array([len(row["source_ids"]) + len(row["target_ids"]) for row in rows]) + 6
     task = Task(
         MaskPredict(drafter, ObjectiveConfig()),
-        datasets.Dataset.from_list(rows),
+        Examples(datasets.Dataset.from_list(rows)),
         lengths,
         collator(drafter, 2),
     )
