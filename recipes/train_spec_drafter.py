@@ -35,7 +35,7 @@ from drafttrain.decoding.engine.teacher_forcing import check_projection, states_
 from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts, fit_slot_temperatures
 from drafttrain.models.drafters import reads_states, vocabulary_size
 from drafttrain.models.identity import hash_target
-from drafttrain.models.loading import LoadedTarget, check_seq2seq, load_tokenizer
+from drafttrain.models.loading import LoadedTarget, check_target, load_tokenizer
 from drafttrain.models.spec_drafter.build import (
     build,
     empty_drafter,
@@ -64,7 +64,7 @@ FITTED_AT_ONCE, FITTED_SEED = 32, 1
 
 @recipe_command(SpecDrafterRecipe, "recipes/quickstart.yaml")
 def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
-    target_config = check_seq2seq(settings.target)
+    target_config = check_target(settings.target)
     tokenizer = load_tokenizer(settings.target)
     mask_id = choose_mask(tokenizer, target_config)
     try:

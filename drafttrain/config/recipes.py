@@ -262,12 +262,9 @@ class CausalDrafterShape(Config):
 class CausalStart(Config):
     """What a causal drafter starts from: layers of its target, or another model."""
 
-    layers: Annotated[
-        Literal["first", "last", "even"] | tuple[FewOrZero, ...],
-        CountsFor("path=null"),
-    ] = "even"
-    """Which of the target's layers it copies: first, last or evenly spaced ones, or a list,
-    counted from 0; and its embeddings, final norm and output projection."""
+    layers: Annotated[Literal["even"] | tuple[FewOrZero, ...], CountsFor("path=null")] = "even"
+    """Which of the target's layers it copies: evenly spaced ones, or a list, counted from 0; and
+    its embeddings, final norm and output projection."""
     path: str | None = None
     """A language model with the target's tokens to start from, instead of the target's layers."""
 

@@ -15,9 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig
+from drafttrain.config.recipes import (
+    CausalDrafterRecipe,
+    FollowTargetConfig,
+    StateDrafterRecipe,
+)
 from drafttrain.models.draftable import draftable_tokens
-from drafttrain.models.drafters import check_tokenizers
+from drafttrain.models.drafters import check_tokenizers, vocabulary_size
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,
     layer_stem,
@@ -26,7 +30,7 @@ from drafttrain.models.language_models import (
     take_layers,
 )
 from drafttrain.models.loading import check_target, is_language_model, read_config
-from drafttrain.models.target_embeddings import lacks_embeddings, leave_out_embeddings, read_whole
+from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 from drafttrain.models.weight_files import read_weights
 
 LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
@@ -36,46 +40,48 @@ LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
 def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
     """The target's config.json, once all is checked that is known without weights.
 
-    Raises ConfigError for targets that are not decoder-only, starts that do not fit the target, and
-    for objectives that train nothing.
+    Raises ConfigError as `check_follower`, and for starts that do not fit the target.
     """
-    target = check_target(settings.target)
-    if target.is_encoder_decoder:
-        raise ConfigError(
-            f"target.path = {settings.target.path!r} is an encoder-decoder model, but causal "
-            "drafters are trained for decoder-only ones; start from recipes/seq2seq.yaml"
-        )
+    target = check_follower(settings)
     if settings.initialise.path is not None:
         _check_start(settings)
     else:
         chosen_layers(settings, target)
-    follows = check_losses(settings.objective)
-    if settings.teacher.kind == "cached" and not follows:
+    weights = settings.objective.model_dump(include=LOSSES - {"cross_entropy"})
+    if settings.teacher.kind == "cached" and not any(weights.values()):
         raise ConfigError(
             "teacher.kind = 'cached' counts for divergences from the target's rows, but "
             "objective.cross_entropy alone has a weight; leave it out, or give one, as "
             "objective.forward_kl=1"
         )
     _check_embeddings(settings)
-    size, wanted = target.get_text_config(decoder=True).vocab_size, settings.drafter.output_tokens
-    if wanted is not None and wanted > size:
+    return target
+
+
+def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> PretrainedConfig:
+    """The target's config.json, after what recipes of drafters for decoder-only targets check.
+
+    Raises ConfigError for other targets, for more tokens to draft than they have, and for
+    objectives that train nothing.
+    """
+    target, wanted = check_target(settings.target), settings.drafter.output_tokens
+    if target.is_encoder_decoder:
+        raise ConfigError(
+            f"target.path = {settings.target.path!r} is an encoder-decoder model, but this recipe "
+            "is for decoder-only ones; start from recipes/seq2seq.yaml"
+        )
+    if wanted is not None and wanted > (size := vocabulary_size(target)):
         raise ConfigError(
             f"drafter.output_tokens = {wanted} is more than the target's {size} tokens; give "
             "fewer, or leave it out"
         )
-    return target
-
-
-def check_losses(objective: FollowTargetConfig) -> bool:
-    """Whether divergences from the target's rows are asked for. Raises ConfigError where nothing
-    is learned."""
-    weights = objective.model_dump(include=LOSSES)
+    weights = settings.objective.model_dump(include=LOSSES)
     if not any(weights.values()):
         raise ConfigError(
             f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "
             "them a weight"
         )
-    return any(weight for name, weight in weights.items() if name != "cross_entropy")
+    return target
 
 
 def _check_embeddings(settings: CausalDrafterRecipe) -> None:
@@ -132,9 +138,7 @@ def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> li
             f"drafter.layers = {count} is more than the target's {depth}, which the drafter is "
             "made of; ask for as many or fewer"
         )
-    if how == "even":
-        return spread(count, depth)
-    return list(range(count)) if how == "first" else list(range(depth - count, depth))
+    return spread(count, depth)
 
 
 def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PreTrainedModel:
@@ -177,7 +181,7 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
     drafter.config.target = settings.target.recorded()
     if settings.drafter.embeddings == "target":
-        leave_out_embeddings(drafter, target)
+        drafter.config.embeddings = "target"
     tokens = {name: getattr(target.generation_config, name, None) for name in SPECIAL_TOKENS}
     drafter.generation_config = GenerationConfig(**tokens)
     return drafter.eval()

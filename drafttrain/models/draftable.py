@@ -36,5 +36,5 @@ def places_of(labels: Tensor, draftable: Tensor | None, ignored: int) -> Tensor:
     Shapes: labels [...], draftable [N] (None: all) -> [...]."""
     if draftable is None:
         return labels
-    places = torch.searchsorted(draftable, labels).clamp(max=len(draftable) - 1)
+    places = torch.searchsorted(draftable, labels.contiguous()).clamp(max=len(draftable) - 1)
     return torch.where(draftable[places] == labels, places, ignored)

@@ -12,6 +12,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import (
     KINDS,
     SPEC_DRAFTER,
+    STATE_DRAFTER,
     DrafterKind,
     in_words,
     kind_of,
@@ -28,7 +29,6 @@ from drafttrain.models.loading import (
     read_tokenizer,
 )
 from drafttrain.models.spec_drafter.shape import shape_of
-from drafttrain.models.state_drafter import check_read_layers
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 from drafttrain.models.weight_files import check_weight_files, read_weights
 
@@ -116,11 +116,18 @@ def check_fit(
     """Whether a drafter could draft for a target, by both config.json alone.
 
     The names are what messages call them; same_size: vocabularies must be as large. Raises
-    ConfigError where only one of the two has an encoder, or where their vocabularies, or the states
-    that the drafter reads, differ in size.
+    ConfigError where only one of the two has an encoder, where their vocabularies, or the states
+    that the drafter reads, differ in size, and for layers to read that the target has not.
     """
     kind = kind_of(drafter)
-    check_read_layers(drafter, target, drafter_name, target_name)
+    if kind is STATE_DRAFTER:
+        depth = target.get_text_config(decoder=True).num_hidden_layers
+        read = [*drafter.context_layers, *drafter.state_layers]
+        if strays := [layer for layer in read if not -1 <= layer < depth]:
+            raise ConfigError(
+                f"{drafter_name} reads layer {strays[0]} of its target, but {target_name} has "
+                f"layers 0 to {depth - 1}; give the target that it was trained for"
+            )
     if drafter.is_encoder_decoder != target.is_encoder_decoder:
         shape, wanted = f"{_shape(drafter)} ({drafter.model_type!r})", _shape(target)
         found = shape if kind.runs_as_targets else f"{kind.words} for {_shape(drafter)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -57,14 +56,6 @@ def hash_target(target: nn.Module) -> dict[str, str]:
     return {name: hash_weights(target, getattr(torch, name)) for name in HASHED_TYPES}
 
 
-def is_hashed(model: nn.Module, wanted: Mapping[str, str], dtype: torch.dtype) -> bool:
-    """Whether a model's weights, as if loaded in some type, have the hash of that type
-    (`hash_target`); the type given is tried first."""
-    own = str(dtype).removeprefix("torch.")
-    types = sorted(wanted.keys() & set(HASHED_TYPES), key=lambda name: name != own)
-    return any(hash_weights(model, getattr(torch, name)) == wanted[name] for name in types)
-
-
 def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: str) -> None:
     """The target's weights must be those that a drafter which reads its states was trained on.
 
@@ -78,7 +69,9 @@ def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: 
             f"{name!r} ({kind.words}) does not say which target it was trained on, whose states it "
             "reads; train it again"
         )
-    if not is_hashed(target, wanted, target.dtype):
+    own = str(target.dtype).removeprefix("torch.")
+    types = sorted(wanted.keys() & set(HASHED_TYPES), key=lambda name: name != own)
+    if all(hash_weights(target, getattr(torch, name)) != wanted[name] for name in types):
         raise ConfigError(
             f"{name!r} ({kind.words}) was trained on target {trained_on.get('path')!r} with other "
             "weights than the target given, whose states it reads; train one for this target, or "

@@ -38,7 +38,7 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.languages import choose_languages, generation_settings
-from drafttrain.models.speech import check_speech, hears, prepare_speech
+from drafttrain.models.speech import ask, check_speech, hears
 from drafttrain.models.weight_files import (
     check_weight_files,
     first_line,
@@ -81,7 +81,8 @@ def load_target(config: TargetConfig) -> LoadedTarget:
         dtype=getattr(torch, config.dtype),
         trust_remote_code=config.trust_remote_code,
     )
-    prepare_speech(model, config)
+    if processor is not None:
+        ask(model.generation_config, config)
     choose_languages(tokenizer, model.generation_config, config)
     return LoadedTarget(model.to(device).eval(), tokenizer, config.path, processor)
 
@@ -173,22 +174,6 @@ def check_target(config: TargetConfig) -> PretrainedConfig:
         )
     check_speech(config, model_config)
     check_weight_files(config.path, name, config.revision)
-    return model_config
-
-
-def check_seq2seq(config: TargetConfig) -> PretrainedConfig:
-    """Refuse what is no encoder-decoder language model, from config.json alone.
-
-    For Spec-Drafters: they encode the source by themselves, or read the target's encoder, and start
-    from the target's layers. Returns the model's configuration. Raises ConfigError.
-    """
-    model_config = check_target(config)
-    if not model_config.is_encoder_decoder:
-        raise ConfigError(
-            f"target.path = {config.path!r} is a {model_config.model_type!r} model, not an "
-            "encoder-decoder language model; a Spec-Drafter starts from a target's encoder and "
-            "decoder (T5, BART, Marian, ...)"
-        )
     return model_config
 
 

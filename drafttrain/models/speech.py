@@ -8,7 +8,6 @@ from transformers import (
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
     GenerationConfig,
     PretrainedConfig,
-    PreTrainedModel,
 )
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
@@ -91,9 +90,3 @@ def language_token(language: str, known: Mapping[str, int]) -> int:
     raise ValueError(
         f"target.language = {language!r} is no language of this target; give one of: {codes}"
     )
-
-
-def prepare_speech(model: PreTrainedModel, config: TargetConfig) -> None:
-    """Let a loaded target decode as asked for; other models are left alone."""
-    if hears(model.config):
-        ask(model.generation_config, config)

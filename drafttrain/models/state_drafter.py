@@ -20,7 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, DynamicCache, PretrainedConfig, PreTrainedModel
 
+from drafttrain import __version__
 from drafttrain.config.base import ConfigError
+from drafttrain.config.recipes import StateDrafterRecipe
+from drafttrain.models.causal_drafter import check_follower
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,
     layer_stem,
@@ -189,20 +192,34 @@ def check_own_layers(config: PretrainedConfig, name: str) -> None:
         )
 
 
-def check_read_layers(
-    drafter: PretrainedConfig, target: PretrainedConfig, drafter_name: str, target_name: str
-) -> None:
-    """Whether a target has the layers that a state drafter reads; says nothing of others. Raises
-    ConfigError."""
-    if not isinstance(drafter, StateDrafterConfig):
-        return
+def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, StateDrafterConfig]:
+    """The target's config.json and the drafter's, once all is checked that is known without
+    weights.
+
+    Raises ConfigError as `check_follower`, and for layers that the target has not.
+    """
+    target, asked = check_follower(settings), settings.drafter
     depth = target.get_text_config(decoder=True).num_hidden_layers
-    strays = [n for n in (*drafter.context_layers, *drafter.state_layers) if not -1 <= n < depth]
-    if strays:
+    layers, states = asked.layers, asked.states
+    if layers is None:
+        layers = tuple(range(max(0, depth - 2), depth))
+    if not layers or max(layers) >= depth:
         raise ConfigError(
-            f"{drafter_name} reads layer {strays[0]} of its target, but {target_name} has layers 0 "
-            f"to {depth - 1}; give the target that it was trained for"
+            f"drafter.layers = {list(layers)}: give layers of the target's, 0 to {depth - 1}"
         )
+    if states is None:
+        before = {depth // 4, 2 * depth // 3, max(0, layers[0] - 1)}
+        states = (*sorted(before), -1)
+    if not states or not all(-1 <= layer < depth for layer in states):
+        raise ConfigError(
+            f"drafter.states = {list(states)}: give layers of the target's, 0 to {depth - 1}, or "
+            "-1 for its last hidden state"
+        )
+    shape = {"k": asked.k, "previous_token_rank": asked.previous_token_rank}
+    config = make_config(target, layers, states, **shape)
+    config.target = settings.target.recorded()
+    config.drafttrain_version = __version__
+    return target, config
 
 
 def make_config(

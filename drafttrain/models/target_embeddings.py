@@ -10,7 +10,6 @@ is an ordinary model; saved again (`drafttrain export`), it is whole.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from drafttrain.config.base import ConfigError
-from drafttrain.models.identity import hash_target, is_hashed
 from drafttrain.models.weight_files import check_finite, read_weights
 
 
 def lacks_embeddings(config: PretrainedConfig) -> bool:
     """Whether a drafter's folder holds no embeddings and no output projection."""
     return getattr(config, "embeddings", None) == "target"
-
-
-def leave_out_embeddings(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Note in a drafter's settings that these are its target's, and which they are."""
-    found = {"embeddings_sha256": hash_target(_parts(target))}
-    drafter.config.embeddings, drafter.config.target = "target", drafter.config.target | found
 
 
 def saved_weights(model: PreTrainedModel) -> dict[str, Tensor] | None:
@@ -67,7 +59,6 @@ def read_whole(
     else:
         _take_embeddings(drafter, target, shared, name)
     check_finite(_parts(drafter), f"{name}, with its target's embeddings")
-    _say_if_others(drafter, name)
     del drafter.config.embeddings
     return drafter
 
@@ -86,18 +77,6 @@ def _take_embeddings(
         drafter.set_output_embeddings(target.get_output_embeddings())
     else:
         _parts(drafter).load_state_dict(_parts(target).state_dict())
-
-
-def _say_if_others(drafter: PreTrainedModel, name: str) -> None:
-    """A line where the target's embeddings are not those of training (a finetuned or quantised
-    sibling's): what is decoded stays exact, but fewer drafts may be accepted."""
-    wanted = drafter.config.target.get("embeddings_sha256") or {}
-    if not is_hashed(_parts(drafter), wanted, drafter.dtype):
-        print(
-            f"{name} was trained with other embeddings than this target's; outputs stay exact, but "
-            "fewer drafts may be accepted",
-            file=sys.stderr,
-        )
 
 
 @torch.no_grad()

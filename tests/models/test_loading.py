@@ -28,7 +28,6 @@ from drafttrain.models.loading import (
     LoadedTarget,
     cache_for_generate,
     cache_is_deep_enough,
-    check_seq2seq,
     check_target,
     choose_device,
     load_processor,
@@ -161,9 +160,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("check", "kind", "words"),
     [
-        (check_seq2seq, "gpt2", "'gpt2' model, not an encoder"),
-        (check_seq2seq, "bert", "'bert' model, not an encoder"),
-        (check_seq2seq, "nothing-known", "describes no model"),
         (check_target, "vit", "'vit' model, not a language model"),
         (check_target, "clip", "'clip' model, not a language model"),
     ],

@@ -101,16 +101,13 @@ def test_a_target_in_half_precision_is_the_same_target(folders) -> None:
     assert drafter_of(final, half).dtype == torch.bfloat16
 
 
-def test_embeddings_of_a_sibling_are_taken_with_a_line(folders, capsys) -> None:
+def test_embeddings_of_a_sibling_are_taken_as_they_are(folders) -> None:
     target, final = folders
-    drafter_of(final, loaded(target))
-    assert "other embeddings" not in capsys.readouterr().err
     model = AutoModelForCausalLM.from_pretrained(target)
     model.get_input_embeddings().weight.data[3] += 1.0
     model.save_pretrained(target)
     for given in (None, loaded(target)):
         drafter = drafter_of(final, given)
-        assert "trained with other embeddings than this target's" in capsys.readouterr().err
         assert torch.equal(
             drafter.get_input_embeddings().weight, model.get_input_embeddings().weight
         )

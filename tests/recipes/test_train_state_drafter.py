@@ -14,8 +14,7 @@ from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.evaluation.report import read_report
 from drafttrain.export.verify import compare
-from drafttrain.models.state_drafter import StateDrafter
-from drafttrain.models.state_recipe import check_state_recipe
+from drafttrain.models.state_drafter import StateDrafter, check_state_recipe
 from recipes import train_acceptance_head
 from recipes.train_state_drafter import main
 from tests.commands.test_tune import SMALL

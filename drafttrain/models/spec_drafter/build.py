@@ -75,7 +75,9 @@ def make_config(
     """
     if family_class(target) is None:
         raise ConfigError(
-            f"a {target.model_type!r} model has no encoder-decoder class to draft with"
+            f"target.path = {target.name_or_path!r} is a {target.model_type!r} model, not an "
+            "encoder-decoder language model; a Spec-Drafter starts from a target's encoder and "
+            "decoder (T5, BART, Marian, ...)"
         )
     encoder = _choose_encoder(target, settings)
     config = _of_depth(target, settings, 0 if encoder == "target" else None)
