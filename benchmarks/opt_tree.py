@@ -37,7 +37,7 @@ from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_all
 from drafttrain.evaluation.metrics import acceptance_figures, count_rounds, speed_figures
 from drafttrain.evaluation.plan import measure_ranks
 from drafttrain.evaluation.prompts import Prompt, read_prompts
-from drafttrain.evaluation.report import describe_environment, write_text
+from drafttrain.evaluation.report import describe_environment, write_file
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 
 import torch
@@ -76,7 +76,7 @@ def main() -> None:
         "figure_4": asdict(expectation),
         **{f"figure_{n}": [asdict(p) for p in points if p.figure == n] for n in (5, 6, 7)},
     }
-    write_text(arguments.out, json.dumps(report, indent=2, default=str) + "\n")
+    write_file(arguments.out, json.dumps(report, indent=2, default=str) + "\n")
     draw(expectation, costs["mu"], points, title(settings, arguments), arguments.figure)
     print(f"Wrote {arguments.out} and {arguments.figure}")
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plots import COLOURS, GREY, draw_legend, error_lengths, save_figure, tidy
+from drafttrain.evaluation.plots import COLOURS, GREY, as_png, draw_legend, error_lengths, tidy
+from drafttrain.evaluation.report import write_file
 
 from expectation import Expectation
 from matplotlib.axes import Axes
@@ -71,7 +72,7 @@ def draw(
     axes[1, 1].set(title="Temperature of the target", xlabel="temperature")
     draw_two(axes[1, 1], [point for point in points if point.figure == 7])
     figure.suptitle(title, fontsize=10.5, x=0.01, ha="left")
-    save_figure(figure, path)
+    write_file(path, as_png(figure))
 
 
 def draw_expectation(axis: Axes, expectation: Expectation) -> None:

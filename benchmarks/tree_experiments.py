@@ -25,7 +25,7 @@ from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import check_settings, merge_values, validate_settings
 from drafttrain.config.runs import fill_data, fill_from_run
-from drafttrain.evaluation.report import Report, Run, read_report, write_text
+from drafttrain.evaluation.report import Report, Run, read_report, write_file
 
 from tree_grids import METHODS, expand_methods
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         groups = best_trees(report, "nodes" if given.budget else "depth")
         table = [f"| {size} | {run.name} | {shown(run)} |" for size, run in groups]
         head = ["| size | best of each method | mean acceptance length |", "| --- | --- | --- |"]
-        write_text(given.report.with_suffix(".md"), "\n".join([*head, *table]) + "\n")
+        write_file(given.report.with_suffix(".md"), "\n".join([*head, *table]) + "\n")
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

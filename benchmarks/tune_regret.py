@@ -28,7 +28,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.report import Choice, Tried, read_report
 from drafttrain.evaluation.runner import PLAIN
-from drafttrain.evaluation.tune import Bench, build_methods, compare, decode_all
+from drafttrain.evaluation.tune import Bench, compare, decode_all
 from drafttrain.evaluation.tune_plan import Candidate
 
 SEED = 1000
@@ -62,7 +62,7 @@ def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candid
 def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
     pair = load_pair(settings.target, *check_methods(*(one.decode for one in candidates)))
     prompts, _ = read_prompts(pair, load_inputs(settings.data))
-    return Bench(pair, candidates, build_methods(candidates, pair), prompts, settings)
+    return Bench(pair, candidates, prompts, settings)
 
 
 def decode_everything(bench: Bench, batch_size: int, rounds: int) -> dict[str, Tried]:

@@ -31,7 +31,6 @@ from drafttrain.evaluation.tables import main_table, print_findings, search_tabl
 from drafttrain.evaluation.tune import (
     FINAL_SHARE,
     Bench,
-    build_methods,
     choose,
     finalists,
     measure_finalists,
@@ -96,7 +95,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(t_draft, t_target, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
-    bench = Bench(pair, candidates, build_methods(candidates, pair), prompts, settings)
+    bench = Bench(pair, candidates, prompts, settings)
     compile_calls(settings.compile)
     left = time_left(60.0 * settings.minutes - (perf_counter() - began))
     rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)

@@ -44,7 +44,7 @@ from drafttrain.evaluation.report import (
     TargetFacts,
     describe_environment,
     larger_report,
-    write_text,
+    write_file,
 )
 from drafttrain.evaluation.runner import (
     ASSISTED,
@@ -82,14 +82,14 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> None:
     methods = sum(run.kind == "method" for run in report.runs)
     if report.partial and larger_report(path, report.data.prompts, methods):
         path = path.with_suffix(".partial.json")
-    plot = path.with_suffix(".png")
-    write_text(path, report.model_dump_json(indent=2) + "\n")
+    plot = plot_report(report)
+    write_file(path, report.model_dump_json(indent=2) + "\n")
     if evaluation.samples:
         name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
         lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in evaluation.samples]
-        write_text(path.with_name(name), "".join(lines))
-    plot_report(report, plot)
-    write_text(path.with_suffix(".html"), render_page(report, plot.read_bytes()))
+        write_file(path.with_name(name), "".join(lines))
+    write_file(path.with_suffix(".png"), plot)
+    write_file(path.with_suffix(".html"), render_page(report, plot))
     if report.partial:
         raise Interrupted(f"interrupted after {report.partial}; {path} holds them")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from html import escape as escape_html
-from pathlib import Path
 
-from drafttrain.config.base import counted
 from drafttrain.config.command_line import hide_folders
 from drafttrain.evaluation.report import Report
 from drafttrain.evaluation.tables import (
     METRICS,
     Table,
+    heading,
     main_table,
     note,
     parity_lines,
@@ -58,14 +57,7 @@ def escape(text: str) -> str:
 
 def render_page(report: Report, plot: bytes) -> str:
     """Returns the page as HTML, with style and plot (PNG) inside and all text escaped."""
-    methods = [run for run in report.runs if run.kind == "method"]
-    drafters = dict.fromkeys(run.other or run.called or run.drafter or "" for run in methods)
-    names = ", ".join(drafters) if report.search is None else report.search.drafter
-    title = escape(Path(report.target.path).name + (f" with {names}" if names else ""))
-    subtitle = (
-        f"{counted(report.data.prompts, 'prompt')} of {report.data.path}; {report.target.dtype}, "
-        f"{report.machine}; {report.environment.date[:10]}"
-    )
+    title, subtitle = map(escape, heading(report))
     label = "fastest" if report.search is None else "chosen"
     cards = []
     for size, run in winners(report).items():
@@ -77,7 +69,7 @@ def render_page(report: Report, plot: bytes) -> str:
     image = f"data:image/png;base64,{b64encode(plot).decode('ascii')}"
     parts = [
         f"<h1>{title}</h1>",
-        f'<p class="dim">{escape(subtitle)}</p>',
+        f'<p class="dim">{subtitle}</p>',
         *(['<div class="cards">', *cards, "</div>"] if cards else []),
         *(f"<p>{escape(line)}</p>" for line in [*parity_lines(report), *verdict_lines(report)]),
         f'<figure><img src="{image}" alt="The figures of the tables below"></figure>',

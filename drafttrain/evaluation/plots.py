@@ -11,18 +11,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from io import BytesIO
+from textwrap import fill
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.build.drafts import shortened
+from drafttrain.config.command_line import hide_folders
 from drafttrain.config.methods import STOPS
 from drafttrain.config.sweep import SWEEPABLE
-from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Report, Run, Search
+from drafttrain.evaluation.tables import heading
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
 """Okabe and Ito's palette, which colour-blind readers can tell apart, and two more."""
@@ -54,11 +56,10 @@ def tidy(axis: Axes) -> None:
     axis.title.set(fontsize=11, fontweight="bold")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG, and the folders above it, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with renamed_when_whole(path) as temporary:
-        figure.savefig(temporary, format="png")
+def as_png(figure: Figure) -> bytes:
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()
 
 
 class Curve(NamedTuple):
@@ -86,8 +87,8 @@ class Plot(NamedTuple):
     """Of the x axis; logarithmic where they double."""
 
 
-def plot_report(report: Report, path: Path) -> None:
-    """Write the plot as a PNG."""
+def plot_report(report: Report) -> bytes:
+    """The plot as a PNG."""
     figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
     if report.search is None:
         draw_curves(figure.subplots(), choose_plot(report))
@@ -99,7 +100,9 @@ def plot_report(report: Report, path: Path) -> None:
             reliability_panel(axes[1], report.search)
     for axis in figure.axes:
         tidy(axis)
-    save_figure(figure, path)
+    lines_below = (fill(hide_folders(line), 130) for line in heading(report))
+    figure.supxlabel("\n".join(lines_below), fontsize=8, color="#666666")
+    return as_png(figure)
 
 
 def choose_plot(report: Report) -> Plot:
@@ -225,7 +228,7 @@ def rates_panel(axis: Axes, search: Search) -> None:
 
     All are of the first rung, as every candidate decoded the same prompts there.
     """
-    groups: dict[tuple[str, str], list[tuple[float, float]]] = {}  # k=2 and k=4 are of one group
+    groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}  # k=2 and k=4 are of one group
     for name, settings in search.candidates.items():
         if not {"tree", "cascade"} & settings.keys():
             one, stop = search.rungs[0].candidates[name], settings.get("stop") or {}
@@ -233,15 +236,14 @@ def rates_panel(axis: Axes, search: Search) -> None:
             same = settings | {"stop": {key: stop[key] for key in stop if key != varied}}
             label = re.sub(r"[=(][\d.]+\)?", "", name)
             group = groups.setdefault((label, json.dumps(same, sort_keys=True)), [])
-            group.append((one.verification_rate, one.discard_rate))
+            group.append((stop.get(varied, 0), one.verification_rate, one.discard_rate))
     for place, ((group, _), points) in enumerate(groups.items()):
         colour, marker = (
             COLOURS[place % len(COLOURS)],
             MARKERS[place // len(COLOURS) % len(MARKERS)],
         )
-        axis.plot(
-            *zip(*sorted(points), strict=True), f"{marker}-", color=colour, linewidth=1, label=group
-        )
+        _, calls, discarded = zip(*sorted(points), strict=True)  # in the order of the setting
+        axis.plot(calls, discarded, f"{marker}-", color=colour, linewidth=1, label=group)
     if search.oracle is not None:
         rate = search.oracle.target_calls / search.oracle.tokens
         axis.plot(rate, 0.0, "*", color="#B8A800", markersize=13, label="oracle")

@@ -328,11 +328,11 @@ def read_report(path: Path) -> Report:
     )
 
 
-def write_text(path: Path, text: str) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Write a file, and the folders above it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with renamed_when_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def check_report_file(file: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -218,6 +219,18 @@ def _differing(run: Run) -> str | None:
     wrong = sum(parity.unexplained for parity in run.parity)
     text = f"{run.differing} of {run.totals['prompts']}"
     return f"{text}, {wrong} NOT ties" if wrong else text
+
+
+def heading(report: Report) -> tuple[str, str]:
+    """What was measured, target and drafters; on which prompts, machine and day."""
+    methods = [run for run in report.runs if run.kind == "method"]
+    drafters = dict.fromkeys(run.other or run.called or run.drafter or "" for run in methods)
+    names = ", ".join(drafters) if report.search is None else report.search.drafter
+    return (
+        Path(report.target.path).name + (f" with {names}" if names else ""),
+        f"{counted(report.data.prompts, 'prompt')} of {report.data.path}; {report.target.dtype}, "
+        f"{report.machine}; {report.environment.date[:10]}",
+    )
 
 
 def note(report: Report) -> str:

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 
@@ -31,7 +31,7 @@ from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estima
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.prompts import Prompt
-from drafttrain.evaluation.report import Choice, Report, Rung, Tried, standings, write_text
+from drafttrain.evaluation.report import Choice, Report, Rung, Tried, standings, write_file
 from drafttrain.evaluation.runner import PLAIN, Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.tune_plan import Candidate
 
@@ -155,16 +155,15 @@ class Bench:
 
     pair: Pair
     candidates: Sequence[Candidate]
-    methods: Mapping[str, Method]
-    """By the candidate's name."""
     prompts: Sequence[Prompt]
     """To choose on."""
     settings: TuneConfig
 
-
-def build_methods(candidates: Sequence[Candidate], pair: Pair) -> dict[str, Method]:
-    """What decodes, by the candidates' names."""
-    return {one.name: replace(build_method(one.decode, pair), label=one.name) for one in candidates}
+    @cached_property
+    def methods(self) -> dict[str, Method]:
+        """By the candidate's name."""
+        built = ((one.name, build_method(one.decode, self.pair)) for one in self.candidates)
+        return {name: replace(method, label=name) for name, method in built}
 
 
 def search_all(bench: Bench, left: Left) -> list[Rung]:
@@ -322,4 +321,4 @@ def write_policy(
     }
     policy = found.pop(search.choices[0].batch_size).model_copy(update={"batches": found})
     content = json.dumps(dump_policy(policy) | facts, indent=2, ensure_ascii=False)
-    write_text(file, content + "\n")
+    write_file(file, content + "\n")

@@ -16,20 +16,14 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.runs import fill_from_run
 from tests.commanding import ended
 from tests.export.pairs import noisy_copy
-from tests.tiny_models import tiny_model
+from tests.small_pair import SHORT, save_small_pair
 from tests.tiny_targets import save_target
-
-SHORT = ["baselines=[generate]", "repeats=1", "warmup=0"]
-SHORT += ["decode.sampling.max_new_tokens=12"]
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("cascades")
-    save_target(tiny_model("llama").float(), root / "llama")
+    root = save_small_pair(tmp_path_factory.mktemp("cascades"))
     save_target(noisy_copy("llama", 0.1).float(), root / "base")
-    save_target(noisy_copy("llama", 0.4).float(), root / "small")
-    (root / "texts.txt").write_text("w5 w6 w7 w5\nw9 w4 w30 w9\n")
     return root
 
 

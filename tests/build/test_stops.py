@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import validate_settings
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadJudge
-from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.identity import hash_weights
+from tests.export.pairs import save_head as saved_head
 from tests.tiny_drafters import drafter_of
 from tests.tiny_models import tiny_model
 
@@ -29,13 +30,8 @@ def drafter(tmp_path: Path) -> PreTrainedModel:
     return model
 
 
-def save_head(folder: Path, drafter: PreTrainedModel, **settings) -> Path:
-    """A random head that says it was trained for this drafter, at temperature 0.8."""
-    identity = {"path": "drafter", "weights_sha256": hash_weights(drafter), "model_type": "llama"}
-    sampling = {"temperature": 0.8, "top_k": 50, "top_p": 1.0}
-    settings = {"hidden_size": 16, "depth": 1, "drafter": identity, "sampling": sampling} | settings
-    AcceptanceHead(AcceptanceHeadConfig(**settings)).save_pretrained(folder)
-    return folder
+SAMPLING = {"temperature": 0.8, "top_k": 50, "top_p": 1.0}
+save_head = partial(saved_head, sampling=SAMPLING)
 
 
 def decode(tmp_path: Path, stop: dict, **others) -> DecodeConfig:
@@ -137,7 +133,7 @@ def test_a_head_trained_for_another_drafter_is_refused(tmp_path, drafter):
     other = tiny_model("llama", seed=9).float()
     head = str(save_head(tmp_path / "head", other))
     check_methods(decode(tmp_path, {"kind": "head", "head": head}))  # the shape fits
-    with pytest.raises(ConfigError, match="was trained for drafter 'drafter' with other weights"):
+    with pytest.raises(ConfigError, match="for drafter 'tiny-drafter' with other weights"):
         build_stop(decode(tmp_path, {"kind": "head", "head": head}), drafter)
 
 

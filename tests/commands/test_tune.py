@@ -7,17 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from drafttrain.commands.export import read_measured
 from drafttrain.config.policy import read_policy
 from drafttrain.evaluation import evaluate, tune
 from drafttrain.evaluation.report import Report, read_report
-from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from drafttrain.models.identity import hash_target, hash_weights
+from drafttrain.models.identity import hash_target
 from tests.commanding import ended
-from tests.export.pairs import noisy_copy, save_spec_drafter
+from tests.export.pairs import noisy_copy, save_head, save_spec_drafter
 from tests.refusals import recorded
 from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
@@ -47,16 +45,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "distill": {"method": "sample", "sampling": SAMPLING | {"max_new_tokens": 8}},
     }
     for depth in (0, 1):
-        torch.manual_seed(depth)
-        config = AcceptanceHeadConfig(
-            hidden_size=16,
-            depth=depth,
-            rejection_weight=1.0,
-            drafter={"path": "drafter", "weights_sha256": hash_weights(drafter)},
-            target={"path": "target"},
-            sampling=SAMPLING,
-        )
-        AcceptanceHead(config).save_pretrained(root / "run" / "final" / config.name)
+        folder = root / "run" / "final" / f"D{depth}-w1"
+        save_head(folder, drafter, depth=depth, rejection_weight=1.0, sampling=SAMPLING)
     (root / "run" / "run.yaml").write_text(yaml.safe_dump(recipe))
     return root
 

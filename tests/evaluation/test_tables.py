@@ -157,7 +157,7 @@ def test_long_names_are_shortened_and_stay_distinct():
 
 
 def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
-    stops = {f"k={k}": {"stop": {"k": k}} for k in (1, 2)}
+    stops = {f"k={k}": {"stop": {"k": k}} for k in (1, 2, 3)}
     heads = (f"D{depth}-w{weight}" for depth in range(3) for weight in (1, 3, 6))
     stops |= {
         f"{head} h={h}": {"stop": {"kind": "head", "head": head, "h": h}}
@@ -169,19 +169,22 @@ def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
         tokens_per_second=estimate(1.0), against_best=estimate(1.0), discard_rate=0.1,
         verification_rate=0.5, stays=True,
     )  # fmt: skip
-    rung = Rung(batch_size=1, prompts=1, tokens=1.0, candidates=dict.fromkeys(stops, tried))
+    candidates = dict.fromkeys(stops, tried)
+    for k, rate in ((1, 0.6), (2, 0.4), (3, 0.5)):
+        candidates[f"k={k}"] = tried.model_copy(update={"verification_rate": rate})
+    rung = Rung(batch_size=1, prompts=1, tokens=1.0, candidates=candidates)
     search = Search(
         drafter="d", candidates=stops, data=report.data, minutes=1.0, rungs=[rung], choices=[],
         t_draft=1.0, t_target=1.0,
     )  # fmt: skip
     axis = Figure().subplots()
     rates_panel(axis, search)
-    assert sorted(len(line.get_xdata()) for line in axis.lines) == [1, 1, *[2] * 10]
+    assert sorted(len(line.get_xdata()) for line in axis.lines) == [1, 1, *[2] * 9, 3]
+    assert list(axis.lines[0].get_xdata()) == [0.6, 0.4, 0.5], "joined by k"
 
 
-def test_plots_are_png_files(report, tmp_path):
-    plot_report(report, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+def test_plots_are_pngs(report):
+    assert plot_report(report).startswith(b"\x89PNG")
 
 
 def test_a_terminal_shows_the_whole_name_of_every_method(report):

@@ -99,4 +99,5 @@ def test_a_lossy_verifier_is_named_at_the_top(tmp_path):
         "**Lossy in greedy decoding:** a drafted token is accepted if it is among the target's"
     )
     assert warning in text and text.index(warning) < text.index("## Measured")
+    assert "first choice (SpecDec, Xia et al. 2023)." in text
     assert "Lossy" not in card_of(tmp_path / "b", with_head=False)
