@@ -79,7 +79,7 @@ def make_task(
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
 ) -> Task:
-    objective = PredictAhead(heads, target, settings.objective.label_smoothing)
+    objective = PredictAhead(heads, target)
     collate = BlockRowsCollator(
         heads.config.heads, settings.objective.positions, settings.train.seed
     )

@@ -184,8 +184,6 @@ class PredictAheadConfig(Config):
     positions: Few = 8
     """Positions of each output drawn for the first head in a step; head j has a j-th of them, one
     at least, or all where there are fewer."""
-    label_smoothing: Smoothing = 0.0
-    """Share of the target probability that is spread over the whole vocabulary."""
 
 
 class BlockHeadsRecipe(DistillingRecipe):

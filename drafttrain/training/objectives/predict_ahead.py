@@ -24,18 +24,16 @@ class PredictAhead(nn.Module):
 
     parts = None
 
-    def __init__(self, heads: BlockHeads, target: PreTrainedModel, label_smoothing: float = 0.0):
+    def __init__(self, heads: BlockHeads, target: PreTrainedModel) -> None:
         super().__init__()
         self.model = heads
-        self.label_smoothing = label_smoothing
         self.teacher = Teacher(target)
 
     def forward(self, batch: BlockRowsBatch, progress: float) -> LossSums:
         states = self.states(batch).to(self.model.dtype)
         logits = head_logits(self.teacher.model, self.model(states, batch.counts))
         weights = torch.ones_like(batch.labels, dtype=torch.float)
-        smoothing = self.label_smoothing if self.training else 0.0
-        loss, weight = smoothed_cross_entropy(logits, batch.labels, weights, smoothing)
+        loss, weight = smoothed_cross_entropy(logits, batch.labels, weights, 0.0)
         correct = logits.argmax(-1) == batch.labels
         return LossSums(loss, weight, correct.sum(), weight.detach().clone())
 
