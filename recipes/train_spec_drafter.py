@@ -220,7 +220,7 @@ def examples_for(
         return Examples(rows)
     if not hears(target.model.config):
         return Examples(rows, text_encoding(target))
-    clips, folder = load_inputs(data, heard=True), settings.encoded or settings.run / "encoded"
+    clips, folder = load_inputs(data, heard=True), settings.run / "encoded"
     return Examples(rows, ClipEncoding(target, rows, clips, folder))
 
 

@@ -163,8 +163,6 @@ _COPIES = CountsFor("drafter.initialise=encoder|both", ("copied_rate", "freeze_e
 class SpecDrafterRecipe(DistillingRecipe):
     """`recipes/train_spec_drafter.py`: distil the target if need be, then train a drafter."""
 
-    encoded: Path | None = None
-    """Folder of the encoder states of clips, which runs may share. Default: RUN/encoded."""
     drafter: DrafterConfig = DrafterConfig()
     objective: Annotated[ObjectiveConfig, _ANCHORED, _COPIES] = ObjectiveConfig()
 

@@ -54,7 +54,7 @@ def distill_settings(
                 dtype = target.dtype
         if isinstance(settings, SpecDrafterRecipe) and dtype == target.dtype:
             heard = hears(check_target(target))
-            fixed["encoded"] = settings.encoded or (settings.run / "encoded" if heard else None)
+            fixed["encoded"] = settings.run / "encoded" if heard else None
     return settings_of_group(DistillConfig, "distill", given, fixed)
 
 
