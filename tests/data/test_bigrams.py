@@ -34,11 +34,5 @@ def test_a_table_of_a_distillation_is_read_back(tiny_target, tmp_path):
     assert [path.name for path in file.parent.iterdir() if path.suffix == ".safetensors"] == [
         "b.safetensors"
     ]
-
-
-def test_a_table_of_a_larger_vocabulary_is_refused(tiny_target, tmp_path):
-    config = settings(tiny_target)
-    distill(config)
-    write_bigrams(BigramsConfig(distilled=config.out, out=tmp_path / "b.safetensors"))
-    with pytest.raises(ConfigError, match="but the target has 2 tokens"):
-        read_bigrams(str(tmp_path / "b.safetensors"), 2)
+    with pytest.raises(ConfigError, match="but the target has 2 tokens"):  # of another target
+        read_bigrams(str(file), 2)

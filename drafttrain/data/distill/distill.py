@@ -38,7 +38,7 @@ from drafttrain.data.inputs.clips import (
     name_languages,
 )
 from drafttrain.data.inputs.rows import REASON, describe_inputs
-from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.data.inputs.tokens import say_reasons, tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
@@ -65,8 +65,6 @@ from drafttrain.models.loading import (
 
 GROWING = frozenset({"data.limit", "rows", "inputs_sha256"})
 """What differs in a manifest when a distillation takes in more inputs."""
-ROWS_NAMED = 20
-"""Most skipped or failed rows that are printed; the shards name them all."""
 TRIED, TRIED_SHARE, WARMED = 128, 16, 8
 """Inputs that backends are compared on: at most so many and a share of one in so many; no fewer
 than are decoded before the clock starts."""
@@ -107,11 +105,11 @@ def open_decoder(
         chosen = [Manifest.read(config.out).backend]
     elif state.is_main_process and (count := min(TRIED, len(inputs) // TRIED_SHARE)) >= WARMED:
         tried = inputs.select(range(0, len(inputs), len(inputs) // count)[:count])
-        speeds = {}
-        for name in ("transformers", "engine"):
-            with suppress(ValueError):  # a family that the engine does not run
-                decoder = resolve_name(BACKENDS[name].opens)(config, target)
-                speeds[name] = Distilling(config, target, tried, decoder).rows_per_second()
+        opened = [resolve_name(BACKENDS["transformers"].opens)(config, target)]
+        with suppress(ValueError):  # a family that the engine does not run
+            opened.append(resolve_name(BACKENDS["engine"].opens)(config, target))
+        trials = [Distilling(config, target, tried, decoder) for decoder in opened]
+        speeds = {one.decoder.backend: one.rows_per_second() for one in trials}
         chosen = [max(speeds, key=speeds.__getitem__)]
         rates = ", ".join(f"{name} {rate:.1f}" for name, rate in speeds.items())
         say(f"rows a second on {count} inputs: {rates}; all are decoded by {chosen[0]}")
@@ -207,10 +205,7 @@ class Distilling:
         )
         rows = read_shards(folder, manifest).select(["row", "status", "reason"])
         lost = rows.filter(compute.not_equal(rows["status"], "ok"))
-        for row in lost.slice(0, ROWS_NAMED).to_pylist():
-            say(f"  row {row['row']}: {row['status']}, {row['reason']}")
-        if len(lost) > ROWS_NAMED:
-            say(f"  and {len(lost) - ROWS_NAMED} more: see column `reason` of the shards")
+        say_reasons({one["row"]: f"{one['status']}, {one['reason']}" for one in lost.to_pylist()})
 
     def decode(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
         """Some of the inputs, in batches, in no particular order."""

@@ -184,17 +184,14 @@ class Server:
         return found
 
     async def _decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
-        given, found, left = self.config.server, [None] * len(rows), list(enumerate(rows))[::-1]
+        free = asyncio.Semaphore(self.config.server.concurrency)
 
-        async def work(client: AsyncOpenAI) -> None:
-            while left:
-                place, row = left.pop()
-                found[place] = await self._answer(client, row)
+        async def answer(client: AsyncOpenAI, row: ShardRow) -> Decoded:
+            async with free:
+                return await self._answer(client, row)
 
         async with AsyncOpenAI(**connection(self.url, TIMEOUT, RETRIES)) as client:
-            workers = min(given.concurrency, len(rows))
-            await asyncio.gather(*(work(client) for _ in range(workers)))
-        return found
+            return await asyncio.gather(*(answer(client, row) for row in rows))
 
     async def _answer(self, client: AsyncOpenAI, row: ShardRow) -> Decoded:
         """A row's output, or why it has none. Raises ServerGone."""

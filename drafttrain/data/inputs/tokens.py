@@ -23,8 +23,8 @@ from drafttrain.data.inputs.rows import REASON
 from drafttrain.data.shards.writing import say
 
 TEMPLATE_ERRORS = (TemplateError, AttributeError, KeyError, IndexError, TypeError, ValueError)
-SKIPPED_NAMED = 20
-"""Most skipped rows that are printed."""
+ROWS_NAMED = 20
+"""Most rows that are printed with a reason."""
 
 
 def tokenize_prompts(
@@ -128,10 +128,14 @@ def _render(tokenizer: PreTrainedTokenizerBase, chat: str) -> str | Refused:
 
 def say_skipped(skipped: Mapping[int, str], rows: int) -> None:
     """A line with the number of rows that are not used, and a line with the reason of each."""
-    if not skipped:
-        return
-    say(f"{len(skipped)} of {rows} rows are skipped:")
-    for row, reason in [*skipped.items()][:SKIPPED_NAMED]:
+    if skipped:
+        say(f"{len(skipped)} of {rows} rows are skipped:")
+        say_reasons(skipped)
+
+
+def say_reasons(reasons: Mapping[int, str]) -> None:
+    """A line with the reason of each of these rows."""
+    for row, reason in [*reasons.items()][:ROWS_NAMED]:
         say(f"  row {row}: {reason}")
-    if len(skipped) > SKIPPED_NAMED:
-        say(f"  and {len(skipped) - SKIPPED_NAMED} more")
+    if len(reasons) > ROWS_NAMED:
+        say(f"  and {len(reasons) - ROWS_NAMED} more")

@@ -133,6 +133,7 @@ def test_every_input_row_is_accounted_for(tiny_target, capsys):
     assert rows[7]["reason"] == "8 tokens where max_source_tokens is 6"
     said = capsys.readouterr().err
     assert "row 7: skipped, 8 tokens where" in said and "row 3: skipped, empty" in said
+    assert re.search(r"11 rows in \d+ s, [\d.]+ a second", said)
     kept = load_distilled(config.out)
     assert kept.column_names == ["row", "source_ids", "target_ids"]
     assert list(kept["row"]) == [1, 2, 5, 6, 8, 10, 11]
@@ -349,11 +350,6 @@ def test_many_greedy_rows_are_decoded_by_what_is_faster_and_go_on_so(
     for changes in (SAMPLED, {"batch_tokens": 40}, {"method": "beam"}):
         assert not settings(tiny_target, **changes).measures_backend
     assert config.measures_backend
-
-
-def test_rows_a_second_are_reported(tiny_target, capsys):
-    distill(settings(tiny_target, sentences=3))
-    assert re.search(r"3 rows in \d+ s, [\d.]+ a second", capsys.readouterr().err)
 
 
 def test_a_distillation_in_which_no_row_has_an_output_fails_and_fails_again(tiny_target, tmp_path):

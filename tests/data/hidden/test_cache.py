@@ -232,7 +232,6 @@ def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
             "is a decoder-only model .*, but target .* encoder-decoder",
         ),
         ({"distilled": pair / "none"}, "holds no manifest.json; make it with .drafttrain distill"),
-        ({"mixing": 0.1, "state": "drawn"}, "mixing = 0.1 counts for token states only"),
         ({"out": pair / "texts.txt"}, "is a file; give a folder"),
         ({"out": pair / "distilled"}, "is the folder of the outputs"),
     ]
