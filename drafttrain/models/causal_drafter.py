@@ -31,7 +31,6 @@ from drafttrain.models.language_models import (
 )
 from drafttrain.models.loading import check_target, is_language_model, read_config
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
-from drafttrain.models.weight_files import read_weights
 
 LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
 """Weights of losses among the settings of the objective."""
@@ -159,26 +158,16 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
     Random weights are drawn from torch's generator. Raises ConfigError for weights that cannot be
     read.
     """
-    start = settings.initialise
-    if start.path is not None:
-        name = f"initialise.path = {start.path!r}"
-        if lacks_embeddings(read_config(start.path, name)):
-            drafter = read_whole(
-                AutoModelForCausalLM,
-                start.path,
-                name,
-                target,
-                shared=False,
-                dtype=torch.float32,
-            )
-        else:
-            drafter = read_weights(AutoModelForCausalLM, start.path, name, dtype=torch.float32)
-        fit_vocabulary(drafter, target.get_output_embeddings().out_features)
-    else:
+    path = settings.initialise.path
+    if path is None:
         drafter = empty_drafter(settings, target.config)
-    if start.path is None:
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
+    else:
+        name, asked = f"initialise.path = {path!r}", {"dtype": torch.float32}
+        config = read_config(path, name)
+        drafter = read_whole(AutoModelForCausalLM, path, name, config, target, False, **asked)
+        fit_vocabulary(drafter, target.get_output_embeddings().out_features)
     drafter.config.target = settings.target.recorded()
     if settings.drafter.embeddings == "target":
         drafter.config.embeddings = "target"

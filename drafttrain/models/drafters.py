@@ -30,7 +30,7 @@ from drafttrain.models.loading import (
 )
 from drafttrain.models.spec_drafter.shape import shape_of
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
-from drafttrain.models.weight_files import check_weight_files, read_weights
+from drafttrain.models.weight_files import check_weight_files
 
 
 def read_drafter_settings(path: str) -> PretrainedConfig:
@@ -207,11 +207,8 @@ def load_drafter(
     loads = _class_of(kind) or auto_class(settings)
     name = f"drafter {str(path)!r}"
     asked = {"dtype": dtype, "trust_remote_code": False}
-    if lacks_embeddings(settings):
-        target = None if like is None else like.model
-        model = read_whole(loads, path, name, target, place=embeddings_of, **asked)
-    else:
-        model = read_weights(loads, path, name, **asked)
+    target = None if like is None else like.model
+    model = read_whole(loads, path, name, settings, target, place=embeddings_of, **asked)
     return model.eval() if like is None else model.to(like.model.device).eval()
 
 

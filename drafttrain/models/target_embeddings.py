@@ -40,12 +40,13 @@ def read_whole(
     kind: Any,
     path: str | Path,
     name: str,
+    config: PretrainedConfig,
     target: PreTrainedModel | None,
     shared: bool = True,
     place: str | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
-    """A drafter from a folder without them, made whole.
+    """A drafter; one whose folder, by its config.json, lacks embeddings is made whole.
 
     target: where they are taken from; shared, its modules become the drafter's, which must be of
     its type. None: they are read from the files of `place`, a folder or Hub name, or of the target
@@ -53,6 +54,8 @@ def read_whole(
     ConfigError where they cannot be read or have another shape, and for other weights that are
     missing.
     """
+    if not lacks_embeddings(config):
+        return read_weights(kind, path, name, **settings)
     drafter = read_weights(kind, path, name, _names, **settings)
     if target is None:
         _read_embeddings(drafter, name, place)
