@@ -1,6 +1,6 @@
 """What a GPU gives: its tests, the quickstart drafter, calls of large models. In one command.
 
-    python -m benchmarks.gpu_day --minutes 8 --out FOLDER
+    python -m benchmarks.gpu_day --minutes 12 --out FOLDER
 
 From a checkout, without installing it. Each stage has a process and a time limit of its own; what
 it has measured is kept when it fails or is cut off, and the next one begins. After each stage
@@ -9,8 +9,9 @@ FOLDER/results.json and FOLDER/table.md are written anew; FOLDER/STAGE.log is wh
 - tests: the environment, and `pytest -m gpu`
 - quickstart: its drafter is trained, then decodes with its target, eager and compiled, at several
   batch sizes, interleaved with plain decoding, `generate` and beam search
-- training: steps a second of the quickstart's drafter with 0 and 2 workers, the share of the time
-  spent waiting for batches, and the loss of a 6 + 6 target of d 512 that is trained from scratch
+- training: steps a second of the quickstart's drafter with 0 and 2 workers and the share of the
+  time spent waiting for batches; the same, product rate and loss of a 6 + 6 target of d 512 trained
+  from scratch for 600 steps (recipes/multi30k_target.yaml), compiled and not
 - calls: of random models in the shapes of large ones, eager and compiled, with 1, 5 and 13 new
   tokens, next to the time of reading all weights once at memory bandwidth
 
@@ -158,42 +159,51 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
 
 
 def stage_training(given: argparse.Namespace) -> Iterator[Row]:
-    """A row for each number of workers, then one for each logged loss of the large target."""
-    texts = [f"data.limit={20 if given.rehearse else 4000}", "held_out=null", "train.log_every=50"]
-    steps = 2 if given.rehearse else 300
+    """A row for each number of workers, one for the large target, then one for each of its losses.
+
+    Its product rate counts 6 operations for a weight and token, forward and backward, where half of
+    the tokens pass the encoder and half the decoder.
+    """
+    few = ["held_out=null", f"data.limit={20 if given.rehearse else 4000}"]
+    steps = f"train.max_steps={2 if given.rehearse else 300}"
     for workers in (0, 2):
         began, run = perf_counter(), given.out / f"workers-{workers}"
-        shards = f"distilled={given.out / 'shards'}"
-        settings = [shards, f"train.workers={workers}", f"train.max_steps={steps}", *texts]
-        said = trained(run, "quickstart", settings)
-        figures = {"drafter": "quickstart", "workers": workers, "steps": steps}
-        yield figures | {"waiting": said, "seconds, distilling included": perf_counter() - began}
-    width, layers = (32, 1) if given.rehearse else (512, 6)
-    model = {"d_model": width, "encoder_layers": layers, "decoder_layers": layers}
-    model |= {"encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
-    settings = [f"model.{name}={value}" for name, value in model.items()]
-    settings += ["train.learning_rate=5.0e-4", "train.warmup=0.1", "train.precision=bf16", *texts]
-    settings += ["train.batch_tokens=16384", f"train.max_steps={steps}"]
-    run, began = given.out / "large", perf_counter()
-    said = trained(run, "docstrings-target", settings)
-    rate = steps / (perf_counter() - began)
+        settings = [f"distilled={given.out / 'shards'}", f"train.workers={workers}", steps, *few]
+        row = {"drafter": "quickstart", "workers": workers}
+        row |= trained(run, "quickstart", settings)
+        yield row | {"seconds, distilling included": perf_counter() - began}
+    texts = ["data={path: data/docstrings/train.jsonl.gz}", "held_out=null", "train.log_every=50"]
+    if given.multi30k is not None:
+        place = given.multi30k.resolve() / "train"
+        texts[0] = f"data={{path: {place}.en.gz, reference_path: {place}.de.gz}}"
+    settings = [steps.replace("300", "600")]
+    if given.rehearse:
+        settings += ["model.d_model=32", "model.encoder_layers=1", "model.decoder_layers=1"]
+        settings += ["data.limit=20", "vocab_size=300"]
+    for compiled in ("false", "true")[: 1 if given.rehearse else 2]:
+        run = given.out / f"large-{compiled}"
+        own = [*texts, *settings, f"train.compile={compiled}"]
+        figures = trained(run, "multi30k_target", own)
+        work = 6 * figures["parameters"] * figures["tokens a step"] / 2
+        row = {"target": "recipes/multi30k_target.yaml", "compiled": compiled}
+        yield row | figures | {"TFLOP/s": work * figures["steps a second"] / 1e12}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         logged = json.loads(line)
-        row = {"target": f"d {width}, {layers} + {layers}", "step": logged["step"]}
-        yield row | {
-            "loss": logged["loss"],
-            "waiting": said,
-            "steps a second, start included": rate,
-        }
+        yield {"step": logged["step"], "loss": logged["loss"], "accuracy": logged["accuracy"]}
 
 
-def trained(run: Path, recipe: str, settings: Sequence[str]) -> str:
-    """Run a recipe to its end; what it says of waiting for batches."""
+def trained(run: Path, recipe: str, settings: Sequence[str]) -> Row:
+    """Run a recipe to its end; the figures that it prints."""
     command = [sys.executable, "-m", "drafttrain", "train", recipe, f"run={run}", *settings]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     print(done.stdout, flush=True)
-    found = re.search(r"waiting for batches took (\S+)", done.stdout)
-    return found[1] if found else "unknown"
+    said = done.stdout.replace(",", "")
+    rate, waiting = re.search(r"steps at (\S+) a second; waiting .* took (\S+)", said).groups()
+    figures: Row = {"steps a second": float(rate), "waiting": waiting}
+    if found := re.search(r"(\d+) parameters .* (\d+) tokens (\d+) batches", said):
+        parameters, tokens, batches = map(int, found.groups())
+        figures |= {"parameters": parameters, "tokens a step": tokens / batches}
+    return figures
 
 
 def decoded(
@@ -283,7 +293,7 @@ def synchronize(device: str) -> None:
 
 STAGES = {"tests": stage_tests, "quickstart": stage_quickstart, "training": stage_training}
 STAGES["calls"] = stage_calls
-SHARES = {"tests": 3, "quickstart": 4, "training": 3, "calls": 3}
+SHARES = {"tests": 3, "quickstart": 4, "training": 7, "calls": 3}
 """Of the time that is left, by stage."""
 
 
@@ -301,6 +311,7 @@ def start_stage(name: str, given: argparse.Namespace, limit: float) -> Row:
     """Run a stage in a process of its own; its outcome, with the rows that it has written."""
     command = [sys.executable, "-m", "benchmarks.gpu_day", "--stage", name, "--out", str(given.out)]
     command += ["--device", given.device] + ["--rehearse"] * given.rehearse
+    command += [] if given.multi30k is None else ["--multi30k", str(given.multi30k)]
     rows, log, began = given.out / f"{name}.jsonl", given.out / f"{name}.log", perf_counter()
     rows.write_text("")
     with log.open("w", encoding="utf-8") as file:
@@ -359,8 +370,9 @@ def shown(value: object) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for figures and runs")
-    parser.add_argument("--minutes", type=float, default=8, help="for all stages together")
+    parser.add_argument("--minutes", type=float, default=12, help="for all stages together")
     parser.add_argument("--stages", default=",".join(STAGES), help="which, separated by commas")
+    parser.add_argument("--multi30k", type=Path, help="its folder, for the large target's texts")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on a CPU")
     parser.add_argument("--device", help="cuda or cpu; without it, a GPU if there is one")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)

@@ -85,35 +85,19 @@ def stages(given: argparse.Namespace) -> dict[str, list[list[str]]]:
 
 def target_command(given: argparse.Namespace) -> list[str]:
     encoder, decoder = given.layers[:2]
-    model = {
-        "model_type": "marian",
-        "d_model": given.width,
-        "encoder_layers": encoder,
-        "decoder_layers": decoder,
-        "encoder_attention_heads": 8,
-        "decoder_attention_heads": 8,
-        "encoder_ffn_dim": 4 * given.width,
-        "decoder_ffn_dim": 4 * given.width,
-        "activation_function": "relu",
-        "max_position_embeddings": 256,
-        "scale_embedding": True,
-        "dropout": 0.3,
-    }
     settings = {
         "run": given.out / "target",
         "data": pair(given, "train", limit=given.rows),
         "held_out": pair(given, "val"),
-        "validation_rows": 200,
-        "vocab_size": 8000,
-        "model": json.dumps(model),
+        "model.d_model": given.width,
+        "model.encoder_layers": encoder,
+        "model.decoder_layers": decoder,
+        "model.encoder_ffn_dim": 4 * given.width,
+        "model.decoder_ffn_dim": 4 * given.width,
         "train.max_steps": given.target_steps,
-        "train.batch_tokens": 16384,
-        "train.learning_rate": 5e-4,  # at 1e-3 a target of d 512 diverged
-        "train.warmup": 0.1,
-        "train.clip": 1.0,
         "train.precision": given.precision,
     }
-    return recipe("train_target.py", "docstrings_target.yaml", settings)
+    return recipe("train_target.py", "multi30k_target.yaml", settings)
 
 
 def drafter_command(given: argparse.Namespace) -> list[str]:

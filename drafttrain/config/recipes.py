@@ -42,6 +42,9 @@ class TrainConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16: forward and backward in bfloat16, weights and optimizer in float32. auto: bf16 on a GPU
     but under DeepSpeed, which rounds weights; else fp32."""
+    compile: bool = False
+    """Compile the layers that are trained (torch.compile): for GPUs, and minutes at the start. One
+    graph serves batches of all lengths; losses are the same, but for rounding."""
     workers: FewOrZero | None = None
     """Processes that make batches ahead of the steps; 0: made between steps. Batches are the same.
     Default: 2 on a GPU, 0 on a CPU, whose cores all train."""

@@ -44,7 +44,7 @@ def leave_signals(_: int) -> None:
 
 
 class Waiting:
-    """Batches, and the share of the time that the loop waits for them."""
+    """Batches, and the time that the loop waits for them."""
 
     def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
         self._batches, self._waited, self._began = batches, 0.0, perf_counter()
@@ -58,6 +58,6 @@ class Waiting:
         self._waited += perf_counter() - began
         return batch
 
-    def share(self) -> float:
-        """Of the time since the beginning."""
-        return self._waited / max(perf_counter() - self._began, 1e-9)
+    def seconds(self) -> tuple[float, float]:
+        """Since the beginning, and of waiting."""
+        return perf_counter() - self._began, self._waited

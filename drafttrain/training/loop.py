@@ -43,6 +43,7 @@ from drafttrain.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
+from drafttrain.training.compiling import compile_layers
 from drafttrain.training.losses import LossSums
 from drafttrain.training.metrics_log import Meter, MetricsLog
 from drafttrain.training.objective import Objective
@@ -198,7 +199,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
                     f"stopped at step {step} of {total}; its checkpoint is in {run}; run the "
                     "same command again to continue"
                 )
-    for line in closing_lines(step - begun, batches.share(), shown.get("loss"), task.constant_loss):
+    for line in closing_lines(step - begun, batches, shown.get("loss"), task.constant_loss):
         accelerator.print(line)
     if accelerator.is_main_process:
         newest = schedule.due(checkpoint_folders(run))[-settings.average :]
@@ -209,11 +210,13 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
 
 
 def closing_lines(
-    steps: int, waited: float, loss: float | None, best: float | None
+    steps: int, batches: Waiting, loss: float | None, best: float | None
 ) -> Iterator[str]:
     """What a finished run says of itself. best: `Task.constant_loss`."""
     if steps:
-        yield f"{steps} steps; waiting for batches took {waited:.1%} of their time"
+        seconds, waited = batches.seconds()
+        share, rate = waited / seconds, steps / seconds
+        yield f"{steps} steps at {rate:.3g} a second; waiting for batches took {share:.1%} of it"
     if loss is not None and best is not None and loss >= best:
         yield (
             f"the loss, {loss:.3f}, is not below that of the best constant prediction, {best:.3f}: "
@@ -278,6 +281,8 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
         task = replace(task, objective=copy_to_shard(accelerator, settings, task.objective))
     else:
         task.objective.to(accelerator.device)
+    if settings.compile:
+        compile_layers(task.objective.model)
     objective, optimizer = accelerator.prepare(task.objective, make_optimizer(task, settings))
     return Prepared(accelerator, task, settings, plan, objective, optimizer)
 

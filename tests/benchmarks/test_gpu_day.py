@@ -13,7 +13,7 @@ from drafttrain.decoding.engine import compiling
 
 
 def options(out: Path, device: str = "cpu") -> argparse.Namespace:
-    return argparse.Namespace(out=out, device=device, rehearse=True)
+    return argparse.Namespace(out=out, device=device, rehearse=True, multi30k=None)
 
 
 def test_the_rehearsal_decodes_the_quickstart_and_times_every_shape(tmp_path, monkeypatch):
@@ -37,7 +37,7 @@ def test_a_stage_that_fails_or_is_cut_off_does_not_end_the_day(tmp_path, monkeyp
     """Later stages run, and the failure stands in the results and in the table."""
 
     def start(name, given, limit, own=gpu_day.start_stage):
-        other = argparse.Namespace(out=given.out, device="no-device", rehearse=False)
+        other = argparse.Namespace(out=given.out, device="no-device", rehearse=False, multi30k=None)
         return own(name, other, limit) if name == "calls" else own(name, given, 0.01)
 
     monkeypatch.setattr(gpu_day, "start_stage", start)

@@ -185,7 +185,8 @@ def test_workers_make_the_same_batches(tmp_path: Path) -> None:
 
 def test_a_run_says_how_long_it_waited_for_batches(tmp_path: Path, capsys) -> None:
     train_small(small_task(), SIX_STEPS, tmp_path)
-    assert re.search(r"6 steps; waiting for batches took \d+\.\d%", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"6 steps at \S+ a second; waiting for batches took \d+\.\d%", said)
 
 
 @pytest.mark.parametrize("log_every", [1, 5])

@@ -1,0 +1,79 @@
+"""Compiled layers compute the same, in graphs that serve batches of all lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from drafttrain.data.batches.examples import Batch, Example, PairCollator
+from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.training import compiling
+from drafttrain.training.compiling import compile_layers
+from tests.comparing import close
+from tests.training.test_pace import follow_states, language_modelling
+from tests.training.tiny_runs import SIX_STEPS, logged, small_task, train_small
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
+    """Counts graphs, which it runs operation by operation."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    monkeypatch.setattr(compiling, "COMPILER", {"backend": counter})
+    return counter
+
+
+def batch_of(collate: Callable[[list[Example]], Batch], seed: int) -> Batch:
+    """3 to 6 rows of 1 to 12 tokens."""
+    random = np.random.default_rng(seed)
+
+    def tokens() -> list[int]:
+        return random.integers(4, 30, random.integers(1, 12)).tolist()
+
+    return collate([Example(0, row, tokens(), [*tokens(), 1]) for row in range(3 + seed % 4)])
+
+
+OBJECTIVES = {
+    "pairs": (lambda: language_modelling("t5")[0], PairCollator(0)),
+    "states": (lambda: follow_states()[0], BlocksCollator(0, 0, 3, reads_prompt=False).alone),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_batches_of_other_lengths_need_no_other_graph(name: str, compiler: CompileCounter) -> None:
+    make, collate = OBJECTIVES[name]
+    plain, compiled = make().train(), make().train()
+    compile_layers(compiled.model)
+    counts = []
+    for seed in range(6):
+        losses = []
+        for objective in (plain, compiled):
+            torch.manual_seed(seed)  # dropout
+            losses.append(objective(batch_of(collate, seed), 0.0).loss)
+            losses[-1].backward()
+        close(*losses, 1e-5)
+        counts.append(compiler.frame_count)
+    assert 0 < counts[2] == counts[-1]
+    close(*(gradients(one.model) for one in (plain, compiled)), 1e-5)
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(
+    compiler: CompileCounter, tmp_path: Path
+) -> None:
+    """With dropout, the same in both passes of glancing, and prefixes whose keys are kept."""
+    for name, on in (("plain", False), ("compiled", True)):
+        settings = SIX_STEPS.model_copy(update={"compile": on})
+        train_small(small_task(dropout=0.2), settings, tmp_path / name)
+    found, expected = (torch.tensor(logged(tmp_path / x, "loss")) for x in ("compiled", "plain"))
+    close(found, expected, 1e-5)
+    assert 0 < compiler.frame_count <= compiling.GRAPHS
