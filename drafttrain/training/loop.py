@@ -45,7 +45,7 @@ from drafttrain.training.checkpoints import (
 )
 from drafttrain.training.compiling import compile_layers
 from drafttrain.training.losses import LossSums
-from drafttrain.training.metrics_log import Meter, MetricsLog
+from drafttrain.training.metrics_log import MetricsLog, mean_rates
 from drafttrain.training.objective import Objective
 from drafttrain.training.run_folder import LOOSE
 from drafttrain.training.sharding import check_sharding, copy_to_shard, whole_objective
@@ -160,8 +160,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     keep = max(KEPT_CHECKPOINTS, settings.average)
     schedule = Schedule(settings.checkpoint_every, total, keep)
     stop = StopSignal()
-    names = list(task.objective.parts or ()) or None
-    meter = Meter(names)
+    parts, sums = task.objective.parts, None
     prints = accelerator.is_local_main_process
     shown: dict[str, float] = {}
     objective.train()
@@ -174,15 +173,16 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["share"]
             with advice_on_memory(settings, step):
-                meter.add(take_step(prepared, batches, progress=step / max(total - 1, 1)))
+                found = take_step(prepared, batches, progress=step / max(total - 1, 1))
+            sums = found if sums is None else sums + found
             step += 1
             last = step == total
             if step % settings.log_every == 0 or last:
-                rates = meter.rates()
+                rates = mean_rates(sums, parts)
                 check_finite(rates, step, run)
                 shown |= rates
                 log.write(step, rates | {"learning_rate": rate})
-                meter = Meter(names)
+                sums = None
             if task.validate is not None and (step % settings.validate_every == 0 or last):
                 shown |= _validate(prepared, task, log, step)
             latest = ", ".join(f"{k} {v:.3f}" for k, v in shown.items() if "/" not in k)
@@ -190,8 +190,8 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
             work.update()
             stopping = stop.seen(accelerator)
             if step % settings.checkpoint_every == 0 or last or stopping:
-                if meter.counts:
-                    check_finite(meter.rates(), step, run)
+                if sums is not None:
+                    check_finite(mean_rates(sums, parts), step, run)
                 where = Progress(step, accelerator.num_processes, fingerprint)
                 save_checkpoint(accelerator, objective, run, where, schedule)
             if stopping and not last:

@@ -64,6 +64,41 @@ def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.minimum(target_probs, draft_probs).sum(-1)
 
 
+# Divergences of a drafter's rows from the target's, of log-probabilities [N, C] of both for the
+# same C tokens -> [N]. The C tokens may be a part of the vocabulary: what the target gives other
+# tokens then adds a constant that is left out. Rows that are cut to their k likeliest tokens have
+# one more "token", all others together (`merged_rows`), so that with P and Q what target and
+# drafter give these, forward_kl is too low by P KL(p' || q') of the rows among the others, each
+# summing to 1, and total_variation by min(P, Q) - sum min(p, q) over the others. Neither is ever
+# too high.
+
+
+def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """KL(target || draft) = sum p log(p / q); the gradient by log q is -p. 0 log 0 = 0."""
+    probs = target_log_probs.exp()
+    return torch.where(probs > 0, probs * (target_log_probs - draft_log_probs), 0.0).sum(-1)
+
+
+def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
+    """1 - sum min(target, draft), how often a drafted token is rejected (Leviathan et al., Theorem
+    3.5). Of a part of the vocabulary: exact where the drafter drafts nothing else."""
+    return 1.0 - overlap(target_log_probs.exp(), draft_log_probs.exp())
+
+
+def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor:
+    """Log-probabilities of these tokens of each row and, where merge is set, in one more column of
+    all others together. Shapes: log_probs [N, C], places [N, k] -> [N, k] or [N, k + 1]."""
+    chosen = log_probs.gather(1, places)
+    if not merge:
+        return chosen
+    others = log_probs.scatter(1, places, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([chosen, others], dim=1)
+
+
+DIVERGENCES = {"forward_kl": forward_kl, "total_variation": total_variation}
+"""By the settings that weigh them (`FollowTargetConfig`)."""
+
+
 def acceptance_loss(
     logits: Tensor, acceptance: Tensor, rejection_weight: Tensor | float
 ) -> tuple[Tensor, Tensor]:

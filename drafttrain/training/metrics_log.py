@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.data.shards.writing import named_disk_errors, renamed_when_whole
 
 
-@dataclass
-class Meter:
-    """Sums since the last log line; of each part, where there are several."""
-
-    parts: Sequence[str] | None = None
-    sums: Tensor | float = 0.0
-    """[4] or [4, parts]: loss, weight, correct, counted; on the device."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether a step was added."""
-        return isinstance(self.sums, Tensor)
-
-    def add(self, totals: Tensor) -> None:
-        self.sums = self.sums + totals
-
-    def rates(self) -> dict[str, float]:
-        """Mean loss and accuracy; with parts, their means over the parts and then each part's.
-        Waits for the device."""
-        loss, weight, correct, counted = self.sums.cpu()
-        rates = {
-            "loss": loss / weight.clamp(min=1e-9),
-            "accuracy": correct / counted.clamp(min=1.0),
-        }
-        found = {name: float(rate.mean()) for name, rate in rates.items()}
-        for index, part in enumerate(self.parts or ()):
-            found |= {f"{name}/{part}": float(rate[index]) for name, rate in rates.items()}
-        return found
+def mean_rates(sums: Tensor, parts: Mapping[str, nn.Module] | None) -> dict[str, float]:
+    """Mean loss and accuracy of some steps; with parts, their means over the parts and then each
+    part's. Waits for the device. Shapes: sums [4] or [4, parts]: loss, weight, correct, counted."""
+    loss, weight, correct, counted = sums.cpu()
+    rates = {"loss": loss / weight.clamp(min=1e-9), "accuracy": correct / counted.clamp(min=1.0)}
+    found = {name: float(rate.mean()) for name, rate in rates.items()}
+    for index, part in enumerate(parts or ()):
+        found |= {f"{name}/{part}": float(rate[index]) for name, rate in rates.items()}
+    return found
 
 
 class MetricsLog:

@@ -22,7 +22,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.received: float | None = None
         """When the first one came, by `time.monotonic`."""
-        self.flag: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
+        self.flag: tuple[torch.Tensor, torch.cuda.Event | None] = torch.zeros(()), None
         """How many processes were asked to stop by the last step, once the event has come."""
 
     def __enter__(self) -> StopSignal:
@@ -48,12 +48,9 @@ class StopSignal:
             return here
         flag = torch.full((), float(here), device=accelerator.device)
         flag = accelerator.reduce(flag, reduction="sum").to("cpu", non_blocking=True)
-        ready = torch.cuda.Event() if accelerator.device.type == "cuda" else None
+        on_gpu = accelerator.device.type == "cuda"
+        copied = torch.cuda.current_stream().record_event() if on_gpu else None
+        (before, ready), self.flag = self.flag, (flag, copied)
         if ready is not None:
-            ready.record()
-        before, self.flag = self.flag, (flag, ready)
-        if before is None:
-            return False
-        if before[1] is not None:
-            before[1].synchronize()
-        return bool(before[0] > 0)
+            ready.synchronize()
+        return bool(before > 0)

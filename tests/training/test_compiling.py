@@ -16,7 +16,7 @@ from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.training import compiling
 from drafttrain.training.compiling import compile_layers
 from tests.comparing import close
-from tests.training.test_pace import follow_states, language_modelling
+from tests.training.objectives.test_objective import OBJECTIVES
 from tests.training.tiny_runs import SIX_STEPS, logged, small_task, train_small
 
 
@@ -39,23 +39,22 @@ def batch_of(collate: Callable[[list[Example]], Batch], seed: int) -> Batch:
     return collate([Example(0, row, tokens(), [*tokens(), 1]) for row in range(3 + seed % 4)])
 
 
-OBJECTIVES = {
-    "pairs": (lambda: language_modelling("t5")[0], PairCollator(0)),
-    "states": (lambda: follow_states()[0], BlocksCollator(0, 0, 3, reads_prompt=False).alone),
+COLLATORS = {
+    "pairs": PairCollator(0),
+    "follow_states": BlocksCollator(0, 0, 3, reads_prompt=False).alone,
 }
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", COLLATORS)
 def test_batches_of_other_lengths_need_no_other_graph(name: str, compiler: CompileCounter) -> None:
-    make, collate = OBJECTIVES[name]
-    plain, compiled = make().train(), make().train()
+    plain, compiled = (OBJECTIVES[name]()[0].train() for _ in range(2))
     compile_layers(compiled.model)
     counts = []
     for seed in range(6):
         losses = []
         for objective in (plain, compiled):
             torch.manual_seed(seed)  # dropout
-            losses.append(objective(batch_of(collate, seed), 0.0).loss)
+            losses.append(objective(batch_of(COLLATORS[name], seed), 0.0).loss)
             losses[-1].backward()
         close(*losses, 1e-5)
         counts.append(compiler.frame_count)

@@ -111,6 +111,13 @@ def visible_sources(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return additive(mask[:, None, None, :] > 0, dtype)
 
 
+def causal_mask(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores of texts that are one a sequence. Without a mask Transformers would
+    look for several, and so wait for the device. Shapes: [B, T] -> [1, 1, T, T]."""
+    square = torch.ones(2 * tokens.shape[1:], device=tokens.device)
+    return additive(square.tril() > 0, dtype)[None, None]
+
+
 @dataclass(frozen=True)
 class LabelledBatch(Batch):
     """What is read, and what is learned: outputs of sources, or the texts themselves."""

@@ -1,7 +1,7 @@
 """A language model learns to draft for a target: from its outputs and, row by row, from its rows.
 
 The target reads every batch too, where a divergence from its rows is asked for, unless the batch
-has them: they are then cut to their likeliest tokens (`divergences.merged_rows`). Losses are taken
+has them: they are then cut to their likeliest tokens (`losses.merged_rows`). Losses are taken
 at the tokens of the output alone, which is where drafts will stand. In batches of masked blocks
 (PARD, arXiv 2504.18583) every token of every block is a next-token task of its own, learned from
 the target's row of the token at the same place in the text, which knows the text before it.
@@ -15,14 +15,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowTargetConfig
+from drafttrain.data.batches.examples import causal_mask
 from drafttrain.data.batches.packing import DocumentBatch
 from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.draftable import places_of
 from drafttrain.models.spec_drafter.layout import IGNORED
-from drafttrain.training.divergences import DIVERGENCES, merged_rows
-from drafttrain.training.losses import LossSums, overlap, smoothed_cross_entropy
+from drafttrain.training.losses import (
+    DIVERGENCES,
+    LossSums,
+    merged_rows,
+    overlap,
+    smoothed_cross_entropy,
+)
 from drafttrain.training.objective import Teacher
 
 
@@ -124,8 +130,8 @@ def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | Non
     most of a shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
     """
     scale, mask = projection_scale(model), batch.mask(model.dtype)
-    if mask is not None:
-        mask = layer_masks(attention_windows(model.config), mask, batch.positions, batch.positions)
+    mask = causal_mask(batch.input_ids, model.dtype) if mask is None else mask
+    mask = layer_masks(attention_windows(model.config), mask, batch.positions, batch.positions)
     inputs = {
         "input_ids": batch.input_ids,
         "attention_mask": mask,

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.data.batches.examples import LabelledBatch, visible_sources
-from drafttrain.decoding.engine.forward import additive
+from drafttrain.data.batches.examples import LabelledBatch, causal_mask, visible_sources
 from drafttrain.training.losses import (
     LossSums,
     followed_cross_entropy,
@@ -70,9 +69,8 @@ class LanguageModelling(nn.Module):
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """The model's logits at each counted position, and the labels. Shapes: -> [N, V], [N]."""
         inputs, pairs = {"input_ids": batch.input_ids}, model.config.is_encoder_decoder
-        if not pairs:  # without a mask Transformers looks for packed texts and waits
-            square = torch.ones(2 * batch.input_ids.shape[1:], device=batch.input_ids.device)
-            inputs["attention_mask"] = additive(square.tril() > 0, model.dtype)[None, None]
+        if not pairs:
+            inputs["attention_mask"] = causal_mask(batch.input_ids, model.dtype)
         else:
             inputs["attention_mask"] = visible_sources(batch.attention_mask, model.dtype)
             ids = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-from drafttrain.config.recipes import FollowTargetConfig, HeadConfig, ObjectiveConfig
+from drafttrain.config.recipes import (
+    FollowInBlocksConfig,
+    FollowTargetConfig,
+    HeadConfig,
+    ObjectiveConfig,
+)
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
+from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.training.objective import Batch, Objective
+from drafttrain.training.objectives.follow_states import FollowStates
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from tests.tiny_drafters import block_heads, collator, tiny_drafter
+from tests.tiny_drafters import behind_states, block_heads, collator, tiny_drafter
 from tests.tiny_models import tiny_model
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
+BLOCKS = FollowInBlocksConfig(cross_entropy=0.3, forward_kl=1.0)
 
 
 def mask_predict() -> tuple[Objective, Batch]:
@@ -36,40 +44,53 @@ def predict_ahead() -> tuple[Objective, Batch]:
     return PredictAhead(heads, tiny_model("marian")), batch
 
 
-def sequence_to_sequence() -> tuple[Objective, Batch]:
-    objective = LanguageModelling(tiny_model("marian"), teacher=tiny_model("marian", seed=2))
-    return objective, PairCollator(pad_token_id=0)(EXAMPLES)
+def language_modelling(family: str) -> tuple[Objective, Batch]:
+    collate = PairCollator(0) if family == "t5" else TextCollator(0)
+    objective = LanguageModelling(tiny_model(family), 0.1, tiny_model(family, seed=2))
+    return objective, collate(EXAMPLES)
 
 
-def next_token() -> tuple[Objective, Batch]:
-    return LanguageModelling(tiny_model("llama")), TextCollator(pad_token_id=0)(EXAMPLES)
+def follow_target(packed: bool) -> tuple[Objective, Batch]:
+    drafter, draftable = tiny_model("llama", num_hidden_layers=1), torch.tensor([1, 7, 8, 30])
+    settings = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)
+    objective = FollowTarget(drafter, settings, tiny_model("llama", seed=2), draftable)
+    collate = DocumentCollator(0)
+    return objective, collate([EXAMPLES]) if packed else collate.alone(EXAMPLES)
 
 
-def follow_target() -> tuple[Objective, Batch]:
-    objective = FollowTarget(tiny_model("llama"), FollowTargetConfig(), tiny_model("llama", seed=2))
-    return objective, DocumentCollator(pad_token_id=0)([EXAMPLES])
+def follow_blocks() -> tuple[Objective, Batch]:
+    objective = FollowTarget(tiny_model("llama", seed=2), BLOCKS, tiny_model("llama"))
+    return objective, BlocksCollator(0, 0, 3)([EXAMPLES])
+
+
+def follow_states() -> tuple[Objective, Batch]:
+    target = tiny_model("llama", num_hidden_layers=4)
+    drafter = behind_states(target, [1, 3], "linked", k=3)
+    collate = BlocksCollator(0, 0, 3, reads_prompt=False)
+    return FollowStates(drafter, BLOCKS, target), collate.alone(EXAMPLES)
 
 
 def head_sweep() -> tuple[Objective, Batch]:
-    heads = make_heads(HeadConfig(depths=(0, 1), rejection_weights=(1.0, 3.0)), 8, seed=0)
+    heads = make_heads(HeadConfig(depths=(0, 3, 1), rejection_weights=(1.0, 3.0)), 8, seed=0)
     return HeadSweep(heads), HeadBatch(torch.randn(5, 8), torch.rand(5))
 
 
-OBJECTIVES = [
-    mask_predict,
-    predict_ahead,
-    sequence_to_sequence,
-    next_token,
-    follow_target,
-    head_sweep,
-]
+OBJECTIVES = {
+    "mask_predict": mask_predict,
+    "predict_ahead": predict_ahead,
+    "pairs": partial(language_modelling, "t5"),
+    "texts": partial(language_modelling, "llama"),
+    "follow_target": partial(follow_target, packed=True),
+    "follow_unpacked": partial(follow_target, packed=False),
+    "follow_blocks": follow_blocks,
+    "follow_states": follow_states,
+    "head_sweep": head_sweep,
+}
 
 
-@pytest.mark.parametrize("make", OBJECTIVES, ids=lambda make: make.__name__)
-def test_an_objective_maps_a_batch_to_sums_of_each_part(
-    make: Callable[[], tuple[Objective, Batch]],
-) -> None:
-    objective, batch = make()
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_maps_a_batch_to_sums_of_each_part(name: str) -> None:
+    objective, batch = OBJECTIVES[name]()
     assert isinstance(objective, Objective)
     sums = objective.train()(batch.to(torch.device("cpu")), 0.5)
     shape = () if objective.parts is None else (len(objective.parts),)
@@ -80,11 +101,9 @@ def test_an_objective_maps_a_batch_to_sums_of_each_part(
     assert any(reached)
 
 
-@pytest.mark.parametrize("make", OBJECTIVES, ids=lambda make: make.__name__)
-def test_its_model_alone_is_saved_and_no_teacher_is_trained(
-    make: Callable[[], tuple[Objective, Batch]],
-) -> None:
-    objective, _ = make()
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_its_model_alone_is_saved_and_no_teacher_is_trained(name: str) -> None:
+    objective, _ = OBJECTIVES[name]()
     assert all(name.startswith("model.") for name in objective.state_dict())
     if objective.teacher is not None:
         frozen = list(objective.teacher.model.parameters())

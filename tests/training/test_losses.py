@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.training.divergences import DIVERGENCES, merged_rows
+from drafttrain.training.losses import DIVERGENCES, merged_rows
 
 P, Q = (0.5, 0.3, 0.2), (0.25, 0.5, 0.25)
 """Target and drafter: min of both sums up to 0.25 + 0.3 + 0.2 = 0.75, and only the first token's
