@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -34,7 +35,6 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
     task = small_task()
     plan = make_plan(task.lengths, settings)
     batches = list(plan.stream(range(2)))
-    keys = [key for batch in batches for key in batch]
     assert len(batches[0]) != len(batches[1]) or len(set(task.lengths)) > 1
     by_hand = small_task()
     cpu, learning = torch.device("cpu"), by_hand.objective.train()
@@ -51,12 +51,8 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
         seen.update({n: p.grad.clone() for n, p in learned.items()})
         return step(optimizer, *args, **kwargs)
 
-    torch.optim.AdamW.step = spy
-    try:
+    with mock.patch.object(torch.optim.AdamW, "step", spy):
         train_small(task, settings, tmp_path)
-    finally:
-        torch.optim.AdamW.step = step
-    assert len(keys) > 2
     for name, gradient in expected.items():
         assert (seen[name] - gradient).abs().max() < 1e-5
 

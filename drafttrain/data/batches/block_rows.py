@@ -68,5 +68,4 @@ class BlockRowsCollator:
 
 def _joined(of_heads: list[list[np.ndarray]]) -> Tensor:
     parts = [part for of_head in of_heads for part in of_head]
-    whole = np.concatenate(parts) if parts else np.empty(0)
-    return torch.from_numpy(whole.astype(np.int64))
+    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]))

@@ -63,7 +63,7 @@ class DocumentBatch(Batch):
         return self
 
     def same_in_text(self) -> Tensor | slice:
-        """Of each labelled position, the number of the one in `text` with the same label. [N]"""
+        """Numbers of the labelled positions in `text` with the same labels. [N]"""
         return slice(None)
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:

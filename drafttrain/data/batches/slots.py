@@ -77,20 +77,19 @@ class SlotCollator:
             priorities.append(random.random(shape, dtype=np.float32))
         most = max(self.blocks, *map(len, drawn))
         prefixes = torch.full((len(examples), most), -1)
-        priority = np.ones((len(examples), most, self.shape.masks(self.k)), np.float32)
+        priority = torch.ones(len(examples), most, self.shape.masks(self.k))
         for i, (own, of_slots) in enumerate(zip(drawn, priorities, strict=True)):
             prefixes[i, : len(own)] = torch.from_numpy(own) + given[i]
-            priority[i, : len(own)] = of_slots
+            priority[i, : len(own)] = torch.from_numpy(of_slots)
         layout = lay_out(targets, lengths, prefixes, self.shape, self.k, self.start_token, given)
         if self._leaves_out:
             layout = layout.only_learned(self.blocks * self.shape.masks(self.k))
-        mask, encoded = padding_mask(source_lengths), None
-        if bool(mask.all()):  # Transformers would ask the device
-            mask = None
+        mask, encoded = None, None  # without padding no mask: Transformers would ask the device
+        if source_lengths.min() < source_lengths.max():
+            mask = padding_mask(source_lengths)
         if self.shape.encoder == "target" and self.encoded:
             encoded, mask = pad_encoded(examples)
-        numbers = torch.from_numpy(priority)
-        return SlotBatch(input_ids, mask, layout, numbers, targets, given, encoded)
+        return SlotBatch(input_ids, mask, layout, priority, targets, given, encoded)
 
     @property
     def _leaves_out(self) -> bool:
