@@ -154,6 +154,18 @@ def test_a_block_among_many_equals_the_block_alone(slots: str) -> None:
             assert (hidden[:, i] - one[:, 0]).abs().max() < 1e-5
 
 
+def test_one_slot_after_a_kept_prefix_is_read_as_with_it() -> None:
+    """LED drops the mask of a single token, which here hides what follows the prefix."""
+    drafter = drafter_of(tiny_seq2seq("led"), k=2)
+    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
+    layout, reader = block_after(drafter, targets, 2), RowReader(drafter)
+    with torch.no_grad():
+        encoded = reader.encode(ids, None)
+        together = reader(layout.rows, encoded).hidden
+        prefix = reader(layout.rows.part(0, layout.prefix_rows), encoded, keep=True)
+        close(reader(layout.fed(), encoded, prefix).hidden, together[:, layout.prefix_rows :])
+
+
 def test_padding_changes_nothing() -> None:
     drafter = tiny_drafter("bart")
     ids, targets = torch.randint(4, VOCAB, (2, 5)), torch.randint(4, VOCAB, (2, 6))

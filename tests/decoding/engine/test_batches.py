@@ -7,6 +7,7 @@ import torch
 
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.probe import reference_logits
 from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
 from tests.decoding.engine.fresh import (
@@ -19,7 +20,7 @@ from tests.decoding.engine.fresh import (
     sources_of,
 )
 from tests.decoding.engine.test_branches import NODES, PARENTS
-from tests.tiny_models import VOCAB, tiny_model, tiny_source
+from tests.tiny_models import BOS, VOCAB, tiny_model, tiny_seq2seq, tiny_source
 
 
 def drafts(generator: torch.Generator) -> list[Proposal]:
@@ -220,3 +221,15 @@ def test_a_source_that_is_not_a_number_stays_with_its_sequence():
     for tokens in (prefix, torch.tensor([1, 5, 9])):
         found = target.catch_up_all([(state, tokens) for state in states])
         assert all(output.logits.isfinite().all() for output in found)
+
+
+def test_single_tokens_of_unequal_sequences_see_their_own_text_alone():
+    """LED drops the mask of a single token, which hides the columns of the longer sequence."""
+    model = tiny_seq2seq("led")
+    target, source = CachedModel(model), tiny_source([5, 9, 20, 7], model)
+    paths = [torch.tensor([BOS, *own]) for own in ([8, 11, 4, 17], [30, 6])]
+    states = target.encode_all([source, source])
+    target.catch_up_all([(state, path[:-1]) for state, path in zip(states, paths, strict=True)])
+    outputs = target.catch_up_all([*zip(states, paths, strict=True)])
+    for path, output in zip(paths, outputs, strict=True):
+        close(output.logits[0], reference_logits(model, source, path)[-1])
