@@ -96,7 +96,7 @@ def draft_along(collate: DocumentCollator, k: int, objective: FollowTarget, row:
     batch = collate.alone([row]).to(objective.model.device)
     logits, _ = objective.rows(batch)
     best = objective.tokens(logits.argmax(-1))
-    return Drafts(blocks_of(best, len(best), k), objective.acceptance(batch))
+    return Drafts(blocks_of(best, len(best), k), objective.overlap(batch, logits))
 
 
 if __name__ == "__main__":

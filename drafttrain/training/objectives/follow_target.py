@@ -38,7 +38,7 @@ class FollowTarget(nn.Module):
 
     draftable [N]: the tokens that the drafter can draft, in rising order; its rows are over these
     alone, and an output's token that is not among them counts as missed and has no cross entropy.
-    target: needed for divergences and for `acceptance`.
+    target: needed for divergences and for `overlap`.
     """
 
     parts = None
@@ -110,15 +110,10 @@ class FollowTarget(nn.Module):
         return rows[batch.same_in_text()]
 
     @torch.no_grad()
-    def acceptance(self, batch: DocumentBatch) -> Tensor:
-        """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
-        probability that a token drawn from the drafter is accepted. Shape: [N]."""
-        logits, _ = self.rows(batch)
-        return self.overlap(batch, logits)
-
-    @torch.no_grad()
     def overlap(self, batch: DocumentBatch, logits: Tensor) -> Tensor:
-        """`acceptance` of rows that are known. Shapes: logits [N, C] -> [N]."""
+        """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
+        probability that a token drawn from the drafter is accepted. Shapes: logits [N, C] of `rows`
+        -> [N]."""
         draft_probs = exact_enough(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 

@@ -54,7 +54,7 @@ def test_the_loss_is_that_of_every_block_run_alone(draftable) -> None:
     close(sums.loss, loss, 1e-6)  # weights are float32
     close(sums.weight.double(), weights, 1e-6)
     assert sums.counted == 3 + 2 + 1 + 4 + 3 + 2  # blocks end where their output ends
-    close(objective.acceptance(batch).sum(), acceptance)
+    close(objective.overlap(batch, objective.rows(batch)[0]).sum(), acceptance)
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])

@@ -108,7 +108,7 @@ def test_a_drafter_of_few_tokens_learns_rows_over_these_alone() -> None:
 def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_same() -> None:
     batch = COLLATE.alone(examples())
     objective = objective_of(FollowTargetConfig())
-    found = objective.acceptance(batch)
+    found = objective.overlap(batch, objective.rows(batch)[0])
     expected = [
         torch.minimum(
             answer_rows(objective.model, e).exp(), answer_rows(objective.teacher.model, e).exp()
@@ -117,7 +117,7 @@ def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_sam
     ]
     close(found, torch.cat(expected))
     same = FollowTarget(tiny_model("llama"), FollowTargetConfig(), tiny_model("llama"))
-    close(same.acceptance(batch), torch.ones(8, dtype=torch.float64))
+    close(same.overlap(batch, same.rows(batch)[0]), torch.ones(8, dtype=torch.float64))
 
 
 def test_validation_is_the_cross_entropy_of_the_output_whatever_is_trained() -> None:
