@@ -188,11 +188,14 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     """One round of every active sequence: draft, score in shared calls, verify, commit."""
     target = decoder.target
     began = perf_counter()
-    proposals = together([sequence.propose() for sequence in active])
+    try:
+        proposals = together([sequence.propose() for sequence in active])
+        if decoder.verifier.function is not verify_greedy or decoder.processors.change_logits:
+            proposals = on_host(proposals)  # all but comparing reads the tokens, and no NO_TOKEN
+    except NotFinite as error:
+        raise NotFinite(f"drafter {decoder.drafter.name!r}: {error}") from None
     for sequence, proposal in zip(active, proposals, strict=True):
         check_room(sequence, proposal)
-    if decoder.verifier.function is not verify_greedy or decoder.processors.change_logits:
-        proposals = on_host(proposals)  # all but comparing reads the tokens, and knows no NO_TOKEN
     proposals = [proposal.until(target.eos_ids) for proposal in proposals]
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
@@ -247,7 +250,7 @@ def on_host(proposals: Sequence[Proposal]) -> list[Proposal]:
         return list(proposals)
     known = iter(torch.cat(away).cpu().split([len(tokens) for tokens in away]))
     return [
-        replace(proposal, tokens=next(known)) if proposal.is_on_device else proposal
+        proposal.with_tokens(next(known)) if proposal.is_on_device else proposal
         for proposal in proposals
     ]
 

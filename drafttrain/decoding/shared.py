@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.types import NOT_FINITE, NotFinite
 
 T = TypeVar("T")
 
@@ -67,19 +68,29 @@ def alone(work: Steps[T] | T) -> T:
 
 
 def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
-    """The likeliest token of every row, at one wait for the device. Shapes: [R, V] each."""
-    if scores[0].device.type == "cpu":  # NumPy takes a tenth of the time there
-        return [np.argmax(rows.detach().numpy(), axis=-1).tolist() for rows in scores]
-    best = torch.cat([rows.argmax(dim=-1) for rows in scores]).tolist()
+    """A drafter's likeliest token of every row, at one wait for the device. Shapes: [R, V] each.
+
+    Raises NotFinite for a row whose maximum is no finite number.
+    """
+    if scores[0].device.type == "cpu":
+        found = [_finite_arg_max(rows) for rows in scores]
+        if any(NOT_FINITE in tokens for tokens in found):
+            raise NotFinite.of_drafter()
+        return found
+    tokens = torch.cat(likeliest_of_each(scores)).tolist()
+    if NOT_FINITE in tokens:
+        raise NotFinite.of_drafter()
     ends = itertools.accumulate(len(rows) for rows in scores)
-    return [best[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
+    return [tokens[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
 
 
 def likeliest_of_each(scores: Sequence[Tensor]) -> list[Tensor]:
-    """The likeliest token of every row, not waited for. Shapes: [R, V] -> [R] each."""
+    """A drafter's likeliest token of every row, not waited for: `NOT_FINITE` on a device where
+    there is none. Shapes: [R, V] -> [R] each."""
     if scores[0].device.type == "cpu":
         return [torch.tensor(tokens) for tokens in arg_max_of_each(scores)]
-    best = torch.cat(list(scores)).argmax(dim=-1)
+    top, best = torch.cat(list(scores)).max(dim=-1)
+    best = torch.where(top.isfinite(), best, NOT_FINITE)
     return list(best.split([len(rows) for rows in scores]))
 
 
@@ -88,13 +99,16 @@ Judged = tuple[list[int], list[int]]
 
 
 def judge_each(asked: Sequence[tuple[Tensor, Tensor]]) -> list[Judged]:
-    """The likeliest token of every row, -1 where its maximum is no finite number, and the tokens
-    of each draft, at one wait for the device. Shapes: rows [N + 1, V], tokens [N] each."""
+    """The likeliest token of every row, `NOT_FINITE` where its maximum is no finite number, and the
+    tokens of each draft, at one wait for the device. Shapes: rows [N + 1, V], tokens [N] each.
+
+    Raises NotFinite for drafts with `NOT_FINITE`.
+    """
     if asked[0][0].device.type == "cpu":
         return [(_finite_arg_max(rows), tokens.tolist()) for rows, tokens in asked]
     top, best = torch.cat([rows for rows, _ in asked]).max(dim=-1)
     waiting = [tokens for _, tokens in asked if tokens.device.type != "cpu"]
-    values = iter(torch.cat([torch.where(top.isfinite(), best, -1), *waiting]).tolist())
+    values = iter(torch.cat([torch.where(top.isfinite(), best, NOT_FINITE), *waiting]).tolist())
     found = [list(itertools.islice(values, len(rows))) for rows, _ in asked]
     drafts = [
         list(itertools.islice(values, len(tokens)))
@@ -102,6 +116,8 @@ def judge_each(asked: Sequence[tuple[Tensor, Tensor]]) -> list[Judged]:
         else tokens.tolist()
         for _, tokens in asked
     ]
+    if any(NOT_FINITE in tokens for tokens in drafts):
+        raise NotFinite.of_drafter()
     return list(zip(found, drafts, strict=True))
 
 
@@ -109,7 +125,7 @@ def _finite_arg_max(rows: Tensor) -> list[int]:
     values = rows.detach().numpy()
     best = np.argmax(values, axis=-1)  # of the first NaN, where there is one
     top = np.take_along_axis(values, best[:, None], axis=-1)[:, 0]
-    return np.where(np.isfinite(top), best, -1).tolist()
+    return np.where(np.isfinite(top), best, NOT_FINITE).tolist()
 
 
 def _go_on(

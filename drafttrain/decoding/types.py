@@ -14,6 +14,13 @@ from drafttrain.config.kinds import DrawKind
 class NotFinite(ValueError):
     """Scores or probabilities of a model that are NaN or infinite where they decide."""
 
+    @staticmethod
+    def of_drafter() -> NotFinite:
+        return NotFinite(
+            "the drafter's logits are NaN or infinite; load it in float32 or bfloat16, or train it "
+            "again"
+        )
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -75,6 +82,8 @@ class Source:
 
 NO_TOKEN = -1
 """In place of a token that is not there; no target ever chooses it."""
+NOT_FINITE = -2
+"""In place of a token whose row is not finite, on a device that is not waited for."""
 
 
 class SourceTooLong(ValueError):
@@ -215,7 +224,13 @@ class Proposal:
 
     def on_host(self) -> Proposal:
         """The same with tokens that the host knows; waits for a device that drafted them."""
-        return replace(self, tokens=self.tokens.cpu()) if self.is_on_device else self
+        return self.with_tokens(self.tokens.cpu()) if self.is_on_device else self
+
+    def with_tokens(self, tokens: Tensor) -> Proposal:
+        """The same with its tokens, which the host knows. Raises NotFinite for `NOT_FINITE`."""
+        if NOT_FINITE in tokens.tolist():
+            raise NotFinite.of_drafter()
+        return replace(self, tokens=tokens)
 
     def ending(self, ends: frozenset[int]) -> Tensor:
         """[N] which tokens end a sequence, where the tokens are."""

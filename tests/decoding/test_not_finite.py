@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.causal import CausalDrafter
+from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength, HeadJudge
+from drafttrain.decoding.trees.chosen import Optimal
+from drafttrain.decoding.trees.drawn import Paths
+from drafttrain.decoding.trees.fixed import eagle_tree
+from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.types import DraftState, NotFinite, Proposal, Sampling
 from drafttrain.decoding.verifiers import make_verifier
 from tests.decoding.enumeration import enumerate_output, replaced, total_variation
 from tests.decoding.toys import EOS, ToyDrafter, ToyTarget, autoregressive_law, toy_source
 from tests.export.pairs import make_head
+from tests.tiny_drafters import tiny_drafter
 from tests.tiny_models import tiny_model
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
@@ -143,3 +154,27 @@ def test_a_head_that_gives_no_number_is_an_error_and_not_the_end_of_a_draft() ->
     judge = HeadJudge(make_head(tiny_model("llama")))
     with pytest.raises(NotFinite, match="acceptance head .* gives NaN"):
         judge(DraftState(1, hidden=[torch.full((16,), torch.nan)]), 0.5)
+
+
+DRAFTERS = {
+    "spec-drafter": lambda: BlockDrafter(tiny_drafter("marian", slots="paper")),
+    "linked": lambda: BlockDrafter(tiny_drafter("marian", previous_token_rank=3)),
+    "causal": lambda: CausalDrafter(CachedModel(tiny_model("marian"))),
+}
+
+
+@pytest.mark.parametrize("tree", [None, Optimal(4), eagle_tree(), Paths(2)], ids=str)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_drafter_whose_rows_are_no_numbers_is_named(kind: str, tree: Shape | None) -> None:
+    target, drafter = CachedModel(tiny_model("marian")), DRAFTERS[kind]()
+    model = drafter.model.model if kind == "causal" else drafter.model
+    with torch.no_grad():  # finite, as all weights that are read
+        model.get_output_embeddings().weight.fill_(1e308)
+    drafts = drafter if tree is None else TreeDrafter(drafter, tree, draft_temperature=1.0)
+    verifier = make_verifier("greedy")
+    decoder = Decoder(
+        target, drafts, FixedLength(3), verifier, GREEDY, lambda row: sequence_randomness(0, row)
+    )
+    name = re.escape(drafts.name)
+    with pytest.raises(NotFinite, match=f"drafter '{name}': the drafter's logits are NaN"):
+        decoder.decode_all([make_source([5, 9, 7], target.model)], 6)

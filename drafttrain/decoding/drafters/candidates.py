@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from drafttrain.decoding.sampling import exact_enough, likeliest
 from drafttrain.decoding.trees.shapes import Likeliest, of_level
+from drafttrain.decoding.types import NOT_FINITE, NotFinite
 
 CANDIDATES = 64
 """Tokens a slot that are scored again with the token before them; all others keep their scores."""
@@ -94,6 +95,9 @@ class Candidates:
     def likeliest_chains(self, last: Sequence[int]) -> Tensor:
         """The likeliest token of each slot after that of the slot before, of the first one after
         the last committed token; not waited for. Shapes: [B] -> [B, K]."""
+        finite = self.scores[..., 0].isfinite()
+        if finite.device.type == "cpu" and not finite.all():
+            raise NotFinite.of_drafter()
         directions, features = self._directions, self._link.features
         known = directions.dtype == features.dtype in (torch.float32, torch.float64)
         if len(last) == 1 and features.device.type == "cpu" and known:
@@ -103,7 +107,7 @@ class Candidates:
             best = self.after(slot, previous)[:, 0].argmax(-1, keepdim=True)
             previous = self.tokens[:, slot].gather(1, best)
             drafted.append(previous)
-        return torch.cat(drafted, dim=1)
+        return torch.cat(drafted, dim=1).where(finite, NOT_FINITE)
 
     def _likeliest_chain(self, previous: int) -> list[int]:
         """`likeliest_chains` of one sequence, by NumPy: of products so small calls are most of the

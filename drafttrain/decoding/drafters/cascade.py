@@ -21,7 +21,7 @@ from drafttrain.decoding.drafters.causal import OwnSequence
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, steps
+from drafttrain.decoding.shared import Call, Steps, arg_max_of_each, steps
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
@@ -243,7 +243,7 @@ def review(
     """
     tokens = inner.tokens.tolist()
     if sampling.greedy:
-        best, accepted = logits.argmax(dim=-1).tolist(), 0
+        [best], accepted = arg_max_of_each([logits]), 0
         for place, token in enumerate(tokens):
             if token != best[place] and not _leniently(inner, place, token, logits, leniency):
                 break

@@ -10,6 +10,7 @@ with is checked before every call.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import warnings
@@ -162,6 +163,7 @@ class Graphs:
             say(f"calls run uncompiled from here on: {first_line(error)}")
             return step
         self.compilations += 1
+        gc.collect()  # torch's tracing leaves cycles that hold our frames, and so rows of the cache
         say(f"{what} compiled in {perf_counter() - began:.0f} s")
         return compiled
 

@@ -13,6 +13,7 @@ from drafttrain.decoding.trees.shapes import (
     Likeliest,
     Shape,
     Tree,
+    check_numbers,
     check_positive,
     of_level,
 )
@@ -103,6 +104,7 @@ class Optimal(Shape):
             log_probs = (exact_enough(logits) / temperature).log_softmax(dim=-1)
         else:
             log_probs = warp(logits, replace(sampling, temperature=temperature)).log()
+        check_numbers(log_probs)
         few = CANDIDATES * self.nodes
         if log_probs.shape[-1] > few and (log_probs.device.type != "cpu" or tree.level == 0):
             best = log_probs.topk(few, dim=-1)

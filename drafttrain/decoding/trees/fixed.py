@@ -9,7 +9,14 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree, check_positive
+from drafttrain.decoding.trees.shapes import (
+    Array,
+    Likeliest,
+    Shape,
+    Tree,
+    check_numbers,
+    check_positive,
+)
 from drafttrain.decoding.types import Sampling
 
 
@@ -53,8 +60,9 @@ class Fixed(Shape):
 
     def grow(self, tree: Tree, logits: Tensor) -> list[int]:
         ranks = [rank for path in tree.noted(()) for rank in self._below[path]]
-        widest = min(1 + max(ranks), logits.shape[-1])
-        return self._add(tree, logits.topk(widest, dim=-1).indices.tolist())
+        best = logits.topk(min(1 + max(ranks), logits.shape[-1]), dim=-1)
+        check_numbers(best.values - best.values[:, :1])  # infinity less itself is NaN
+        return self._add(tree, best.indices.tolist())
 
     def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> list[int]:
         order = np.argsort(-log_probs, axis=1, kind="stable")

@@ -19,7 +19,7 @@ from torch import Tensor
 from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.types import Proposal, Sampling
+from drafttrain.decoding.types import NotFinite, Proposal, Sampling
 
 Array = npt.NDArray
 ROOT = -1
@@ -108,6 +108,7 @@ class Tree:
         """The rows that children are drawn from, which are kept, and the number of the first.
         Shapes: [F, V] -> [F, V]."""
         known, probs = sum(map(len, self.draft_probs)), warp(logits, self.sampling)
+        check_numbers(probs)
         self.draft_probs.append(probs)
         return probs, known
 
@@ -121,6 +122,7 @@ class Tree:
 
     def choose(self, tokens: Array, log_probs: Array) -> list[int]:
         """As `grow`, by the likeliest tokens. Shapes: tokens [F, C], log_probs [F, C]."""
+        check_numbers(log_probs)
         return self._go_on(self.shape.choose(self, tokens, log_probs))
 
     def _go_on(self, nodes: Sequence[int]) -> list[int]:
@@ -155,6 +157,13 @@ class Tree:
 def of_level(temperatures: Sequence[float], level: int) -> float:
     """That of a level, counted from 0; the last one's of all below it."""
     return temperatures[min(level, len(temperatures) - 1)]
+
+
+def check_numbers(probs: Tensor | Array) -> None:
+    """Raise NotFinite for a row [F, V] that a softmax made of scores that are not finite: all of it
+    is NaN then."""
+    if bool((probs[:, 0] != probs[:, 0]).any()):
+        raise NotFinite.of_drafter()
 
 
 def check_positive(name: str, value: int) -> None:
