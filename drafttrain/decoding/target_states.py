@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from drafttrain.decoding.engine.sequence_state import SequenceState
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,6 @@ class TargetRequirements:
         return TargetRequirements(tuple(layers), encoder, tuple(contexts), waits)
 
 
-class VerifiedColumns(Protocol):
-    """A target's cache of one sequence, until its next call."""
-
-    def keys_values(self, layers: Sequence[int], first: int, last: int) -> Tensor:
-        """Keys and values of each layer in turn at positions first..last-1:
-        [2 L, heads, last - first, head_dim]."""
-        ...
-
-
 @dataclass(frozen=True)
 class TargetState:
     """The target's states at the rows verified since the sequence's last round.
@@ -58,6 +52,6 @@ class TargetState:
     row: row r of R stands at position committed - 1 - R + r."""
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
     """[R, D] of each layer that the drafter asked for (`TargetRequirements`)."""
-    columns: VerifiedColumns | None = None
+    columns: SequenceState | None = None
     """The target's cache, where the drafter asked for layers of it: of all committed tokens but the
-    last one."""
+    last one; until the target's next call."""

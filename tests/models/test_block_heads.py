@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.decoding.drafters.block_heads import head_logits
-from drafttrain.decoding.engine.teacher_forcing import states_before, teacher_force
+from drafttrain.decoding.engine.teacher_forcing import project, states_before, teacher_force
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.identity import check_same_target, hash_target
 from tests.comparing import close, same_weights
@@ -28,7 +27,7 @@ def test_untrained_heads_say_what_the_target_says_next(family: str) -> None:
     forced = teacher_force(target, SOURCES, OUTPUTS)
     for states, known in zip(before, forced, strict=True):
         close(states, known.before, 1e-12)
-        logits = head_logits(target, heads.each(states))
+        logits = project(target, heads.each(states))
         assert logits.shape == (3, len(states), VOCAB)
         assert (logits - known.logits).abs().max() < 1e-10
 

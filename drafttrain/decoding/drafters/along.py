@@ -21,11 +21,12 @@ from torch import Tensor
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness, probs_of_tokens
 from drafttrain.decoding.shared import Steps, steps
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.target_states import TargetRequirements, TargetState, VerifiedColumns
+from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 
 NOT_DRAFTED = -1.0
@@ -41,7 +42,7 @@ class KnownOutput:
     """[L], on the CPU."""
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
     """[P + L - 1, D] of each layer that is read, at all tokens but the last."""
-    columns: VerifiedColumns | None = None
+    columns: SequenceState | None = None
     """The target's cache of the same tokens, where layers of it are read."""
 
     def committed(self, prefix: int) -> Tensor:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from drafttrain.decoding.drafters.candidates import Link
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import Feed, StepOutput
+from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
@@ -62,10 +62,6 @@ class BlockDrafter(Drafter):
         )
         self.link = None if model.previous_token is None else link_of(model)
         self.eos_ids, self.vocabulary = self.cached.eos_ids, self.cached.vocabulary
-
-    def project(self, hidden: Tensor) -> Tensor:
-        """Scores of every token, before previous-token features. Shapes: [..., D] -> [..., V]."""
-        return self.model.logits(hidden)
 
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
@@ -109,14 +105,10 @@ class BlockDrafter(Drafter):
         outputs = self.cached.feed_all(feeds)
         for state, prefix, *_ in asked:
             state.settle(len(prefix))
-        return [_last_rows(output) for output in outputs]
+        return [(output.hidden[-len(output.logits) :], output.logits) for output in outputs]
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
-
-
-def _last_rows(output: StepOutput) -> OfSlots:
-    return output.hidden[len(output.hidden) - len(output.logits) :], output.logits
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class BlockHeadsDrafter(Drafter):
             states[start - first : end - first, place]
             for place, (_, start, end) in enumerate(asked)
         ]
-        logits = head_logits(self.target, torch.cat(own)).split([len(rows) for rows in own])
+        logits = project(self.target, torch.cat(own)).split([len(rows) for rows in own])
         return list(zip(own, logits, strict=True))
 
 
@@ -73,12 +73,6 @@ class BlockHeadsSession(SlotSession):
         return (yield Call(self.drafter.rows_all, asked))
 
 
-def head_logits(target: PreTrainedModel, states: Tensor) -> Tensor:
-    """What heads say, float32 at least. Shapes: [..., D] -> [..., V]."""
-    logits = project(target, states.to(target.dtype))
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-
-
 @torch.inference_mode()
 def predict_blocks(
     heads: BlockHeads, target: PreTrainedModel, source_ids: Tensor, target_ids: Tensor
@@ -88,6 +82,6 @@ def predict_blocks(
     At the empty prefix nothing is drafted: -1 is no token. Shapes: [S], [L] -> [L, heads].
     """
     [before] = states_before(target, [source_ids.tolist()], [target_ids.tolist()])
-    logits = head_logits(target, heads.each(before[:-1]).transpose(0, 1))
+    logits = project(target, heads.each(before[:-1]).transpose(0, 1))
     nothing = torch.full((1, heads.config.heads), -1)
     return torch.cat((nothing, logits.argmax(-1).cpu()))

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.along import NOT_DRAFTED, KnownOutput
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
@@ -87,23 +88,6 @@ class OwnSequence:
         return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - fed))
 
 
-class RowsOf(Sequence[Tensor]):
-    """Rows with the scores of some tokens alone, taken when they are looked at: those of tokens
-    that are never drafted would cost a policy more than all the rest."""
-
-    def __init__(self, tokens: Tensor, rows: Sequence[Tensor]) -> None:
-        """tokens [N], rows [V] each; more may come."""
-        self.tokens, self.rows = tokens, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, place):
-        if isinstance(place, slice):
-            return [row.index_select(0, self.tokens) for row in self.rows[place]]
-        return self.rows[place].index_select(0, self.tokens)
-
-
 class CausalSession:
     """One sequence: what the drafter has cached of the committed tokens and its own drafts.
 
@@ -120,7 +104,6 @@ class CausalSession:
     ) -> None:
         self.model, self.own = model, own
         self.sampling, self.randomness = sampling, randomness
-        self.drafted = model.draftable
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
@@ -133,7 +116,6 @@ class CausalSession:
         drafted: list[int] = []
         probs: list[Tensor] = []
         logits: list[Tensor] = []
-        rows = logits if self.drafted is None else RowsOf(self.drafted, logits)
         states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
         score = yield Call(self.model.catch_up_all, (state, tokens))
@@ -145,10 +127,10 @@ class CausalSession:
             depth = len(drafted)
             newest = torch.tensor([token])
             if stop.state_kind == "drawn":
-                states.append(drawn_state(score.hidden[-1], rows[-1], self._place(token)))
+                states.append(drawn_state(score.hidden[-1], row, token))
             if depth == longest or token in ends:
                 break
-            if not stop.should_draft(DraftState(depth, rows, states, notes=notes)):
+            if not stop.should_draft(DraftState(depth, logits, states, notes=notes)):
                 break
             score = yield Call(self.model.feed_chains, (state, newest))
             if stop.state_kind == "token":
@@ -160,10 +142,6 @@ class CausalSession:
             hidden=states or None,
             logits=lambda: logits,
         )
-
-    def _place(self, token: int) -> int:
-        """Where a drafted token stands in the rows that policies see."""
-        return token if self.drafted is None else int(torch.searchsorted(self.drafted, token))
 
     def _choose(self, row: Tensor, probs: list[Tensor]) -> Steps[int]:
         """The next token of the draft; the row it is drawn from is put into probs. Shape: [V]."""
@@ -185,11 +163,9 @@ def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor
     fed = target_ids[:-1].to(own.prefix.device)
     if model.position_limit is not None:
         fed = fed[: max(model.position_limit - len(own.prefix), 0)]
-    state = model.encode(own)
-    rows = [model.catch_up(state, own.prefix).logits[-1:]]
-    if len(fed):
-        rows.append(model.feed(state, fed).logits)
-    return exact_enough(torch.cat(rows)[: len(target_ids)])
+    ids = torch.cat((own.prefix, fed)).tolist()
+    [found] = model.feed_all([Feed(model.encode(own), ids, len(fed) + 1)])
+    return exact_enough(found.logits[: len(target_ids)])
 
 
 def probs_along(

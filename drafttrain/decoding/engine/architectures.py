@@ -143,14 +143,6 @@ def check_states(config: PretrainedConfig) -> None:
         )
 
 
-def no_trees(config: PretrainedConfig, reason: str) -> ValueError:
-    """Why a model cannot be given trees, with the remedy."""
-    return ValueError(
-        f"a {config.model_type!r} model cannot be given a draft tree: {reason}; draft chains, or "
-        "use another model"
-    )
-
-
 def check_stateless(kind: type[PreTrainedModel], config: PretrainedConfig) -> None:
     """Refuse linear attention, state spaces and mixtures of them. Raises ValueError."""
     if kind._is_stateful:

@@ -244,14 +244,6 @@ class CacheRow:
         found = self.cache.own.layers[layer]
         return found.keys[self.number, :, :columns], found.values[self.number, :, :columns]
 
-    def cross_keys_values(self, layer: int) -> KeysValues | None:
-        """Two [heads, S, head_dim] of a decoder layer; None before the first call."""
-        if not self.knows_source:
-            return None
-        length = self.cache.source_lengths[self.number]
-        keys, values = (held[self.number, :, :length] for held in self.cache.cross[layer])
-        return keys, values
-
 
 CACHES: weakref.WeakSet[ColumnCache] = weakref.WeakSet()
 """All there are in this process."""

@@ -1,7 +1,7 @@
 """Language models with a KV cache, fed by chains and by trees.
 
 Targets and drafters share every path: `catch_up` keeps what the cache has in common with the
-committed tokens and feeds the rest, `feed` appends a chain, `extend` branches, of which
+committed tokens and feeds the rest, `feed_chains` appends a chain, `extend_all` branches, of which
 `keep_columns` keeps one; `score` and `keep` are a target's round made of the same parts.
 """
 
@@ -20,7 +20,6 @@ from drafttrain.decoding.engine.architectures import (
     check_architecture,
     counts_last_token,
     device_of,
-    no_trees,
     position_limit,
     refuse,
     source_limit,
@@ -98,14 +97,16 @@ class CachedModel:
 
     @property
     def takes_branches(self) -> bool:
-        """Whether trees and `extend` work: a mask and a position can be given for every token."""
+        """Whether trees and `extend_all` work: every token can be given a mask and a position."""
         return self.tree_fault is None
 
     def check_branches(self) -> None:
-        """Raise ValueError, with the remedy, where trees and `extend` do not work."""
-        if self.takes_branches:
-            return
-        raise no_trees(self.model.config, self.tree_fault)
+        """Raise ValueError, with the remedy, where trees and `extend_all` do not work."""
+        if not self.takes_branches:
+            raise ValueError(
+                f"a {self.model.config.model_type!r} model cannot be given a draft tree: "
+                f"{self.tree_fault}; draft chains, or use another model"
+            )
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """The model's own logits processors. Raises ValueError where one cannot be honoured."""
@@ -181,33 +182,23 @@ class CachedModel:
 
         What a cache has in common with them is kept. Shapes: tokens [T] each, all committed tokens
         -> logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
-        branches are cached (see `forget`).
+        branches are cached (see `SequenceState.forget`).
         """
         return self.feed_all([Feed(state, state.align(tokens), rows=1) for state, tokens in asked])
 
-    def feed(self, state: SequenceState, tokens: Tensor) -> StepOutput:
-        """Append a chain to what is cached. Shapes: [N] -> logits [N, V], hidden [N, D]."""
-        return self.feed_chains([(state, tokens)])[0]
-
     def feed_chains(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
-        """`feed` of several sequences, in shared calls."""
+        """Append a chain [N] to what is cached of each sequence -> logits [N, V], hidden [N, D]."""
         return self.feed_all([Feed(state, own.tolist(), len(own)) for state, own in asked])
-
-    def extend(
-        self, state: SequenceState, tokens: Tensor, visible: Tensor, positions: Tensor
-    ) -> StepOutput:
-        """Append tokens that see only the columns marked visible, at positions of their own.
-
-        Shapes: tokens [N], visible [N, C + N] bool (C cached columns, then the new ones; each token
-        sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises ValueError where
-        `takes_branches` is false.
-        """
-        return self.extend_all([(state, tokens, visible, positions)])[0]
 
     def extend_all(
         self, asked: Sequence[tuple[SequenceState, Tensor, Tensor, Tensor]]
     ) -> list[StepOutput]:
-        """`extend` of several sequences, in shared calls."""
+        """Append tokens that see only the columns marked visible, at positions of their own.
+
+        Of each sequence its tokens [N], visible [N, C + N] bool (C cached columns, then the new
+        ones; each token sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises
+        ValueError where `takes_branches` is false.
+        """
         return self.feed_all(
             [
                 Feed(state, tokens.tolist(), len(tokens), visible, positions.tolist())
@@ -230,11 +221,6 @@ class CachedModel:
                 raise ValueError("branches are cached; forget them before feeding a chain")
             self._check_room(max(feed.places) + 1)
         return self.engine.call(feeds, layers)
-
-    @without_gradients
-    def forget(self, state: SequenceState, columns_kept: int) -> None:
-        """Drop all cached columns but the first ones."""
-        state.forget(columns_kept)
 
     @without_gradients
     def keep_columns(self, state: SequenceState, columns: Sequence[int], behind: int = 0) -> None:

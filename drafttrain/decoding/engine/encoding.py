@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,21 +29,15 @@ def given_encoding(sources: Sequence[Source]) -> list[Tensor]:
     return [source.encoded for source in sources]
 
 
-EncodeTexts = Callable[[Tensor, Tensor | None], Tensor]
-"""ids [B, S], mask [B, S] (1 = token; None: all are) -> states [B, S, D]."""
-
-
 class Encoder:
     """What reads the sources of a decoder."""
 
-    def __init__(self, model: PreTrainedModel, own: EncodeTexts | None = None) -> None:
-        """own: an encoder of texts, where it is not the one that Transformers knows of; it encodes
-        all sources, whatever they bring along."""
-        self.model, self._own = model, own
-        self._texts = self._call if own is None else own
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
         self.compiled: CompiledEncoder | None = None
 
-    def _call(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+    def _texts(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """ids [B, S], mask [B, S] (1 = token; None: all are) -> states [B, S, D]."""
         return self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
 
     def compile(self) -> None:
@@ -55,11 +49,12 @@ class Encoder:
 
         Texts are padded to one length. Features are alike in shape, and take the model's precision.
         """
-        if self._own is None and all(source.encoded is not None for source in sources):
+        if all(source.encoded is not None for source in sources):
             return given_encoding(sources)
         if all(source.is_text for source in sources):
-            ids, mask = pad_texts(sources, self.model.config.pad_token_id, device_of(self.model))
-            lengths = [len(source.input_ids) for source in sources]
+            texts = [source.input_ids.to(device_of(self.model)) for source in sources]
+            ids, mask = padded(texts, self.model.config.pad_token_id or 0)
+            lengths = list(map(len, texts))
             if self.compiled is not None:
                 states = self.compiled(ids, mask)
             else:
@@ -80,10 +75,3 @@ class Encoder:
             together |= {name: together[name].to(self.model.dtype) for name in floating}
             encoded += encoder(**together)[0]
         return encoded
-
-
-def pad_texts(
-    sources: Sequence[Source], padding: int | None, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Token ids of several texts and their mask (1 = token), padded on the right. Two [B, S]."""
-    return padded([source.input_ids.to(device) for source in sources], padding or 0)

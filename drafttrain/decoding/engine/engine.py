@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ SMALL = 16
 """Requests of up to this many tokens share a call with any shorter ones; longer ones only with
 those at least half as long, so that padding costs no more than it saves."""
 
-Encode = Callable[[Sequence[Source]], list[Tensor]]
-"""The encoder's output of every source, [S, D] each."""
-
 
 class Engine:
     """Calls a decoder, and keeps the cache of all its sequences."""
@@ -33,7 +30,7 @@ class Engine:
     def __init__(
         self,
         body: Body,
-        encode: Encode | None = None,
+        encode: Encoder | None = None,
         limit: int | None = None,
         one_chain: bool = False,
     ) -> None:
@@ -255,7 +252,7 @@ def compile_calls(how: Compile) -> None:
         wanted = how == "on" or (how == "auto" and engine.device.type != "cpu")
         if wanted and engine.compiled is None:
             engine.compiled = CompiledBody(engine.body)
-            if isinstance(engine.encode, Encoder):
+            if engine.encode is not None:
                 engine.encode.compile()
 
 

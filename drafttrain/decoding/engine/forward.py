@@ -36,6 +36,7 @@ from drafttrain.decoding.engine.positions import (
     positions_inside,
     replacing,
 )
+from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.draftable import UNDRAFTED
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
@@ -189,8 +190,7 @@ class TransformersBody:
         logits = output.logits
         if "logits_to_keep" not in given and call.scored is not None:
             logits = logits[:, call.scored]
-        if logits.dtype in (torch.float16, torch.bfloat16):
-            logits = logits.float()
+        logits = exact_enough(logits)
         if self._head is not None:
             logits = self._head.drafted(logits)
         if self._vocabulary is not None:
@@ -275,11 +275,6 @@ def filled(keys_values: Sequence[KeysValues]) -> DynamicCache:
         layer.keys, layer.values = keys, values
         cache.layers.append(layer)
     return cache
-
-
-def cache_of(own: Sequence[KeysValues], crossed: Sequence[KeysValues]) -> EncoderDecoderCache:
-    """A cache of an encoder-decoder's decoder that holds these."""
-    return EncoderDecoderCache(filled(own), filled(crossed))
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,25 +6,20 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class Placed(Protocol):
-    """What is read of a call."""
-
-    positions: Tensor
-    key_positions: Tensor | None
+if TYPE_CHECKING:
+    from drafttrain.decoding.engine.forward import BatchedCall
 
 
 @dataclass
 class Current:
     """The call that is being computed, for functions that models call."""
 
-    call: Any = None
-    """A `BatchedCall`, while there is one."""
+    call: BatchedCall | None = None
 
 
 Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
@@ -58,24 +53,22 @@ def positions_inside(decoder: nn.Module, current: Current) -> Iterator[Replaceme
         yield table, "forward", lambda *given, **named: _look_up(table, current.call)
     for module in decoder.modules():
         if getattr(module, "has_relative_attention_bias", False):
-            bias = _bias_of(module, current)
-            yield module, "compute_bias", bias
+            yield module, "compute_bias", _bias_of(module, current)
 
 
 def _bias_of(module: nn.Module, current: Current) -> Callable[..., Tensor]:
     return lambda *given, **named: _relative_bias(module, current.call)
 
 
-def _look_up(table: nn.Module, call: Placed) -> Tensor:
+def _look_up(table: nn.Module, call: BatchedCall) -> Tensor:
     """[B, N, D] rows of a table of positions."""
     if isinstance(getattr(table, "weights", None), Tensor):  # sinusoids of M2M100
         return table.weights[call.positions + table.padding_idx + 1]
     return F.embedding(call.positions + getattr(table, "offset", 0), table.weight)
 
 
-def _relative_bias(attention: nn.Module, call: Placed) -> Tensor:
+def _relative_bias(attention: nn.Module, call: BatchedCall) -> Tensor:
     """[B, heads, N, C] what T5 adds to scores by the distance between two positions."""
-    assert call.key_positions is not None
     distances = call.key_positions[:, None, :] - call.positions[:, :, None]
     bucket = attention._relative_position_bucket
     options: dict[str, Any] = {}

@@ -7,21 +7,21 @@ cache. Some families feed their last token only, look ahead, or number positions
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import encoder_width, unwrapped
-from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import EncoderOutput
-from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import NotFinite, Proposal, Source
+
+if TYPE_CHECKING:
+    from drafttrain.decoding.engine.cached_model import CachedModel
 
 TOKENS = 8
 """Of the path that is tried."""
@@ -29,28 +29,8 @@ TREE = torch.tensor([-1, 0, 0, 1])
 """Parents of the tree that is tried: two siblings, and one node below the first of them."""
 
 
-class Tried(Protocol):
-    """What is tried: a `CachedModel`."""
-
-    model: PreTrainedModel
-    device: torch.device
-    position_limit: int | None
-    draftable: Tensor | None
-
-    def encode(self, source: Source) -> SequenceState: ...
-
-    def score(
-        self,
-        states: Sequence[SequenceState],
-        tokens: Sequence[Tensor],
-        proposals: Sequence[Proposal],
-    ) -> Sequence[StepOutput]: ...
-
-    def keep(self, state: SequenceState, path: Tensor) -> None: ...
-
-
 @torch.inference_mode()
-def probe(target: Tried, trees: bool) -> str | None:
+def probe(target: CachedModel, trees: bool) -> str | None:
     """What is wrong with a model under the engine that `target` has; None: nothing.
 
     Drafts, keeps a part, drafts again. An error of the model's own code is a reason, too: whoever
@@ -73,7 +53,7 @@ def probe(target: Tried, trees: bool) -> str | None:
         return f"its forward fails there ({type(error).__name__}: {error})"
 
 
-def _compare(target: Tried, source: Source, path: Tensor, trees: bool) -> str | None:
+def _compare(target: CachedModel, source: Source, path: Tensor, trees: bool) -> str | None:
     model, length = target.model, len(source.prefix)
     expected = reference_logits(model, source, path)
     if (expected.isnan() | expected.isposinf()).any():
@@ -99,7 +79,7 @@ def _compare(target: Tried, source: Source, path: Tensor, trees: bool) -> str | 
     return _compare_tree(target, source, path[:length]) if trees else None
 
 
-def _compare_tree(target: Tried, source: Source, prefix: Tensor) -> str | None:
+def _compare_tree(target: CachedModel, source: Source, prefix: Tensor) -> str | None:
     size = target.model.get_input_embeddings().num_embeddings
     nodes = (prefix.new_tensor([3, 4, 5, 6]) + size // 3) % size
     [tree] = target.score([target.encode(source)], [prefix], [Proposal(nodes, TREE)])

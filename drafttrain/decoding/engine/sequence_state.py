@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from bisect import bisect_left
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +20,7 @@ INTEGER = "q"
 class SequenceState:
     """What a model has computed for one sequence: which token lies in which column.
 
-    A round costs the same whatever is cached: only bytes are compared over its whole length.
+    A round costs the same whatever is cached: over its whole length numbers are compared alone.
     """
 
     def __init__(self, columns: CacheRow, source: Source, encoded: Tensor | None = None) -> None:
@@ -109,14 +109,9 @@ class SequenceState:
                 f"{self.cached - self.chain} columns of branches are cached; forget them first "
                 f"(columns_kept = {self.chain} or fewer)"
             )
-        size = self._tokens.itemsize
         common = min(self.cached, len(tokens) - 1)
-        now, known = tokens[:common].cpu().numpy().tobytes(), self._tokens[:common].tobytes()
-        if now != known:
-
-            def differ(upto: int) -> bool:
-                return now[: size * upto] != known[: size * upto]
-
-            common = bisect_left(range(1, common + 1), True, key=differ)
+        same = tokens[:common].cpu().numpy() == np.array(self._tokens[:common])
+        if not same.all():
+            common = int(same.argmin())
         self.forget(common)
         return tokens[common:].tolist()

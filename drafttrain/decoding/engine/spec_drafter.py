@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.forward import BatchedCall, TransformersBody, cache_of
+from drafttrain.decoding.engine.forward import BatchedCall, TransformersBody, filled
 from drafttrain.models.spec_drafter.layout import Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
@@ -75,7 +75,8 @@ class RowReader:
             rows = replace(rows, positions=rows.positions.clamp(max=self._limit - 1))
         before, cache, keys = None, None, rows.positions
         if prefix is not None:
-            before, cache = prefix.rows, cache_of(prefix.own, prefix.crossed)
+            before = prefix.rows
+            cache = EncoderDecoderCache(filled(prefix.own), filled(prefix.crossed))
             keys = torch.cat((before.positions, keys), dim=1)
         elif keep:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

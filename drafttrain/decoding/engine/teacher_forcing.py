@@ -24,6 +24,7 @@ from drafttrain.decoding.engine.architectures import device_of, encoder_width, u
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.sampling import exact_enough
 from drafttrain.decoding.types import Source
 from drafttrain.models.draftable import UNDRAFTED, draftable_tokens
 
@@ -63,7 +64,7 @@ def teacher_force(
         logits = few.index_copy_(-1, drafted, logits.index_select(-1, drafted))
     by_output = logits.split([len(target) for target in targets])
     return [
-        Forced(_at_least_float32(own), rows[1:], rows[:-1])
+        Forced(exact_enough(own), rows[1:], rows[:-1])
         for own, rows in zip(by_output, hidden, strict=True)
     ]
 
@@ -150,11 +151,11 @@ def _encoder_inputs(model: PreTrainedModel, sources: Sequence[Source]) -> dict[s
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits of last hidden states by the output projection alone. Shapes: [..., D] -> [..., V].
+    """Logits of last hidden states by the output projection alone, float32 at least.
 
-    Raises ValueError as `check_projection`.
+    Shapes: [..., D] -> [..., V]. Raises ValueError as `check_projection`.
     """
-    return _projected(model, hidden, check_projection(model))
+    return exact_enough(_projected(model, hidden.to(model.dtype), check_projection(model)))
 
 
 def check_projection(model: PreTrainedModel) -> float:
@@ -211,7 +212,3 @@ def _try_projection(model: PreTrainedModel) -> float | None:
         if torch.allclose(found, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().amax())):
             return scale
     return None
-
-
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -11,10 +11,9 @@ count, and copies are tried in a fresh uniformly random order, which has the law
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -49,12 +48,8 @@ class Choice:
     """[V] where no child was accepted: what the next token is drawn from."""
 
 
-class Rule(Protocol):
-    """Accept at most one child of a node whose row is target_probs [V]."""
-
-    def __call__(
-        self, target_probs: Tensor, children: Children, randomness: Randomness
-    ) -> Choice: ...
+Rule = Callable[[Tensor, Children, Randomness], Choice]
+"""Accepts at most one child of a node, whose row is the target's probabilities [V]."""
 
 
 def walk_down(

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.data.batches.block_rows import BlockRowsBatch
-from drafttrain.decoding.drafters.block_heads import head_logits
-from drafttrain.decoding.engine.teacher_forcing import states_before
+from drafttrain.decoding.engine.teacher_forcing import project, states_before
 from drafttrain.models.block_heads import BlockHeads
 from drafttrain.training.losses import LossSums, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
@@ -31,7 +30,7 @@ class PredictAhead(nn.Module):
 
     def forward(self, batch: BlockRowsBatch, progress: float) -> LossSums:
         states = self.states(batch).to(self.model.dtype)
-        logits = head_logits(self.teacher.model, self.model(states, batch.counts))
+        logits = project(self.teacher.model, self.model(states, batch.counts))
         weights = torch.ones_like(batch.labels, dtype=torch.float)
         loss, weight = smoothed_cross_entropy(logits, batch.labels, weights, 0.0)
         correct = logits.argmax(-1) == batch.labels

@@ -8,13 +8,13 @@ import torch
 from drafttrain.decoding.drafters.block_heads import (
     BlockHeadsDrafter,
     BlockHeadsSession,
-    head_logits,
     predict_blocks,
 )
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.engine.teacher_forcing import project
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness
@@ -110,7 +110,7 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
     state = TargetState(6, {-1: torch.randn(3, 16, dtype=torch.float64)})
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        rows = head_logits(model, heads.each(state.hidden[-1][-1:])[:, 0])
+        rows = project(model, heads.each(state.hidden[-1][-1:])[:, 0])
     return drafter.open(make_source([2, 3], model), sampling, randomness), state, rows
 
 

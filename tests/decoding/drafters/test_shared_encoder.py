@@ -35,6 +35,7 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.shape import shape_of
 from tests.decoding.decoded import sources_for
+from tests.decoding.engine.fresh import cross_keys_values
 from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import EOS, VOCAB, near_copy, tiny_model, tiny_source
@@ -152,7 +153,7 @@ def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
     target.catch_up(state, state.source.prefix)
     [made] = drafter.encode_all([replace(state.source, encoded=state.encoded)])
     drafter.cached.catch_up(made, state.source.prefix)
-    ours, theirs = made.columns.cross_keys_values(0), state.columns.cross_keys_values(1)
+    ours, theirs = cross_keys_values(made, 0), cross_keys_values(state, 1)
     for own, of_target in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, group_means(of_target, pooling)[0], rtol=1e-10, atol=1e-10)
 

@@ -111,7 +111,9 @@ def keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
 
 def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
     """As Transformers holds them: two [1, heads, S, head_dim]."""
-    return tuple(one[None] for one in state.columns.cross_keys_values(layer))
+    cache, row = state.columns.cache, state.columns.number
+    length = cache.source_lengths[row]
+    return tuple(held[row : row + 1, :, :length] for held in cache.cross[layer])
 
 
 PATHS = [

@@ -11,6 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 from drafttrain.decoding.engine.cache import CacheRow
 from drafttrain.decoding.engine.cached_model import CachedModel, ancestry
+from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
@@ -30,6 +31,10 @@ PROMPT = PATHS[0]
 NODES = torch.tensor([8, 9, 8, 30, 11, 12, 13])
 PARENTS = torch.tensor([-1, -1, 0, 0, 1, 3, 3])
 """Two roots; two children of the first, two of its second child; one child of the second root."""
+
+
+def extend(model: CachedModel, state: SequenceState, *given: Tensor) -> StepOutput:
+    return model.extend_all([(state, *given)])[0]
 
 
 def path_to(node: int) -> list[int]:
@@ -119,7 +124,7 @@ def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention)
         visible = torch.ones(len(level), state.cached + len(level), dtype=torch.bool)
         visible[:, length:] = lines[level, : level[-1] + 1]
         depths = lines[level].sum(dim=1)
-        score = drafter.extend(state, NODES[level], visible, length - 1 + depths)
+        score = extend(drafter, state, NODES[level], visible, length - 1 + depths)
         for row, node in enumerate(level):
             reference = fresh(model, source, [*tokens, *path_to(node)])
             close(score.logits[row], reference.logits[0, -1], tolerance(model))
@@ -150,7 +155,7 @@ def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
         visible[0, columns["first"]] = True
         visible[1, columns["second"]] = True
         positions = torch.full((2,), len(first))
-        score = drafter.extend(state, torch.tensor(pair), visible, positions)
+        score = extend(drafter, state, torch.tensor(pair), visible, positions)
         first.append(pair[0])
         second.append(pair[1])
         for row, path in enumerate((first, second)):
@@ -160,8 +165,8 @@ def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
     with pytest.raises(ValueError, match="6 columns of branches are cached"):
         drafter.catch_up(state, torch.tensor(prompt))
     with pytest.raises(ValueError, match="branches are cached"):
-        drafter.feed(state, torch.tensor([5]))
-    drafter.forget(state, len(prompt))
+        drafter.feed_chains([(state, torch.tensor([5]))])
+    state.forget(len(prompt))
     score = drafter.catch_up(state, torch.tensor(first))
     close(score.logits[-1], fresh(model, source, first).logits[0, -1], tolerance(model))
 
@@ -187,7 +192,7 @@ def two_branches(drafter: CachedModel, source) -> SequenceState:
         visible[:, :3] = True
         for row in (0, 1):
             visible[row, 3 + row :: 2] = True
-        drafter.extend(state, torch.tensor(pair), visible, torch.tensor([depth + 2] * 2))
+        extend(drafter, state, torch.tensor(pair), visible, torch.tensor([depth + 2] * 2))
     return state
 
 
@@ -285,7 +290,7 @@ def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str
         target.score([state], [source.prefix], [Proposal(NODES, PARENTS)])
     with pytest.raises(ValueError, match=reason):
         one = torch.tensor([5])
-        target.extend(state, one, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]))
+        extend(target, state, one, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]))
     assert state.cached == 0
 
 

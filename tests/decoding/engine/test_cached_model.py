@@ -72,7 +72,7 @@ def test_catching_up_equals_a_fresh_prefill_wherever_the_cache_diverges(family):
         close_caches(state, reference.past_key_values)
         for token in draft:  # one a call, as drafters do
             path = [*path, token]
-            score = cached.feed(state, torch.tensor([token]))
+            score = cached.feed_chains([(state, torch.tensor([token]))])[0]
             reference = fresh(model, source, path)
             close(score.logits, reference.logits[0, -1:])
             close(score.hidden, last_hidden(reference)[-1:])
@@ -92,7 +92,7 @@ def test_only_tokens_that_are_missing_are_fed(monkeypatch):
     state = cached.encode(source)
     for path in ([5, 9, 17], [5, 9, 17, 8, 9], [5, 9, 17, 8, 9], [5, 9, 17, 8, 11, 12], [5, 9]):
         cached.catch_up(state, torch.tensor(path))
-    cached.feed(state, torch.tensor([3, 4]))
+    cached.feed_chains([(state, torch.tensor([3, 4]))])
     assert fed == [3, 2, 1, 2, 1, 2]
     assert state.tokens == [5, 9, 3, 4]
 
@@ -150,7 +150,7 @@ def test_positions_count_the_prompt_of_a_decoder_only_model():
         state = cached.encode(source)
         cached.catch_up(state, torch.tensor([5] * 64))
         with pytest.raises(ValueError, match="65 tokens are more than the 64 positions"):
-            cached.feed(state, torch.tensor([5]))
+            cached.feed_chains([(state, torch.tensor([5]))])
         with pytest.raises(ValueError, match="65 tokens but the model takes 64"):
             cached.encode(tiny_source([5] * 65, model))
 
@@ -168,7 +168,7 @@ def test_columns_that_are_not_there_cannot_be_kept():
     state = cached.encode(source)
     cached.catch_up(state, source.prefix)
     with pytest.raises(ValueError, match="7 columns cannot be kept; 6 are cached"):
-        cached.forget(state, 7)
+        state.forget(7)
 
 
 def test_keep_gathers_any_path():

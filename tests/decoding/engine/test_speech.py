@@ -201,5 +201,6 @@ def test_one_pass_along_outputs_gives_the_rows_of_decoding():
     sources = [cached.read(source) for source in clips(cached.model)[:3]]
     found = teacher_force(cached.model, sources, outputs)
     for source, output, forced in zip(sources, outputs, found, strict=True):
-        rows = cached.feed(cached.encode(source), torch.cat([source.prefix, torch.tensor(output)]))
+        path = torch.cat([source.prefix, torch.tensor(output)])
+        [rows] = cached.feed_chains([(cached.encode(source), path)])
         close(forced.logits, rows.logits[len(source.prefix) - 1 : -1], 1e-10)
