@@ -76,6 +76,7 @@ def enumerate_law(run: Callable[[EnumeratedRandomness], Outcome]) -> dict[Outcom
     law: dict[Outcome, float] = defaultdict(float)
     for outcome, probability in enumerate_outcomes(run):
         law[outcome] += probability
+    assert abs(sum(law.values()) - 1.0) < 1e-12
     return dict(law)
 
 

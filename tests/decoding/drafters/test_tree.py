@@ -36,7 +36,12 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
-from tests.decoding.enumeration import alone_and_together, enumerate_output, replaced
+from tests.decoding.enumeration import (
+    alone_and_together,
+    enumerate_output,
+    replaced,
+    total_variation,
+)
 from tests.decoding.toys import (
     ToyModel,
     ToyTarget,
@@ -77,11 +82,6 @@ def law_of(
     return enumerate_output(decoder, sources, max_new_tokens)
 
 
-def distance(law: dict, other: dict) -> float:
-    assert abs(sum(law.values()) - 1.0) < 1e-12
-    return max(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())
-
-
 PAIRS = {
     "paths k-seq": (Paths(2), KSeq, FixedLength(2)),
     "paths multi-round": (Paths(2), MultiRound, FixedLength(2)),
@@ -108,7 +108,7 @@ def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling
     drafter = toy(shape, excluded=excluded)
     law = law_of(drafter, verifier, sampling, stop, excluded, together=together)
     expected = autoregressive_law(ToyTarget(1, excluded=excluded), sampling, 3)
-    assert distance(law, expected) < 1e-12
+    assert total_variation(law, expected) < 1e-12
 
 
 def test_several_drafters_side_by_side_are_exact():
@@ -118,7 +118,7 @@ def test_several_drafters_side_by_side_are_exact():
     expected = autoregressive_law(ToyTarget(1), sampling, 3)
     for verifier in (MultiRound, Traversal, TargetWalk):
         law = law_of(drafter, verifier, sampling, FixedLength(2))
-        assert distance(law, expected) < 1e-12
+        assert total_variation(law, expected) < 1e-12
 
 
 SLOTS = {
@@ -142,7 +142,7 @@ def test_trees_over_the_slots_of_a_block_are_exact(name, settings):
     sampling = Sampling(1.3, top_k=0 if name.endswith("of all") else 2)
     drafter = TreeDrafter(toy_drafter(**settings), shape)
     law = law_of(drafter, verifier, sampling, stop, vocabulary=4)
-    assert distance(law, autoregressive_law(ToyTarget(1, 4), sampling, 3)) < 1e-12
+    assert total_variation(law, autoregressive_law(ToyTarget(1, 4), sampling, 3)) < 1e-12
 
 
 @torch.inference_mode()
