@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Drafter
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.tiny_models import VOCAB, tiny_source
 
 GREEDY = Sampling()
+SEEDED = partial(sequence_randomness, 0)
 
 
 def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:
@@ -50,6 +55,22 @@ def heard(model: PreTrainedModel, source: Source, max_new_tokens: int) -> list[i
     return tokens.tolist() + [model.generation_config.eos_token_id] * ended
 
 
+def decoder_of(
+    target: Any,
+    drafter: Drafter,
+    stop: StopPolicy | int = 4,
+    verifier: Verifier | None = None,
+    sampling: Sampling = GREEDY,
+    randomness: Callable[[int], Randomness] = SEEDED,
+) -> Decoder:
+    """target: a model of Transformers, or what has the calls of a `CachedModel`. stop: a fixed
+    length as a number. verifier: by default greedy match or rejection, as the sampling asks."""
+    target = CachedModel(target) if isinstance(target, PreTrainedModel) else target
+    stop = FixedLength(stop) if isinstance(stop, int) else stop
+    rule = verifier or (GreedyMatch() if sampling.greedy else RejectionSampling())
+    return Decoder(target, drafter, stop, rule, sampling, randomness)
+
+
 def run(
     model: PreTrainedModel,
     sources: list[Source],
@@ -59,14 +80,8 @@ def run(
     batch_size: int = 1,
     verifier=None,
 ) -> list[Output]:
-    return Decoder(
-        CachedModel(model),
-        drafter,
-        FixedLength(k),
-        verifier or GreedyMatch(),
-        GREEDY,
-        lambda row: sequence_randomness(0, row),
-    ).decode_all(sources, max_new_tokens, batch_size=batch_size)
+    decoder = decoder_of(model, drafter, k, verifier)
+    return decoder.decode_all(sources, max_new_tokens, batch_size=batch_size)
 
 
 def tokens_of(outputs: list[Output]) -> list[list[int]]:

@@ -99,11 +99,6 @@ def alone_and_together(samplings: Mapping[str, Sampling]) -> list:
     ]
 
 
-def replaced(row: int) -> Randomness:
-    """The randomness of decoders whose output is enumerated."""
-    raise AssertionError("enumerate_output puts its own in this place")
-
-
 def enumerate_output(
     decoder: Decoder,
     sources: Sequence[Source],

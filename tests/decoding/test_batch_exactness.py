@@ -21,7 +21,6 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
@@ -35,8 +34,9 @@ from drafttrain.decoding.trees.verifiers import (
 )
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
+from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.toy_blocks import toy_drafter
-from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS
 from tests.tiny_drafters import block_heads
@@ -112,7 +112,7 @@ CASES = [("llama", 1, 4, name) for name in ANY] + [("marian", 3, 2, name) for na
 def test_a_row_beside_others_follows_the_target_exactly(family, place, batch_size, name):
     model = small(family)
     make, stop, verifier = (ANY | SLOTS)[name]
-    decoder = Decoder(CachedModel(model), make(model), stop, verifier, SAMPLING, replaced)
+    decoder = decoder_of(model, make(model), stop, verifier, SAMPLING)
     sources = [make_source(prompt, model) for prompt in PROMPTS]
     law = enumerate_output(decoder, sources, LONGEST, place, batch_size)
     expected = law_of_model(model, sources[place])

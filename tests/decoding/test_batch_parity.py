@@ -17,7 +17,6 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
@@ -26,7 +25,7 @@ from drafttrain.decoding.trees.drawn import Beam, Branching
 from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from tests.decoding.decoded import generate, sources_for, tokens_of
+from tests.decoding.decoded import decoder_of, generate, sources_for, tokens_of
 from tests.tiny_drafters import block_heads, shared, tiny_drafter, told_states
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, SPEECH_FAMILIES, near_copy, tiny_model
 
@@ -99,13 +98,8 @@ def decode(
     if not sampling.greedy:
         verifier = RULES[drafter.draw_kind(sampling)] if drafter.branches else RejectionSampling()
     return tokens_of(
-        Decoder(
-            CachedModel(model),
-            drafter,
-            stop,
-            verifier,
-            sampling,
-            partial(sequence_randomness, 4),
+        decoder_of(
+            model, drafter, stop, verifier, sampling, partial(sequence_randomness, 4)
         ).decode_all(sources_for(model, 8), NEW, batch_size)
     )
 

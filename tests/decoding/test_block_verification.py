@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
     BlockVerification,
@@ -27,10 +25,10 @@ from drafttrain.decoding.verifiers import (
     probability_ratio,
     residual,
 )
+from tests.decoding.decoded import decoder_of
 from tests.decoding.enumeration import (
     enumerate_law,
     enumerate_output,
-    replaced,
     total_variation,
 )
 from tests.decoding.expected import expected_probs
@@ -49,7 +47,7 @@ BLOCK = BlockVerification()
 def bias(verifier: Verifier) -> float:
     """Total variation of the output's law, over all random outcomes, from the target's own."""
     target, drafter = ToyTarget(1), ToyDrafter(2)
-    decoder = Decoder(target, drafter, FixedLength(2), verifier, WIDE, replaced)
+    decoder = decoder_of(target, drafter, 2, verifier, WIDE)
     law = enumerate_output(decoder, [toy_source()], 3)
     return total_variation(law, autoregressive_law(target, WIDE, 3))
 

@@ -21,7 +21,6 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
@@ -36,11 +35,11 @@ from drafttrain.decoding.trees.verifiers import (
 )
 from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling, verify_rejection
+from tests.decoding.decoded import decoder_of
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_law,
     enumerate_output,
-    replaced,
     total_variation,
 )
 from tests.decoding.expected import chi_square, expected_probs
@@ -80,7 +79,7 @@ def output_law(
 ) -> dict[tuple[int, ...], float]:
     """Of the first source, which is decoded with the others."""
     verifier = verifier or RejectionSampling()
-    decoder = Decoder(target, drafter, FixedLength(k), verifier, sampling, replaced)
+    decoder = decoder_of(target, drafter, k, verifier, sampling)
     return enumerate_output(decoder, sources or [toy_source()], max_new_tokens)
 
 
@@ -135,8 +134,8 @@ def test_a_drafter_that_knows_the_target_is_never_rejected_and_exact():
 
     def run(randomness: Randomness) -> tuple[int, ...]:
         nonlocal rejected
-        [output] = Decoder(
-            target, drafter, FixedLength(1), RejectionSampling(), sampling, lambda _: randomness
+        [output] = decoder_of(
+            target, drafter, 1, RejectionSampling(), sampling, lambda _: randomness
         ).decode_all([toy_source()], 3)
         rejected += sum(len(r.drafted) - len(r.path) for r in output.rounds)
         return tuple(output.tokens)
@@ -166,10 +165,10 @@ def test_sequences_decoded_in_one_group_are_independent_and_exact():
     target, sampling = ToyTarget(4, vocabulary=2), Sampling(temperature=1.0)
 
     def run(randomness: Randomness) -> tuple:
-        outputs = Decoder(
+        outputs = decoder_of(
             target,
             ToyDrafter(9, vocabulary=2),
-            FixedLength(1),
+            1,
             RejectionSampling(),
             sampling,
             lambda _: randomness,

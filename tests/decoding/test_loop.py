@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -16,16 +15,14 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder, RunningSequence, play_round
+from drafttrain.decoding.loop import RunningSequence, play_round
 from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
+from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.shared import alone
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Output, Proposal, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from tests.decoding.decoded import GREEDY, generate, run, sources_for, tokens_of
+from tests.decoding.decoded import GREEDY, decoder_of, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
@@ -115,14 +112,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
         if target == drafter:
             weight += 0.9 * (model.state_dict()[name] - weight)
     cached = CachedModel(model)
-    decoder = Decoder(
-        cached,
-        CausalDrafter(CachedModel(draft_model)),
-        FixedLength(3),
-        GreedyMatch(),
-        GREEDY,
-        lambda _: SampledRandomness(torch.Generator()),
-    )
+    decoder = decoder_of(cached, CausalDrafter(CachedModel(draft_model)), 3)
     accepted = set()
     for source in sources_for(model):
         entered = cached.encode(source)
@@ -186,14 +176,9 @@ class Fixed:
 
 
 def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=20) -> Output:
-    [output] = Decoder(
-        Scripted(path, set(eos_ids)),
-        Fixed(draft),
-        FixedLength(k),
-        GreedyMatch(),
-        GREEDY,
-        lambda _: SampledRandomness(torch.Generator()),
-    ).decode_all([toy_source()], longest)
+    [output] = decoder_of(Scripted(path, set(eos_ids)), Fixed(draft), k).decode_all(
+        [toy_source()], longest
+    )
     return output
 
 
@@ -224,14 +209,7 @@ def test_an_eos_at_the_last_possible_token_counts_as_the_end():
 
 def test_rounds_stream_one_at_a_time():
     model = tiny_model("marian")
-    rounds = Decoder(
-        CachedModel(model),
-        NoDrafter(),
-        FixedLength(3),
-        GreedyMatch(),
-        GREEDY,
-        lambda _: SampledRandomness(torch.Generator()),
-    ).decode(sources_for(model), 5)
+    rounds = decoder_of(model, NoDrafter(), 3).decode(sources_for(model), 5)
     assert [next(rounds).sequence for _ in range(5)] == [0] * 5
     assert next(rounds).sequence == 1
     assert torch.zeros(1).is_inference() is False  # the caller's own mode is left alone
@@ -243,14 +221,7 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
             return Proposal.chain(torch.tensor([2, 3, 4]))
 
     with pytest.raises(ValueError, match="proposed 3 tokens in a row where 2"):
-        Decoder(
-            Scripted([2, 3, 4], {EOS}),
-            Ignores([]),
-            FixedLength(3),
-            GreedyMatch(),
-            GREEDY,
-            lambda _: SampledRandomness(torch.Generator()),
-        ).decode_all([toy_source()], 3)
+        decoder_of(Scripted([2, 3, 4], {EOS}), Ignores([]), 3).decode_all([toy_source()], 3)
 
 
 def test_processors_are_made_once_for_all_that_is_decoded(monkeypatch):
@@ -259,8 +230,7 @@ def test_processors_are_made_once_for_all_that_is_decoded(monkeypatch):
     target = CachedModel(model)
     monkeypatch.setattr(target, "processors", lambda sampling: made.append(sampling) or real())
     real = partial(CachedModel.processors, target, GREEDY)
-    randomness = partial(sequence_randomness, 0)
-    decoder = Decoder(target, NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, randomness)
+    decoder = decoder_of(target, NoDrafter(), 1)
     sources = sources_for(model)
     outputs = [output for source in sources for output in decoder.decode_all([source], 5)]
     assert tokens_of(outputs) == generate(model, sources, 5)
@@ -293,13 +263,12 @@ def sampled(
     randomness: Callable[[int], Randomness], count: int, batch_size: int = 1
 ) -> list[list[int]]:
     """Tokens of `count` sequences of a toy pair at temperature 1."""
-    outputs = Decoder(
+    outputs = decoder_of(
         ToyTarget(0, vocabulary=4),
         ToyDrafter(1, vocabulary=4),
-        FixedLength(2),
-        RejectionSampling(),
-        Sampling(temperature=1.0),
-        randomness,
+        2,
+        sampling=Sampling(temperature=1.0),
+        randomness=randomness,
     ).decode_all([toy_source()] * count, 6, batch_size)
     return tokens_of(outputs)
 
@@ -318,7 +287,7 @@ def test_what_is_sampled_for_a_sequence_does_not_depend_on_the_others():
 def test_a_waiting_sequence_enters_in_the_round_after_one_has_ended():
     model = tiny_model("marian")
     sources = sources_for(model)
-    played = list(decoder_of(model).decode(sources, 24, batch_size=2))
+    played = list(decoder_of(model, NoDrafter(), 1).decode(sources, 24, batch_size=2))
     waiting, active = list(range(len(sources))), []
     while waiting or active:
         while waiting and len(active) < 2:
@@ -327,12 +296,6 @@ def test_a_waiting_sequence_enters_in_the_round_after_one_has_ended():
         assert [one.sequence for one in turn] == active
         active = [one.sequence for one in turn if not one.finished]
     assert not played
-
-
-def decoder_of(model: PreTrainedModel) -> Decoder:
-    return Decoder(
-        CachedModel(model), NoDrafter(), FixedLength(1), GreedyMatch(), GREEDY, lambda _: None
-    )
 
 
 @pytest.mark.parametrize("inner", [False, True], ids=["alone", "in a cascade"])

@@ -12,16 +12,16 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.stopping import FixedLength, HeadJudge
+from drafttrain.decoding.stopping import HeadJudge
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Paths
 from drafttrain.decoding.trees.fixed import eagle_tree
 from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.types import DraftState, NotFinite, Proposal, Sampling
 from drafttrain.decoding.verifiers import make_verifier
-from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.decoded import decoder_of
+from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.toys import EOS, ToyDrafter, ToyTarget, autoregressive_law, toy_source
 from tests.export.pairs import make_head
 from tests.tiny_drafters import tiny_drafter
@@ -108,13 +108,8 @@ class EndsInNothing(ToyTarget):
     ],
 )
 def test_what_follows_eos_in_a_draft_changes_no_law(rule: str, point: bool) -> None:
-    decoder = Decoder(
-        EndsInNothing(1),
-        ToyDrafter(2, point=point),
-        FixedLength(3),
-        make_verifier(rule),
-        SAMPLED,
-        replaced,
+    decoder = decoder_of(
+        EndsInNothing(1), ToyDrafter(2, point=point), 3, make_verifier(rule), SAMPLED
     )
     law = enumerate_output(decoder, [toy_source()], 3)
     assert total_variation(law, autoregressive_law(ToyTarget(1), SAMPLED, 3)) < 1e-12
@@ -129,14 +124,7 @@ def test_an_error_names_the_input_and_the_token() -> None:
                     output.logits[:] = torch.nan
             return outputs
 
-    decoder = Decoder(
-        Broken(3),
-        ToyDrafter(2),
-        FixedLength(1),
-        make_verifier("greedy"),
-        GREEDY,
-        lambda row: sequence_randomness(0, row),
-    )
+    decoder = decoder_of(Broken(3), ToyDrafter(2), 1)
     with pytest.raises(NotFinite, match=r"input \d, new token \d+: .*row \d of the draft's"):
         decoder.decode_all([toy_source(), toy_source()], 6, 1)
 
@@ -172,9 +160,7 @@ def test_a_drafter_whose_rows_are_no_numbers_is_named(kind: str, tree: Shape | N
         model.get_output_embeddings().weight.fill_(1e308)
     drafts = drafter if tree is None else TreeDrafter(drafter, tree, draft_temperature=1.0)
     verifier = make_verifier("greedy")
-    decoder = Decoder(
-        target, drafts, FixedLength(3), verifier, GREEDY, lambda row: sequence_randomness(0, row)
-    )
+    decoder = decoder_of(target, drafts, 3, verifier)
     name = re.escape(drafts.name)
     with pytest.raises(NotFinite, match=f"drafter '{name}': the drafter's logits are NaN"):
         decoder.decode_all([make_source([5, 9, 7], target.model)], 6)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
@@ -24,8 +23,9 @@ from drafttrain.decoding.stopping import (
     largest_probability,
 )
 from drafttrain.decoding.types import DraftState, Sampling
-from drafttrain.decoding.verifiers import RejectionSampling, acceptance_probability, check_pairing
+from drafttrain.decoding.verifiers import acceptance_probability, check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
+from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
@@ -138,13 +138,12 @@ def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often(
     target, drafter = known_pair()
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     h, cap, longest = 0.6, 6, 30
-    outputs = Decoder(
+    outputs = decoder_of(
         target,
         drafter,
         HeadPolicy(knowing_head(), h, cap),
-        RejectionSampling(),
-        SAMPLED,
-        lambda _: randomness,
+        sampling=SAMPLED,
+        randomness=lambda _: randomness,
     ).decode_all([toy_prompt()] * 40, longest)
     tried, accepted, lengths = 0, 0, set()
     for output in outputs:
@@ -245,13 +244,8 @@ def test_confidence_is_refused_where_tokens_are_sampled():
         check_pairing(drafter, confidence, RULES["rejection"], Sampling(0.7))
     check_pairing(drafter, confidence, RULES["greedy"], GREEDY)
     with pytest.raises(ValueError, match="its own value"):
-        Decoder(
-            ToyTarget(0),
-            scripted_drafter([2]),
-            Confidence(0.4, 5).capped(3),
-            RejectionSampling(),
-            SAMPLED,
-            lambda _: SampledRandomness(torch.Generator()),
+        decoder_of(
+            ToyTarget(0), scripted_drafter([2]), Confidence(0.4, 5).capped(3), sampling=SAMPLED
         ).decode([toy_prompt()], 3)
     for stop in ("fixed", "entropy", "head"):
         check_pairing(drafter, STOPS[stop], RULES["rejection"], SAMPLED)

@@ -11,7 +11,6 @@ from torch import Tensor
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.shared import Steps
 from drafttrain.decoding.stopping import Confidence, Cumulative, Entropy, FixedLength, HeadPolicy
@@ -20,6 +19,7 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
+from tests.decoding.decoded import decoder_of
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
 from tests.tiny_drafters import drafter_of
@@ -76,7 +76,7 @@ def play(
     early: set[bool] = set()
 
     def run(randomness: Randomness) -> tuple[int, ...]:
-        [output] = Decoder(
+        [output] = decoder_of(
             target, drafter, stop, verifier, sampling, lambda _: randomness
         ).decode_all([source], max_new_tokens)
         left = max_new_tokens

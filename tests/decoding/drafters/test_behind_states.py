@@ -20,7 +20,6 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
@@ -30,8 +29,8 @@ from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
 from drafttrain.training.objectives.follow_states import FollowStates
-from tests.decoding.decoded import generate, tokens_of
-from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.decoded import decoder_of, generate, tokens_of
+from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.test_batch_exactness import law_of_model
 from tests.tiny_drafters import behind_states
@@ -56,9 +55,7 @@ def decode(
 ) -> list[Output]:
     target.generation_config.eos_token_id = None
     verifier, stop = verifier or GreedyMatch(), FixedLength(k)
-    decoder = Decoder(
-        CachedModel(target), drafter, stop, verifier, Sampling(), lambda _: randomness()
-    )
+    decoder = decoder_of(target, drafter, stop, verifier)
     return decoder.decode_all([make_source(ids, target) for ids in PROMPTS], 14, batch)
 
 
@@ -104,9 +101,7 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     drafter = make_drafter(behind_states(target, [2, 3], "linked"), target)
     told, rows = drafter.model.previous_token, []
     stop, verifier = FixedLength(K), RejectionSampling()
-    decoder = Decoder(
-        CachedModel(target), drafter, stop, verifier, sampling, lambda _: randomness()
-    )
+    decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: randomness())
     chain_of_slots = slots.chain_of_slots
 
     def kept(logits, stop, sampling, randomness, hidden, *rest):
@@ -138,7 +133,7 @@ def test_sampling_follows_the_target_exactly(mode: str, verifier) -> None:
     target, sampling = tiny_target(vocab_size=4, bos_token_id=2), Sampling(1.3, top_k=2)
     drafter = make_drafter(behind_states(target, [1, 3], mode, k=2), target)
     stop = FixedLength(2)
-    decoder = Decoder(CachedModel(target), drafter, stop, verifier(), sampling, replaced)
+    decoder = decoder_of(target, drafter, stop, verifier(), sampling)
     sources = [make_source(ids, target) for ids in ([3, 2], [2, 3, 2], [3, 3])]
     law = enumerate_output(decoder, sources, 4, place=1, batch_size=2)
     assert total_variation(law, law_of_model(target, sources[1], sampling, 4)) < 1e-12
@@ -182,14 +177,7 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
 
 
 def decode_one(target: PreTrainedModel, drafter: Drafter, prompt: list[int]) -> list[Output]:
-    decoder = Decoder(
-        CachedModel(target),
-        drafter,
-        FixedLength(K),
-        GreedyMatch(),
-        Sampling(),
-        lambda _: randomness(),
-    )
+    decoder = decoder_of(target, drafter, K)
     return decoder.decode_all([make_source(prompt, target)], 14)
 
 
@@ -201,9 +189,7 @@ def test_its_cache_is_the_targets_own_after_every_round() -> None:
     opened = []
     open_session = drafter.open
     drafter.open = lambda *given: opened.append(open_session(*given)) or opened[-1]
-    decoder = Decoder(
-        model, drafter, FixedLength(K), GreedyMatch(), Sampling(), lambda _: randomness()
-    )
+    decoder = decoder_of(model, drafter, K)
     prompt, tokens = list(PROMPTS[0]), []
     for played in decoder.decode([make_source(prompt, target)], 12):
         if played.drafted:

@@ -13,19 +13,18 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone, together
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import RejectionSampling
+from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, TOLD_STATES, toy_drafter
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_output,
-    replaced,
     total_variation,
 )
 from tests.decoding.expected import expected_probs
@@ -61,7 +60,7 @@ def test_sampling_from_slots_follows_the_target_exactly(
 ) -> None:
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
     stop, verifier = FixedLength(2), RejectionSampling()
-    decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
+    decoder = decoder_of(target, drafter, stop, verifier, sampling)
     law = enumerate_output(decoder, toys_together(toy_source, together), 3)
     expected = autoregressive_law(target, sampling, 3)
     assert total_variation(law, expected) < 1e-12
@@ -79,7 +78,7 @@ def test_a_policy_that_looks_at_every_state_it_is_shown_is_exact(name: str) -> N
         target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**CONVENTIONS[name])
         stop = StopPolicy(STOPS["head"], looks, digits, 3, "slot")
         sampling = Sampling(temperature=1.0, top_k=3)
-        decoder = Decoder(target, drafter, stop, RejectionSampling(), sampling, replaced)
+        decoder = decoder_of(target, drafter, stop, RejectionSampling(), sampling)
         law = enumerate_output(decoder, toys_together(toy_source, 1), 3)
         expected = autoregressive_law(target, sampling, 3)
         assert total_variation(law, expected) < 1e-12
@@ -100,12 +99,9 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     for parameter in drafter.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     source = make_source(torch.tensor([5, 9, 20, 7, 1]), target.model)
-    randomness = SampledRandomness(torch.Generator())
 
     def decode(drafter, k: int):
-        return Decoder(
-            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), lambda _: randomness
-        ).decode_all([source], 24)[0]
+        return decoder_of(target, drafter, k).decode_all([source], 24)[0]
 
     plain = decode(NoDrafter(), 1)
     drafted = decode(BlockDrafter(drafter), 4)
@@ -289,12 +285,9 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
     target.model.generation_config.min_new_tokens = 10
     drafter = told_states(target.model, family, decoder_layers=2, previous_token_rank=3)
     source = tiny_source([5, 9, 20, 7, 1], target.model)
-    randomness = SampledRandomness(torch.Generator())
 
     def decode(drafter, k: int):
-        return Decoder(
-            target, drafter, FixedLength(k), GreedyMatch(), Sampling(), lambda _: randomness
-        ).decode_all([source], 24)[0]
+        return decoder_of(target, drafter, k).decode_all([source], 24)[0]
 
     plain, drafted = decode(NoDrafter(), 1), decode(drafter, 4)
     assert drafted.tokens == plain.tokens

@@ -15,14 +15,14 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import project
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import RejectionSampling
+from tests.decoding.decoded import decoder_of
 from tests.decoding.engine.test_modules import any_family
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.expected import expected_probs
@@ -60,13 +60,8 @@ def test_sampling_from_heads_follows_the_target_exactly(sampling: Sampling) -> N
     drafted = []
 
     def run(randomness: Randomness) -> tuple[int, ...]:
-        decoder = Decoder(
-            ToyWithStates(1),
-            drafter,
-            FixedLength(2),
-            RejectionSampling(),
-            sampling,
-            lambda _: randomness,
+        decoder = decoder_of(
+            ToyWithStates(1), drafter, 2, RejectionSampling(), sampling, lambda _: randomness
         )
         [output] = decoder.decode_all([toy_source()], 4)
         drafted.append(max(len(played.drafted) for played in output.rounds))
@@ -87,9 +82,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     source = make_source([5, 9, 20, 7, 1], model)
 
     def decode(drafter: Drafter, k: int):
-        stop, randomness = FixedLength(k), SampledRandomness(torch.Generator())
-        decoder = Decoder(target, drafter, stop, GreedyMatch(), Sampling(), lambda _: randomness)
-        return decoder.decode_all([source], 24)[0]
+        return decoder_of(target, drafter, k).decode_all([source], 24)[0]
 
     plain, drafted = decode(NoDrafter(), 1), decode(BlockHeadsDrafter(heads, model), 9)
     assert drafted.tokens == plain.tokens

@@ -23,18 +23,17 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
+from tests.decoding.decoded import decoder_of
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_law,
     enumerate_output,
-    replaced,
     total_variation,
 )
 from tests.decoding.expected import expected_probs
@@ -106,7 +105,7 @@ def law_of(
     verifier: Verifier = REJECTION,
 ) -> dict:
     target, stop = ToyTarget(1, 3, excluded), FixedLength(k)
-    decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
+    decoder = decoder_of(target, drafter, stop, verifier, sampling)
     return enumerate_output(decoder, toys_together(toy_prompt, together), 3)
 
 
@@ -266,9 +265,9 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
 
     def decode(drafter: Drafter, sampling: Sampling = Sampling(), verifier=None):  # noqa: B008
         verifier = verifier or GreedyMatch()
-        return Decoder(
-            target, drafter, FixedLength(6), verifier, sampling, lambda _: randomness
-        ).decode_all([source], 30)[0]
+        return decoder_of(target, drafter, 6, verifier, sampling, lambda _: randomness).decode_all(
+            [source], 30
+        )[0]
 
     plain = decode(NoDrafter())
     for drafter in (
@@ -308,7 +307,7 @@ def test_drafters_that_draft_blocks_are_levels_too(kind, matrix):
 
     def decode(drafter: Drafter, sampling: Sampling, verifier) -> Output:
         randomness, stop = SampledRandomness(torch.Generator()), FixedLength(sum(matrix[0]))
-        decoder = Decoder(target, drafter, stop, verifier, sampling, lambda _: randomness)
+        decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: randomness)
         return decoder.decode_all([source], 24)[0]
 
     drafted = decode(drafter, Sampling(), GreedyMatch())

@@ -12,17 +12,16 @@ from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.types import DraftState, Output, Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.comparing import close
-from tests.decoding.decoded import generate, sources_for
+from tests.decoding.decoded import decoder_of, generate, sources_for
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import keys_values
 from tests.tiny_drafters import noisy
@@ -109,8 +108,8 @@ def rows_before(
 
 
 def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[Output]:
-    return Decoder(
-        CachedModel(model),
+    return decoder_of(
+        model,
         drafter,
         stop,
         verifier or GreedyMatch(),
@@ -195,14 +194,10 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
     close(scores[0][:, tokens], scores[1][:, tokens])
     others = [token for token in range(VOCAB) if token not in tokens]
     assert (scores[1].softmax(-1)[:, others] == 0).all()
-    verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
     outputs = [
-        Decoder(
-            CachedModel(target), one, FixedLength(3), verifier, sampling,
-            lambda row: SampledRandomness(torch.Generator().manual_seed(row)),
-        ).decode_all([source] * 4, LONGEST)
+        decoder_of(target, one, 3, sampling=sampling).decode_all([source] * 4, LONGEST)
         for one in (drafter, NoDrafter())
-    ]  # fmt: skip
+    ]
     drafted = {token for one in outputs[0] for round in one.rounds for token in round.drafted}
     assert drafted and drafted <= {*tokens}
     if sampling.greedy:

@@ -11,11 +11,9 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch
+from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.slow_match import slow_match
 from tests.tiny_models import tiny_model
 
@@ -100,11 +98,8 @@ def test_greedy_output_is_plain_output_at_no_drafter_calls(family):
     model = tiny_model(family)
     model.generation_config.eos_token_id = None
     target, source = CachedModel(model), make_source([5, 9, 20, 5, 9], model)
-    randomness = SampledRandomness(torch.Generator())
     plain, copied = (
-        Decoder(
-            target, drafter, FixedLength(4), GreedyMatch(), Sampling(), lambda _: randomness
-        ).decode_all([source], 40)[0]
+        decoder_of(target, drafter, 4).decode_all([source], 40)[0]
         for drafter in (NoDrafter(), MaxGramDrafter())
     )  # fmt: skip
     assert copied.tokens == plain.tokens

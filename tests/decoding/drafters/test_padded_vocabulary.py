@@ -18,7 +18,6 @@ from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.forward import fit_scores, known_ids
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength
@@ -29,7 +28,8 @@ from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejec
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
 from tests.comparing import close
-from tests.decoding.enumeration import enumerate_output, replaced, total_variation
+from tests.decoding.decoded import decoder_of
+from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.test_batch_exactness import PROMPTS, law_of_model
 from tests.tiny_models import VOCAB, near_copy, tiny_model
 
@@ -134,7 +134,7 @@ def test_outputs_follow_the_target_exactly(name, rows, sequences):
     target.lm_head.weight.data *= 0.3  # less sure of itself, so that all of its rows matter
     make, stop, verifier = SAMPLED[name]
     sampling, drafter = Sampling(1.0), make(target, rows)
-    decoder = Decoder(CachedModel(target), drafter, stop, verifier, sampling, replaced)
+    decoder = decoder_of(target, drafter, stop, verifier, sampling)
     sources = [make_source(prompt, target) for prompt in PROMPTS[1:]]  # of tokens 2 and 3
     law = enumerate_output(decoder, sources[:sequences], LONGEST, 0, sequences)
     expected = law_of_model(target, sources[0], sampling, LONGEST)
@@ -165,7 +165,7 @@ GREEDY: dict[str, tuple[Make, StopPolicy, object]] = {
 
 def decode(target: PreTrainedModel, drafter, stop, verifier, sampling, batch_size) -> list[Output]:
     randomness = partial(sequence_randomness, 0)
-    decoder = Decoder(CachedModel(target), drafter, stop, verifier, sampling, randomness)
+    decoder = decoder_of(target, drafter, stop, verifier, sampling, randomness)
     prompts = ([5, 39, 7], [38, 12], [9, 9, 30, 4, 22], [36, 37, 38])
     return decoder.decode_all([make_source(p, target) for p in prompts], 20, batch_size)
 

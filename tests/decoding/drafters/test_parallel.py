@@ -19,7 +19,6 @@ from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import alone
@@ -30,10 +29,10 @@ from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.comparing import close
+from tests.decoding.decoded import decoder_of
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_output,
-    replaced,
     total_variation,
 )
 from tests.decoding.expected import expected_probs
@@ -78,7 +77,7 @@ def toy_drafter(seed: int = 7) -> ParallelDrafter:
 @pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
 def test_sampling_through_masks_follows_the_target_exactly(sampling, together: int) -> None:
     target, stop = ToyTarget(vocabulary=4, seed=1), FixedLength(2)
-    decoder = Decoder(target, toy_drafter(), stop, RejectionSampling(), sampling, replaced)
+    decoder = decoder_of(target, toy_drafter(), stop, RejectionSampling(), sampling)
     law = enumerate_output(decoder, toys_together(toy_prompt, together), 3)
     expected = autoregressive_law(target, sampling, 3)
     assert total_variation(law, expected) < 1e-12
@@ -96,13 +95,8 @@ def test_blocks_that_a_policy_ends_follow_the_target_exactly(stop: str, together
         answers.add((state.depth, answer))
         return answer
 
-    decoder = Decoder(
-        target,
-        toy_drafter(seed=3),
-        replace(policy, goes_on=watched),
-        RejectionSampling(),
-        sampling,
-        replaced,
+    decoder = decoder_of(
+        target, toy_drafter(seed=3), replace(policy, goes_on=watched), RejectionSampling(), sampling
     )
     law = enumerate_output(decoder, toys_together(toy_prompt, together), 3)
     expected = autoregressive_law(target, sampling, 3)
@@ -188,7 +182,7 @@ def decode(drafter: Drafter, batch: int = 1, verifier=None, k: int = 4, stop=Non
     sources = [make_source(PROMPT[i:], model) for i in range(3)]
     verifier = verifier or GreedyMatch()
     stop = stop or FixedLength(k)
-    decoder = Decoder(target, drafter, stop, verifier, Sampling(), lambda _: randomness())
+    decoder = decoder_of(target, drafter, stop, verifier)
     return [output.tokens for output in decoder.decode_all(sources, 16, batch)]
 
 

@@ -20,10 +20,8 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling, Source
@@ -34,7 +32,7 @@ from drafttrain.models.spec_drafter.layout import PREFIX, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.shape import shape_of
-from tests.decoding.decoded import sources_for
+from tests.decoding.decoded import decoder_of, sources_for
 from tests.decoding.engine.fresh import cross_keys_values
 from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import shared, tiny_drafter
@@ -76,7 +74,7 @@ def decode(
     def randomness(row: int) -> SampledRandomness:
         return SampledRandomness(torch.Generator().manual_seed(row))
 
-    decoder = Decoder(target, drafter, FixedLength(4), verifier, sampling, randomness)
+    decoder = decoder_of(target, drafter, 4, verifier, sampling, randomness)
     return decoder.decode_all(sources, NEW, batch_size)
 
 

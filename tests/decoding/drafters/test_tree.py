@@ -14,7 +14,6 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.shared import Steps, alone
@@ -33,13 +32,13 @@ from drafttrain.decoding.trees.verifiers import (
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
+from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_output,
-    replaced,
     total_variation,
 )
 from tests.decoding.toys import (
@@ -77,7 +76,7 @@ def law_of(
     together: int = 1,
 ) -> dict[tuple[int, ...], float]:
     target = ToyTarget(1, vocabulary, excluded)
-    decoder = Decoder(target, drafter, stop, verifier, sampling, replaced)
+    decoder = decoder_of(target, drafter, stop, verifier, sampling)
     sources = toys_together(toy_prompt if vocabulary == 3 else toy_source, together)
     return enumerate_output(decoder, sources, max_new_tokens)
 
@@ -287,7 +286,7 @@ def endless(model):
 
 def decode(target: CachedModel, drafter, stop, verifier, sampling: Sampling, source, seed=0):
     randomness = SampledRandomness(torch.Generator().manual_seed(seed))
-    return Decoder(target, drafter, stop, verifier, sampling, lambda _: randomness).decode_all(
+    return decoder_of(target, drafter, stop, verifier, sampling, lambda _: randomness).decode_all(
         [source], 24
     )[0]
 
@@ -359,7 +358,7 @@ def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
 def test_wrong_pairings_are_refused_before_anything_runs(message):
     drafter, stop, verifier = refusals()[message]
     randomness = SampledRandomness(torch.Generator())
-    decoder = Decoder(Untouched(), drafter, stop, verifier, Sampling(1.0), lambda _: randomness)
+    decoder = decoder_of(Untouched(), drafter, stop, verifier, Sampling(1.0), lambda _: randomness)
     with pytest.raises(ValueError, match=message):
         decoder.decode([toy_prompt()], 3)
 
@@ -373,10 +372,7 @@ def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
         def check_branches(self) -> None:
             raise ValueError("this attention takes no tree mask")
 
-    decoder = Decoder(
-        Flat(1), toy(Beam(2)), FixedLength(2), RecursiveRejection, Sampling(1.0),
-        lambda _: SampledRandomness(torch.Generator()),
-    )  # fmt: skip
+    decoder = decoder_of(Flat(1), toy(Beam(2)), 2, RecursiveRejection, Sampling(1.0))
     with pytest.raises(ValueError, match="takes no tree mask"):
         decoder.decode([toy_prompt()], 3)
 

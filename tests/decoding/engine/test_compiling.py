@@ -19,14 +19,10 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import CompiledBody
 from drafttrain.decoding.engine.engine import ENGINES, compile_calls, reserve
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch
+from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
-from tests.decoding.decoded import sources_for
+from tests.decoding.decoded import decoder_of, sources_for
 from tests.decoding.engine.fresh import fresh, sources_of
 from tests.decoding.engine.test_batches import drafts, path_nodes, path_of
 from tests.decoding.engine.test_modules import any_family
@@ -51,14 +47,7 @@ def compiled(target: CachedModel) -> CompiledBody:
 
 
 def decoded(target: CachedModel, drafter: Drafter, sources: list[Source]) -> list[list[int]]:
-    decoder = Decoder(
-        target,
-        drafter,
-        FixedLength(4),
-        GreedyMatch(),
-        Sampling(),
-        lambda row: sequence_randomness(0, row, target.device),
-    )
+    decoder = decoder_of(target, drafter, 4)
     return [output.tokens for output in decoder.decode_all(sources[:3], 12)]
 
 

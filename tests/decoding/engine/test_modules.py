@@ -18,11 +18,8 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.probe import reference_logits
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling
-from drafttrain.decoding.verifiers import make_verifier
+from drafttrain.decoding.types import Proposal
+from tests.decoding.decoded import decoder_of
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import tiny_model
 
@@ -202,14 +199,7 @@ def test_adapters_hooks_and_replaced_forwards_are_decoded_with(family: str, wrap
 
 
 def plain_tokens(model, source, target=None, drafter=None) -> list[int]:
-    decoder = Decoder(
-        target or CachedModel(model),
-        drafter or NoDrafter(),
-        FixedLength(4),
-        make_verifier("greedy"),
-        Sampling(),
-        lambda row: sequence_randomness(0, row),
-    )
+    decoder = decoder_of(target or CachedModel(model), drafter or NoDrafter(), 4)
     return decoder.decode_all([source], 12)[0].tokens
 
 
