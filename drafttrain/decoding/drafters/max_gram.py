@@ -8,6 +8,7 @@ usually follows the last one. Every draft is a point mass.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import count
 from time import perf_counter
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.suffix_index import SuffixIndex
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
@@ -39,7 +39,7 @@ class MaxGramDrafter(Drafter):
 
 
 class MaxGramSession:
-    """One sequence: an index of all that was said, which grows with it.
+    """One sequence.
 
     What an encoder read, where it is text, stands in front of the output; what a decoder starts
     from, which is no part of the text, is left out. A decoder-only prompt is the beginning of the
@@ -48,77 +48,59 @@ class MaxGramSession:
 
     def __init__(self, bigrams: Sequence[int] | None, source: Source) -> None:
         self.bigrams = bigrams
-        self.index = SuffixIndex()
         read = source.input_ids.tolist() if source.is_text else []
         same = read == source.prefix.tolist()
         self.skipped = 0 if same else len(source.prefix)
         """Committed tokens that are not part of the text."""
-        self.source = 0 if same else len(read)
-        """Tokens of the index that stand in front of the output."""
-        self._seen = np.empty(0, dtype=np.int64)
-        """The output that the index holds."""
-        if not same:
-            self._append(read)
+        self._read = "" if same else as_text(np.array(read))
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
         began = perf_counter()
-        self._follow(tokens[self.skipped :])
         drafted: list[int] = []
-        likeliest = self._continue()
+        text = self._read + as_text(tokens[self.skipped :].cpu().numpy())
+        likeliest = continue_text(text, self.bigrams)
         while stop.should_draft(DraftState(len(drafted))):
             token = next(likeliest, None)
             if token is None:
                 break
             drafted.append(token)
-        likeliest.close()
         calls = {MAX_GRAM: Calls(1, perf_counter() - began)}
         return Proposal.chain(torch.tensor(drafted, dtype=torch.long), passes=0, calls=calls)
 
-    def _follow(self, output: Tensor) -> None:
-        """Let the index hold the source and this output; what differs is taken back."""
-        now = output.cpu().numpy()  # comparing thousands of numbers takes a few microseconds here
-        shared = min(len(self._seen), len(now))
-        same = self._seen[:shared] == now[:shared]
-        if not same.all():
-            shared = int(same.argmin())
-        if shared < len(self._seen):
-            self.index.truncate(self.source + shared)
-        self._seen = now
-        self._append(now[shared:].tolist())
 
-    def _append(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.index.append(token)
+def continue_text(text: str, bigrams: Sequence[int] | None) -> Iterator[int]:
+    """What follows a text, whose characters are tokens, token by token.
 
-    def _continue(self) -> Iterator[int]:
-        """What follows the sequence, token by token.
+    A match need be found once only: with the token that followed it appended, the longest match is
+    the same one token longer (a longer one would have been there before), and so on into what was
+    copied. While there is none, tokens of the table are appended.
+    """
+    while (end := longest_match(text)) < 0:
+        token = -1 if bigrams is None or not text else int(bigrams[ord(text[-1])])
+        if token < 0:
+            return
+        yield token
+        text += chr(token)
+    period = len(text) - end - 1
+    for place in count():  # after the last token come those copied already
+        yield ord(text[end + 1 + place % period])
 
-        A match need be found once only: with the token that followed it appended, the longest match
-        is the same one token longer (a longer one would have been there before), and so on into
-        what was copied. While there is none, tokens of the table are appended, and taken back.
-        """
-        length, end = self.index.longest_match()
-        if length == 0 and self.bigrams is not None and self.index.tokens:
-            kept = len(self.index)
-            try:
-                while length == 0:
-                    token = int(self.bigrams[self.index.tokens[-1]])
-                    if token < 0:
-                        return
-                    yield token
-                    self.index.append(token)
-                    length, end = self.index.longest_match()
-                yield from self._copy(end + 1)
-            finally:
-                self.index.truncate(kept)
-        elif length > 0:
-            yield from self._copy(end + 1)
 
-    def _copy(self, first: int) -> Iterator[int]:
-        """The tokens from a place on, for ever: behind the last come those copied already."""
-        tokens = self.index.tokens
-        period = len(tokens) - first
-        for place in count():
-            yield tokens[first + place % period]
+def longest_match(text: str) -> int:
+    """Where the longest suffix of a text ends that occurs earlier too, leftmost; -1: nowhere.
+
+    The two may overlap, as in periodic text. Where a suffix occurs, so do all shorter ones.
+    """
+
+    def place(length: int) -> int:
+        return text.find(text[-length:], 0, -1)
+
+    longest = bisect_left(range(1, len(text)), True, key=lambda length: place(length) < 0)
+    return place(longest) + longest - 1 if longest else -1
+
+
+def as_text(tokens: np.ndarray) -> str:
+    """Tokens as characters, among which Python searches fast."""
+    return tokens.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")

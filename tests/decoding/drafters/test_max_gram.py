@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.max_gram import MaxGramDrafter, as_text, longest_match
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling, Source
 from tests.decoding.decoded import decoder_of
-from tests.decoding.drafters.slow_match import slow_match
 from tests.tiny_models import tiny_model
 
 
@@ -28,6 +28,16 @@ def draft(tokens: list[int], k: int, bigrams=None, source: list[int] | None = No
         committed = torch.tensor([0, *tokens])
     session = MaxGramDrafter(bigrams).open(given, Sampling(), None)
     return session.propose(committed, None, FixedLength(k)).tokens.tolist()
+
+
+def slow_match(sequence: list[int]) -> tuple[int, int]:
+    """The longest suffix that ends earlier too; the leftmost such end."""
+    for length in range(len(sequence) - 1, 0, -1):
+        suffix = sequence[-length:]
+        for end in range(length - 1, len(sequence) - 1):
+            if sequence[end - length + 1 : end + 1] == suffix:
+                return length, end
+    return 0, -1
 
 
 def slow_draft(history: list[int], k: int, bigrams) -> list[int]:
@@ -54,14 +64,15 @@ def test_drafts_are_those_of_a_search_that_reads_everything(history, k, bigrams)
     assert draft(history, k, bigrams) == slow_draft(history, k, bigrams)
 
 
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=6))
-def test_a_session_that_grew_drafts_as_a_fresh_one(rounds):
-    source = Source.of_text(torch.tensor([2]), torch.tensor([2]))
-    session, committed = MaxGramDrafter().open(source, Sampling(), None), [2]
-    for more in rounds:
-        committed += more
-        found = session.propose(torch.tensor(committed), None, FixedLength(5)).tokens.tolist()
-        assert found == draft(committed, 5)
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_the_longest_match_is_that_of_a_full_search(sequence):
+    assert longest_match(as_text(np.array(sequence))) == slow_match(sequence)[1]
+
+
+def test_of_equal_matches_the_leftmost_counts():
+    """2 3 ends at 1, 4 and 8: the first; then 9 2 3, which is longer, ends at 4 only."""
+    assert longest_match(as_text(np.array([2, 3, 9, 2, 3, 5, 6, 2, 3]))) == 1
+    assert longest_match(as_text(np.array([2, 3, 9, 2, 3, 5, 9, 2, 3]))) == 4
 
 
 def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one():
