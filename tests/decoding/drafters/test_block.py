@@ -136,7 +136,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     with torch.inference_mode():
         hidden = alone(fresh.slot_rows(tokens, 3))[0]
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
-        coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.model.project(hidden)
+        coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.model.logits(hidden)
         best = uncoupled >= uncoupled.sort(descending=True).values[:, count - 1 : count]
         expected = expected_probs(torch.where(best, coupled, uncoupled), sampling)
     assert (proposal.draft_probs - expected).abs().max() < 1e-12
@@ -156,7 +156,7 @@ def test_its_rows_before_warping_are_those_that_tokens_were_chosen_from(
     with torch.inference_mode():
         rows = torch.stack(list(proposal.logits()))
         hidden = alone(drafter.open(toy_source(), sampling, randomness).slot_rows(tokens, 3))[0]
-        expected = drafter.model.project(hidden)
+        expected = drafter.model.logits(hidden)
         if rank:
             previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
             best = expected >= expected.sort(descending=True).values[:, 1:2]

@@ -152,7 +152,7 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
     states, last = alone(session.slot_rows(source.prefix, 4))[0], int(source.prefix[-1])
     vocabulary = drafter.vocabulary
-    rows = drafter.model.project(states)
+    rows = drafter.model.logits(states)
     temperatures = (0.7, 0.4)
     every, few = (
         LikelyTokens(states, rows, (count, temperatures), session.link) for count in (vocabulary, 5)
