@@ -277,8 +277,7 @@ class DraftState:
     """Tokens drafted so far in this round (this token would be number depth + 1); in a tree, its
     levels so far."""
     logits: Sequence[Tensor] = ()
-    """[V] each: the drafter's rows that are known, in order, before temperature; where it drafts
-    some tokens alone, their scores alone may be in them."""
+    """[V] each: the drafter's rows that are known, in order, before temperature."""
     hidden: Sequence[Tensor] = ()
     """[D] each: states of the kind that the policy reads, as far as they are known, in order: of
     each drafted token, or of each slot."""
