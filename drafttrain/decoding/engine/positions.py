@@ -6,20 +6,18 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from drafttrain.decoding.engine.forward import BatchedCall
 
 
 @dataclass
 class Current:
     """The call that is being computed, for functions that models call."""
 
-    call: BatchedCall | None = None
+    call: Any = None
+    """A `BatchedCall`, while there is one."""
 
 
 Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
@@ -60,14 +58,14 @@ def _bias_of(module: nn.Module, current: Current) -> Callable[..., Tensor]:
     return lambda *given, **named: _relative_bias(module, current.call)
 
 
-def _look_up(table: nn.Module, call: BatchedCall) -> Tensor:
+def _look_up(table: nn.Module, call: Any) -> Tensor:
     """[B, N, D] rows of a table of positions."""
     if isinstance(getattr(table, "weights", None), Tensor):  # sinusoids of M2M100
         return table.weights[call.positions + table.padding_idx + 1]
     return F.embedding(call.positions + getattr(table, "offset", 0), table.weight)
 
 
-def _relative_bias(attention: nn.Module, call: BatchedCall) -> Tensor:
+def _relative_bias(attention: nn.Module, call: Any) -> Tensor:
     """[B, heads, N, C] what T5 adds to scores by the distance between two positions."""
     distances = call.key_positions[:, None, :] - call.positions[:, :, None]
     bucket = attention._relative_position_bucket

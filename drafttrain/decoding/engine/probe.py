@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import NotFinite, Proposal, Source
 
-if TYPE_CHECKING:
-    from drafttrain.decoding.engine.cached_model import CachedModel
-
 TOKENS = 8
 """Of the path that is tried."""
 TREE = torch.tensor([-1, 0, 0, 1])
@@ -30,8 +27,8 @@ TREE = torch.tensor([-1, 0, 0, 1])
 
 
 @torch.inference_mode()
-def probe(target: CachedModel, trees: bool) -> str | None:
-    """What is wrong with a model under the engine that `target` has; None: nothing.
+def probe(target: Any, trees: bool) -> str | None:
+    """What is wrong with a model under the engine that a `CachedModel` has; None: nothing.
 
     Drafts, keeps a part, drafts again. An error of the model's own code is a reason, too: whoever
     calls this refuses the model, or draws on a simpler engine. Raises NotFinite for NaN logits.
@@ -53,7 +50,7 @@ def probe(target: CachedModel, trees: bool) -> str | None:
         return f"its forward fails there ({type(error).__name__}: {error})"
 
 
-def _compare(target: CachedModel, source: Source, path: Tensor, trees: bool) -> str | None:
+def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | None:
     model, length = target.model, len(source.prefix)
     expected = reference_logits(model, source, path)
     if (expected.isnan() | expected.isposinf()).any():
@@ -79,7 +76,7 @@ def _compare(target: CachedModel, source: Source, path: Tensor, trees: bool) -> 
     return _compare_tree(target, source, path[:length]) if trees else None
 
 
-def _compare_tree(target: CachedModel, source: Source, prefix: Tensor) -> str | None:
+def _compare_tree(target: Any, source: Source, prefix: Tensor) -> str | None:
     size = target.model.get_input_embeddings().num_embeddings
     nodes = (prefix.new_tensor([3, 4, 5, 6]) + size // 3) % size
     [tree] = target.score([target.encode(source)], [prefix], [Proposal(nodes, TREE)])
