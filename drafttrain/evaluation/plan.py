@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from datasets import Dataset
+from transformers import PretrainedConfig
 
 from drafttrain.build.drafts import level_names
 from drafttrain.build.method import Method, build_method
@@ -30,8 +31,8 @@ from drafttrain.evaluation.prompts import Prompt, read_prompts, say_taught
 from drafttrain.evaluation.quality import bleu_metric
 from drafttrain.evaluation.report import check_report_file, larger_report
 from drafttrain.evaluation.runner import RESERVED, WAVE_BATCHES, decode_by
-from drafttrain.models.drafters import read_drafter_settings, read_kind
-from drafttrain.models.loading import cache_is_deep_enough
+from drafttrain.models.drafters import read_drafter_settings, read_kind, vocabulary_size
+from drafttrain.models.loading import cache_is_deep_enough, check_target
 
 FORCED_VERIFIERS = ("auto", "greedy", "rejection")
 """Rules whose acceptance follows from the target's own output."""
@@ -102,7 +103,8 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
         )
     drafters = check_methods(*(one.config for one in methods) if rank_rows is None else ranked)
     if "assisted" in settings.baselines:
-        check_assisted(sorted({str(one.config.drafter) for one in methods}))
+        names = sorted({str(one.config.drafter) for one in methods})
+        check_assisted(names, check_target(settings.target))
     check_pair(settings.target, *drafters)
     say_taught(str(settings.decode.drafter), rows)
     return Plan(settings, methods, rows, rank_rows, drafters)
@@ -192,15 +194,17 @@ def check_batches(batch_sizes: Sequence[int], rows: int) -> None:
         )
 
 
-def check_assisted(drafters: Sequence[str]) -> None:
-    """Raises ConfigError for assisted generation without a drafter that Transformers can use: it
-    fails where a drafter's decoder is deeper than its encoder (T5)."""
-    able = [name for name in drafters if read_kind(name).is_language_model]
-    if not able or not all(cache_is_deep_enough(read_drafter_settings(name)) for name in able):
+def check_assisted(drafters: Sequence[str], target: PretrainedConfig) -> None:
+    """Raises ConfigError for assisted generation without a drafter that Transformers can use: one
+    with another number of rows, or with a decoder deeper than its encoder (T5), it cannot."""
+    models = [read_drafter_settings(one) for one in drafters if read_kind(one).is_language_model]
+    able = [one for one in models if vocabulary_size(one) == vocabulary_size(target)]
+    if not able or not all(map(cache_is_deep_enough, able)):
         raise ConfigError(
-            "baselines has 'assisted', which takes language models, no decoder deeper than its "
-            f"encoder, but drafter = {', '.join(map(repr, able or drafters))}; leave it out, or "
-            "add such a drafter (others.NAME.drafter=MODEL)"
+            "baselines has 'assisted', which takes language models with the target's vocabulary, "
+            "no decoder deeper than its encoder, but drafter = "
+            f"{', '.join(map(repr, drafters))}; leave it out, or add such a drafter "
+            "(others.NAME.drafter=MODEL)"
         )
 
 

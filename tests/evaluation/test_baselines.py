@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from drafttrain.build.method import Method
+from drafttrain.config.base import ConfigError
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.evaluation.evaluate import evaluate
+from drafttrain.evaluation.plan import check_assisted
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import cut_after_eos, make_jobs, steady_assistant
 from tests.comparing import same_weights
 from tests.evaluation.scripted import loaded, options, rows
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
+from tests.tiny_targets import save_target
 
 PROMPTS = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
 OPTIONS = options(num_beams=2, repeats=1, warmup=0)
@@ -61,11 +63,12 @@ def test_each_drafter_and_draft_length_assists_once():
     ]
 
 
-def test_assisted_generation_without_a_language_model_is_refused():
-    target = loaded(tiny_model("llama"))
-    copying = Method(MaxGramDrafter(), FixedLength(3), GreedyMatch())
-    with pytest.raises(ValueError, match="no method drafts with a language model; give one as"):
-        make_jobs(target, [copying], ASSISTED)
+def test_assisted_generation_with_another_number_of_rows_is_refused(tmp_path):
+    target, padded = tiny_model("llama").config, str(tmp_path)
+    tiny_model("llama", vocab_size=48).save_pretrained(padded)
+    check_assisted([str(save_target(tiny_model("qwen2"), tmp_path / "small"))], target)
+    with pytest.raises(ConfigError, match="'assisted', which takes .* the target's vocabulary"):
+        check_assisted(["max-gram", padded], target)
 
 
 def test_what_follows_the_first_eos_is_cut():
