@@ -21,8 +21,6 @@ from tests.tiny_targets import save_target
 
 PROMPTS = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
 OPTIONS = options(num_beams=2, repeats=1, warmup=0)
-
-
 ASSISTED = options(baselines=("assisted",))
 
 
@@ -55,7 +53,6 @@ def test_each_drafter_and_draft_length_assists_once():
         with_model(other, 3, label="other"),
     ]
     jobs = [job for job in make_jobs(target, methods, ASSISTED) if job.method is None]
-    assert {job.way for job in jobs} == {"assisted"}
     assert [job.name for job in jobs] == [
         "assisted causal k=3, constant, confidence 0",
         "assisted causal k=5, constant, confidence 0",

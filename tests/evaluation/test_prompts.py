@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from drafttrain.config.base import counted
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.evaluation.prompts import say_taught
@@ -52,7 +53,7 @@ def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
         own += ["repeats=1", "warmup=0", "baselines=generate"] if mode == "decode" else []
         assert ended("eval", *asked, *own) == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert (f"{cut} outputs cut where the target's positions end" in said) == bool(cut)
+        assert (f"{counted(cut, 'output')} cut where the target's" in said) == bool(cut)
         report = json.loads(Path("report.json").read_text())
         assert report["data"]["cut_by_positions"] == cut
     if mode == "decode":

@@ -115,6 +115,7 @@ def test_the_x_axis_of_the_plot_is_what_was_varied(report):
     assert "BLEU" in choose_plot(with_runs(report, *swept, lossy)).xlabel
     single = choose_plot(with_runs(report, swept[0]))
     assert len(single.curves) == 1 and single.levels == {"plain": 1.0}
+    assert plot_report(report).startswith(b"\x89PNG")
 
 
 def test_a_line_never_joins_points_of_different_methods():
@@ -181,10 +182,6 @@ def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
     rates_panel(axis, search)
     assert sorted(len(line.get_xdata()) for line in axis.lines) == [1, 1, *[2] * 9, 3]
     assert list(axis.lines[0].get_xdata()) == [0.6, 0.4, 0.5], "joined by k"
-
-
-def test_plots_are_pngs(report):
-    assert plot_report(report).startswith(b"\x89PNG")
 
 
 def test_a_terminal_shows_the_whole_name_of_every_method(report):
