@@ -216,7 +216,7 @@ def closing_lines(
     if steps:
         seconds, waited = batches.seconds()
         share, rate = waited / seconds, steps / seconds
-        yield f"{steps} steps at {rate:.3g} a second; waiting for batches took {share:.1%} of it"
+        yield f"{steps} steps at {rate:.3g} a second; waiting for batches took {share:.1%}"
     if loss is not None and best is not None and loss >= best:
         yield (
             f"the loss, {loss:.3f}, is not below that of the best constant prediction, {best:.3f}: "
