@@ -104,12 +104,13 @@ class Optimal(Shape):
             log_probs = (exact_enough(logits) / temperature).log_softmax(dim=-1)
         else:
             log_probs = warp(logits, replace(sampling, temperature=temperature)).log()
-        check_numbers(log_probs)
-        few = CANDIDATES * self.nodes
+        few, tokens = CANDIDATES * self.nodes, None
         if log_probs.shape[-1] > few and (log_probs.device.type != "cpu" or tree.level == 0):
             best = log_probs.topk(few, dim=-1)
-            return best.values.cpu().numpy(), best.indices.cpu().numpy()
-        return log_probs.numpy(), None
+            log_probs, tokens = best.values.cpu(), best.indices.cpu().numpy()
+        scores = log_probs.numpy()
+        check_numbers(scores)
+        return scores, tokens
 
     def _temperatures(self, sampling: Sampling) -> tuple[float, ...]:
         own = GREEDY_SCORES if sampling.greedy else sampling.temperature

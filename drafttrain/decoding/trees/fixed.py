@@ -14,10 +14,9 @@ from drafttrain.decoding.trees.shapes import (
     Likeliest,
     Shape,
     Tree,
-    check_numbers,
     check_positive,
 )
-from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.types import NOT_FINITE, NotFinite, Sampling
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,11 @@ class Fixed(Shape):
     def grow(self, tree: Tree, logits: Tensor) -> list[int]:
         ranks = [rank for path in tree.noted(()) for rank in self._below[path]]
         best = logits.topk(min(1 + max(ranks), logits.shape[-1]), dim=-1)
-        check_numbers(best.values - best.values[:, :1])  # infinity less itself is NaN
-        return self._add(tree, best.indices.tolist())
+        finite = best.values[:, :1].isfinite()
+        by_rank = best.indices.where(finite, NOT_FINITE).tolist()
+        if any(NOT_FINITE in row for row in by_rank):
+            raise NotFinite.of_drafter()
+        return self._add(tree, by_rank)
 
     def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> list[int]:
         order = np.argsort(-log_probs, axis=1, kind="stable")

@@ -162,7 +162,7 @@ def of_level(temperatures: Sequence[float], level: int) -> float:
 def check_numbers(probs: Tensor | Array) -> None:
     """Raise NotFinite for a row [F, V] that a softmax made of scores that are not finite: all of it
     is NaN then."""
-    if bool((probs[:, 0] != probs[:, 0]).any()):
+    if True in (probs[:, 0] != probs[:, 0]).tolist():
         raise NotFinite.of_drafter()
 
 
