@@ -81,7 +81,7 @@ def say_taught(drafter: str, rows: Dataset) -> None:
         taught = load_inputs(run.recipe.data.model_copy(update={"limit": most}))
         known, keys = set(input_keys(usable(taught))), input_keys(usable(rows))
         if shared := sum(key in known for key in keys):
-            say(f"{shared:,} of {len(keys):,} inputs are inputs of the drafter's training too")
+            say(f"the drafter's training data hold {shared:,} of {len(keys):,} inputs too")
 
 
 def usable_tokens(

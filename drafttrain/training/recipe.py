@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.recipes import (
     CausalDrafterRecipe,
@@ -110,7 +110,7 @@ def begin_run(
     accelerator = make_accelerator(settings.train, settings.run)
     if accelerator.is_main_process:
         if shared:
-            say(f"{shared:,} held-out inputs are inputs of the training too")
+            say(f"the training data hold {counted(shared, 'held-out input')} too")
         open_run(settings.run, settings)
     accelerator.wait_for_everyone()
     return accelerator

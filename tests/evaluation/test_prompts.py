@@ -28,7 +28,7 @@ def test_inputs_of_the_drafters_training_are_counted(capsys):
     rows = load_inputs(DataConfig(path="new.txt"))
     capsys.readouterr()
     for text, said in (
-        ("w4\nw5 w6\n\n", "1 of 2 inputs are inputs of the drafter's training too\n"),
+        ("w4\nw5 w6\n\n", "the drafter's training data hold 1 of 2 inputs too\n"),
         ("w4\n", ""),
         ("", ""),
     ):

@@ -164,7 +164,7 @@ def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(
     own = json.loads((run / "report.json").read_text())["runs"][1]
     assert own["metrics"]["identical"]["value"] == 1.0
     (tmp_path / "target").rename(tmp_path / "moved")
-    asked = {"drafter": str(run), "target": str(tmp_path / "moved")}
+    asked = {"drafter": str(run), "target": {"path": str(tmp_path / "moved")}}
     export(ExportConfig(**asked, out=tmp_path / "out"), reload=compare)
     out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "moved")
