@@ -32,7 +32,7 @@ from drafttrain.decoding.types import Output
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import decode_by, generate_by, steady_assistant
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 
 from transformers import AutoModelForCausalLM
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
@@ -52,14 +52,14 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     given = parser.parse_args()
     pair = load_pair(TargetConfig(path=given.target), [given.drafter])
-    target, model, heard = pair.target, pair.model, hears(pair.target.model.config)
+    target, model, audio = pair.target, pair.model, takes_audio(pair.target.model.config)
     sampling = SamplingConfig(max_new_tokens=given.max_new_tokens)
-    if heard:
+    if audio:
         target.model.generation_config.begin_suppress_tokens = None
     data = DataConfig(
         path=given.data, limit=given.limit, input_column=given.column, chat=given.chat
     )
-    prompts, _ = read_prompts(pair, load_inputs(data, heard=heard))
+    prompts, _ = read_prompts(pair, load_inputs(data, audio=audio))
     method = Method(pair.drafter, FixedLength(given.k), GreedyMatch())
     assistant = steady_assistant(
         AutoModelForCausalLM.from_pretrained(given.drafter, dtype=target.model.dtype).eval(),

@@ -259,14 +259,14 @@ def sources_of(model: PreTrainedModel) -> list[Source]:
     sources = []
     for length in LENGTHS:
         source = make_source(torch.randint(5, VOCABULARY, (length,), generator=generator), model)
-        if hears(model):
+        if takes_audio(model):
             states = torch.randn(length, encoder_width(model), generator=generator)
             source = replace(source, encoded=states.to(model.dtype))
         sources.append(source)
     return sources
 
 
-def hears(model: PreTrainedModel) -> bool:
+def takes_audio(model: PreTrainedModel) -> bool:
     """Whether an encoder reads sound."""
     return model.config.is_encoder_decoder and type(model).__name__ in SPEECH.values()
 
@@ -317,7 +317,7 @@ def path_to(node: int, parents: Tensor) -> list[int]:
 
 def fault_of_tokens(target: CachedModel, sources: Sequence[Source]) -> str:
     """How greedy decoding, plain or speculative, differs from `generate`; empty: it does not."""
-    greedy = fresh_greedy if hears(target.model) else generated
+    greedy = fresh_greedy if takes_audio(target.model) else generated
     expected = [greedy(target.model, source) for source in sources]
     for name, drafter in (("plain", NoDrafter()), ("speculative", MaxGramDrafter())):
         decoder = Decoder(

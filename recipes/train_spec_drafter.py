@@ -45,7 +45,7 @@ from drafttrain.models.spec_drafter.fusion import KnownOutputs, fit_fusion
 from drafttrain.models.spec_drafter.layout import PREFIX
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import mark, shape_of
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 from drafttrain.training.loop import Task, train
 from drafttrain.training.losses import constant_loss
 from drafttrain.training.objectives.mask_predict import MaskPredict
@@ -129,8 +129,8 @@ def make_drafter(
         chosen = frequent_tokens(rows, size, vocabulary, config.eos_token_id)
         config.draftable_tokens = chosen
     if reads_states(config):
-        of_it = {"weights_sha256": hash_target(target.model), "hears": hears(target.model.config)}
-        config.target |= of_it
+        config.target["weights_sha256"] = hash_target(target.model)
+        config.target["takes_audio"] = takes_audio(target.model.config)
     made, copied = build(config, target.model, drafter.initialise)
     if settings.objective.freeze_embeddings:
         for part in (made.embed_tokens, made.get_input_embeddings(), made.get_output_embeddings()):
@@ -155,7 +155,7 @@ def make_task(
     target: LoadedTarget,
 ) -> Task:
     """The target is kept only where its decoder or its encoder is looked at."""
-    texts = drafter.shape.encoder == "target" and not hears(target.model.config)
+    texts = drafter.shape.encoder == "target" and not takes_audio(target.model.config)
     collate = SlotCollator(
         drafter.shape,
         drafter.config.k,
@@ -218,9 +218,9 @@ def examples_for(
     """
     if drafter.shape.encoder == "own":
         return Examples(rows)
-    if not hears(target.model.config):
+    if not takes_audio(target.model.config):
         return Examples(rows, text_encoding(target))
-    clips, folder = load_inputs(data, heard=True), settings.run / "encoded"
+    clips, folder = load_inputs(data, audio=True), settings.run / "encoded"
     return Examples(rows, ClipEncoding(target, rows, clips, folder))
 
 
@@ -242,7 +242,7 @@ def what_is_known(
     objective: MaskPredict, example: Example
 ) -> tuple[Tensor, Tensor, list[int], Tensor | None]:
     """Source, output, what was given of it, and the states that its tokens were predicted from,
-    where the drafter is told them."""
+    where the drafter fuses them."""
     encoded, ids = example.encoded, torch.tensor(example.source_ids)
     output, before = torch.tensor(example.target_ids), None
     source = ids if encoded is None else encoded

@@ -92,7 +92,7 @@ def collator(drafter: SpecDrafter, blocks: int) -> SlotCollator:
     return SlotCollator(drafter.shape, config.k, blocks, 0, start, pad)
 
 
-def told_states(target: PreTrainedModel, family: str = "marian", **settings) -> BlockDrafter:
+def fused_states(target: PreTrainedModel, family: str = "marian", **settings) -> BlockDrafter:
     """A Spec-Drafter that fuses the target's hidden states, with a noisy start."""
     drafter = tiny_drafter(family, target_states=True, **settings)
     torch.manual_seed(4)

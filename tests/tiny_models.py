@@ -180,7 +180,7 @@ def with_a_token_to_spare(family: str) -> PreTrainedModel:
 
 
 def tiny_source(ids: Sequence[int] | torch.Tensor, model: PreTrainedModel) -> Source:
-    """A text of these tokens, or what stands for it where a model hears: features of its own."""
+    """A text of these tokens, or what stands for it for audio: features of its own."""
     ids = torch.as_tensor(ids)
     if model.main_input_name != "input_features":
         return make_source(ids, model)

@@ -70,8 +70,8 @@ class RowDecoder:
 
     def batches(self, rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
         """Rows that are handed to the engine together, the longest first."""
-        heard = any(row.encoded for row in rows)  # features take memory
-        return batches_of_rows(rows, (4 if heard else BATCHES_AT_ONCE) * self.batch_rows)
+        audio = any(row.encoded for row in rows)  # features take memory
+        return batches_of_rows(rows, (4 if audio else BATCHES_AT_ONCE) * self.batch_rows)
 
     def __call__(self, rows: Sequence[ShardRow]) -> list[list[int] | None]:
         """As `BatchDecoder.decode`; rows with scores that are not finite are found by halving."""

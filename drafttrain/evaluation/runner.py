@@ -315,8 +315,8 @@ def _generate(
     given["do_sample"] = given["num_beams"] == 1 and sampling.temperature > 0.0
     if given["do_sample"]:
         given |= asdict(build_sampling(sampling))
-    heard = isinstance(target, WHISPER_LIKE)
-    if heard:
+    audio = isinstance(target, WHISPER_LIKE)
+    if audio:
         features = torch.stack([prompt.source.inputs["input_features"] for prompt in batch])
         given["input_features"] = features.to(target.dtype)
     else:
@@ -333,7 +333,7 @@ def _generate(
         if given["do_sample"]:
             torch.manual_seed(sampling.seed + batch[0].row)
         generated = target.generate(**given)[:, first:].tolist()
-    if heard:  # returned without EOS, which ends an output that is shorter than it might be
+    if audio:  # returned without EOS, which ends an output that is shorter than it might be
         [end] = pair.model.eos_ids
         return [[*tokens, end][:limit] for tokens in generated]
     return generated

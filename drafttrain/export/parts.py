@@ -42,7 +42,7 @@ class Parts:
 def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
     """The programs that can use an export of a drafter. Servers draft for decoder-only targets
     only; a Whisper's `generate` takes no custom_generate."""
-    if (getattr(drafter, "target", None) or {}).get("hears"):
+    if (getattr(drafter, "target", None) or {}).get("takes_audio"):
         return ()
     exports = kind_of(drafter).exports
     return tuple(one for one in exports if one != "servers" or not drafter.is_encoder_decoder)

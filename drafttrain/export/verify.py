@@ -220,16 +220,16 @@ def _decode(folder: Path, reference: Reference, parts: Parts, found: Verificatio
     target = load_target(reference.target).model
     drafter = parts.drafter.to(target.device, target.dtype)
     lossless = parts.policy.model_copy(update={"verifier": AUTO})
-    asked = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
-    asked["num_return_sequences"] = 1
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
+    options["num_return_sequences"] = 1
     ties = 0
     for row, ids in enumerate(reference.inputs):
         given = torch.tensor([ids], device=target.device)
-        asked |= {"input_ids": given, "attention_mask": torch.ones_like(given)}
+        options |= {"input_ids": given, "attention_mask": torch.ones_like(given)}
         own = {"output_logits": True, "return_dict_in_generate": True}
-        plain = target.generate(**asked, **own, **cache_for_generate(target))
+        plain = target.generate(**options, **own, **cache_for_generate(target))
         speculated = target.generate(
-            **asked,
+            **options,
             assistant_model=drafter,
             policy=dump_policy(lossless),
             custom_generate=str(folder),

@@ -164,9 +164,9 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
         stem, taken = layer_stem(target), chosen_layers(settings, target.config)
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
     else:
-        name, asked = f"initialise.path = {path!r}", {"dtype": torch.float32}
+        name, options = f"initialise.path = {path!r}", {"dtype": torch.float32}
         config = read_config(path, name)
-        drafter = read_whole(AutoModelForCausalLM, path, name, config, target, False, **asked)
+        drafter = read_whole(AutoModelForCausalLM, path, name, config, target, False, **options)
         fit_vocabulary(drafter, target.get_output_embeddings().out_features)
     drafter.config.target = settings.target.recorded()
     if settings.drafter.embeddings == "target":

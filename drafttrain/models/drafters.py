@@ -206,9 +206,9 @@ def load_drafter(
     dtype = "auto" if like is None else like.model.dtype
     loads = _class_of(kind) or auto_class(settings)
     name = f"drafter {str(path)!r}"
-    asked = {"dtype": dtype, "trust_remote_code": False}
+    options = {"dtype": dtype, "trust_remote_code": False}
     target = None if like is None else like.model
-    model = read_whole(loads, path, name, settings, target, place=embeddings_of, **asked)
+    model = read_whole(loads, path, name, settings, target, place=embeddings_of, **options)
     return model.eval() if like is None else model.to(like.model.device).eval()
 
 

@@ -44,8 +44,8 @@ def generation_settings(config: TargetConfig, model_config: PretrainedConfig) ->
 def choose_languages(
     tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig, config: TargetConfig
 ) -> None:
-    """Let a target's tokenizer mark sources with the language asked for, and its `generate` begin
-    with the token of the other one.
+    """Lets a target's tokenizer mark sources with `source_language`, and its `generate` begin with
+    the token of `target_language`.
 
     Raises ConfigError for codes that the tokenizer does not know, for languages of a target that
     has none, and where neither the user nor the target's files name one: tokenizer_config.json

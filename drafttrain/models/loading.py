@@ -38,7 +38,7 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.languages import choose_languages, generation_settings
-from drafttrain.models.speech import ask, check_speech, hears
+from drafttrain.models.speech import ask, check_speech, takes_audio
 from drafttrain.models.weight_files import (
     check_weight_files,
     first_line,
@@ -151,7 +151,7 @@ def auto_class(
     config: PretrainedConfig,
 ) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForSpeechSeq2Seq]:
     """What loads a language model of this configuration."""
-    if hears(config):
+    if takes_audio(config):
         return AutoModelForSpeechSeq2Seq
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
@@ -180,7 +180,7 @@ def check_target(config: TargetConfig) -> PretrainedConfig:
 def is_language_model(config: PretrainedConfig) -> bool:
     """Whether Transformers has a generating language model for this configuration."""
     if config.is_encoder_decoder:
-        return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING or hears(config)
+        return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING or takes_audio(config)
     if type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:  # a decoder that lacks its encoder
         return False
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
@@ -313,8 +313,8 @@ def near_folder(folder: Path) -> str:
 
 
 def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
-    """The target's tokenizer, which marks sources with the language asked for. Raises ConfigError
-    where there is none, and for languages that it does not know or misses."""
+    """The target's tokenizer, which marks sources with `source_language`. Raises ConfigError where
+    there is none, and for languages that it does not know or misses."""
     name = f"target.path = {config.path!r}"
     tokenizer = read_tokenizer(config.path, name, config.revision, config.trust_remote_code)
     model_config = read_config(config.path, name, config.revision, config.trust_remote_code)
@@ -343,7 +343,7 @@ def read_tokenizer(
 
 def load_processor(config: TargetConfig, model_config: PretrainedConfig) -> ProcessorMixin | None:
     """The target's processor, where its inputs are audio. Raises ConfigError without one."""
-    if not hears(model_config):
+    if not takes_audio(model_config):
         return None
     try:
         processor = AutoProcessor.from_pretrained(

@@ -30,12 +30,13 @@ class PreviousToken(nn.Module):
         embedded = embedded.to(self.embedding.weight.dtype)
         return self.embedding(F.rms_norm(embedded, embedded.shape[-1:]))
 
-    def forward(self, hidden: Tensor, embedded: Tensor, told: Tensor | None = None) -> Tensor:
-        """Slots' states, corrected by the embedded tokens before them; told: where; None: all.
+    def forward(self, hidden: Tensor, embedded: Tensor, present: Tensor | None = None) -> Tensor:
+        """Slots' states, corrected by the embedded tokens before them. present: which have one;
+        None: all.
 
-        Shapes: hidden [..., D], embedded [..., E], told [...] -> [..., D].
+        Shapes: hidden [..., D], embedded [..., E], present [...] -> [..., D].
         """
         features = self.features(embedded)
-        if told is not None:
-            features = torch.where(told[..., None], features, SHUT)
+        if present is not None:
+            features = torch.where(present[..., None], features, SHUT)
         return hidden + self.out(F.silu(self.hidden(hidden) + features))

@@ -19,7 +19,7 @@ ASKED = {"language": "lang_to_id", "task": "task_to_id"}
 """What a speech model may be asked for, and where its generation_config says what it knows."""
 
 
-def hears(config: PretrainedConfig) -> bool:
+def takes_audio(config: PretrainedConfig) -> bool:
     """Whether a model of this configuration writes down speech: its inputs are audio."""
     return config.is_encoder_decoder and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
@@ -30,7 +30,7 @@ def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
     Beside config.json only generation_config.json is read. Raises ConfigError.
     """
     asked = {name: getattr(config, name) for name in ASKED if getattr(config, name) is not None}
-    if not hears(model_config):
+    if not takes_audio(model_config):
         for name, value in asked.items():
             raise ConfigError(
                 f"target.{name} = {value!r} is for speech targets, but {config.path!r} is a "

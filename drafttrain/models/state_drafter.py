@@ -44,7 +44,7 @@ class StateDrafterConfig(PretrainedConfig):
 
     k: int = 4
     previous_token_rank: int = 0
-    """Rank of the features by which the slots of a block are told the token before them; 0: none
+    """Rank of the previous-token features of the slots of a block; 0: none
     are."""
     shallow: dict[str, Any] | None = None
     """config.json of its layers: the target's, with fewer of them and no vocabulary."""
@@ -198,9 +198,9 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
 
     Raises ConfigError as `check_follower`, and for layers that the target has not.
     """
-    target, asked = check_follower(settings), settings.drafter
+    target, chosen = check_follower(settings), settings.drafter
     depth = target.get_text_config(decoder=True).num_hidden_layers
-    layers, states = asked.layers, asked.states
+    layers, states = chosen.layers, chosen.states
     if layers is None:
         layers = tuple(range(max(0, depth - 2), depth))
     if not layers or max(layers) >= depth:
@@ -215,7 +215,7 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
             f"drafter.states = {list(states)}: give layers of the target's, 0 to {depth - 1}, or "
             "-1 for its last hidden state"
         )
-    shape = {"k": asked.k, "previous_token_rank": asked.previous_token_rank}
+    shape = {"k": chosen.k, "previous_token_rank": chosen.previous_token_rank}
     config = make_config(target, layers, states, **shape)
     config.target = settings.target.recorded()
     config.drafttrain_version = __version__

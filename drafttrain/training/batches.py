@@ -22,7 +22,7 @@ Keys = list[tuple[int, int]]
 def load_batches(
     rows: Dataset, collate: Callable[..., Batch], keys: Iterable[Keys], workers: int, pin: bool
 ) -> DataLoader:
-    """The batches of these keys, made by so many processes ahead of time, or as they are asked for.
+    """The batches of these keys, made by worker processes ahead of time, or when they are needed.
 
     pin: put into page-locked memory, from which copies to a GPU are not waited for.
     """

@@ -1,4 +1,4 @@
-"""Whole commands with a target that hears."""
+"""Whole commands with a target that takes audio."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def theirs(**asked: str) -> list[list[int]]:
     """What `generate` says of each clip."""
     target = load_target(TargetConfig(path="whisper", device="cpu"))
-    rows = load_inputs(DataConfig(path="clips/clips.jsonl"), heard=True)
+    rows = load_inputs(DataConfig(path="clips/clips.jsonl"), audio=True)
     outputs = []
     for row in rows:
         features = target.processor.feature_extractor(
@@ -158,7 +158,7 @@ def test_what_cannot_be_heard_is_refused_before_anything_is_written(inside, caps
 
 def test_texts_and_unknown_languages_are_refused(inside, capsys):
     assert ended("generate", *ON[:2], "--drafter", "none", "--text", "w5 w6") == 2
-    assert "hears audio" in capsys.readouterr().err
+    assert "takes audio" in capsys.readouterr().err
     assert ended("generate", *ON, "--drafter", "none", "target.language=tlh") == 2
     assert "'tlh' is no language of this target" in capsys.readouterr().err
 

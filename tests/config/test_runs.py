@@ -213,7 +213,7 @@ def test_a_run_stands_for_its_drafter_where_rows_are_distilled(tmp_path):
 
 
 def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter, capsys):
-    made_for = {"path": "base", "revision": None, "hears": False}
+    made_for = {"path": "base", "revision": None, "takes_audio": False}
     Path(drafter, "config.json").write_text(json.dumps({"target": made_for}))
     found = fill_from_run({"decode": {"drafter": drafter}})
     assert (found["target"], found["decode"]["stop"]) == (

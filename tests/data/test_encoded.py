@@ -47,14 +47,14 @@ def test_a_batch_is_encoded_as_each_of_its_texts(family: str, rows: list[int]) -
 
 
 @pytest.fixture
-def heard(tmp_path: Path) -> tuple[LoadedTarget, DataConfig]:
+def audio(tmp_path: Path) -> tuple[LoadedTarget, DataConfig]:
     save_whisper(tmp_path / "whisper")
     target = load_target(TargetConfig(path=str(tmp_path / "whisper"), device="cpu"))
     return target, DataConfig(path=str(save_clips(tmp_path / "clips", 3)))
 
 
-def outputs(heard, out: Path, **settings: object) -> datasets.Dataset:
-    target, data = heard
+def outputs(audio, out: Path, **settings: object) -> datasets.Dataset:
+    target, data = audio
     distill(
         DistillConfig(
             target=TargetConfig(path=target.path, device="cpu"),
@@ -82,12 +82,12 @@ def test_texts_are_encoded_as_the_target_encodes_them(family):
     assert (example.epoch, example.row, example.target_ids) == (3, 0, [4, 1])
 
 
-def test_distillation_leaves_what_it_encoded_and_decodes_the_same(heard, tmp_path):
-    target, data = heard
-    kept = outputs(heard, tmp_path / "kept", encoded=tmp_path / "encoded")
-    plain = outputs(heard, tmp_path / "plain")
+def test_distillation_leaves_what_it_encoded_and_decodes_the_same(audio, tmp_path):
+    target, data = audio
+    kept = outputs(audio, tmp_path / "kept", encoded=tmp_path / "encoded")
+    plain = outputs(audio, tmp_path / "plain")
     assert kept["target_ids"][:] == plain["target_ids"][:]
-    clips = load_inputs(data, heard=True)
+    clips = load_inputs(data, audio=True)
     files = KeptEncodings(tmp_path / "encoded", target.model)
     for clip in clips:
         features = hear(target, clip).inputs["input_features"]
@@ -101,9 +101,9 @@ def test_distillation_leaves_what_it_encoded_and_decodes_the_same(heard, tmp_pat
     )
 
 
-def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(heard, tmp_path):
-    target, data = heard
-    rows, clips = outputs(heard, tmp_path / "out"), load_inputs(data, heard=True)
+def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(audio, tmp_path):
+    target, data = audio
+    rows, clips = outputs(audio, tmp_path / "out"), load_inputs(data, audio=True)
     encoding = ClipEncoding(target, rows, clips, tmp_path / "encoded")
     examples = Examples(rows, encoding)
     assert not list(tmp_path.glob("encoded/*/*"))
@@ -115,8 +115,8 @@ def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(heard, tmp_p
     assert torch.equal(first.encoded, again.encoded)
 
 
-def test_a_damaged_file_is_named(heard, tmp_path):
-    files = KeptEncodings(tmp_path, heard[0].model)
+def test_a_damaged_file_is_named(audio, tmp_path):
+    files = KeptEncodings(tmp_path, audio[0].model)
     files.folder.mkdir()
     files.path("abc").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"abc.safetensors cannot be read .*delete it"):

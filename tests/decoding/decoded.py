@@ -33,7 +33,7 @@ def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:
 
 def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int) -> list[list[int]]:
     return [
-        heard(model, source, max_new_tokens)
+        audio(model, source, max_new_tokens)
         if not source.is_text
         else model.generate(
             source.input_ids[None],
@@ -46,7 +46,7 @@ def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int)
     ]
 
 
-def heard(model: PreTrainedModel, source: Source, max_new_tokens: int) -> list[int]:
+def audio(model: PreTrainedModel, source: Source, max_new_tokens: int) -> list[int]:
     """What a speech model's `generate` returns, which leaves prefix and EOS out: an output that is
     shorter than it might be was ended by EOS."""
     features = source.inputs["input_features"][None]

@@ -18,7 +18,7 @@ from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConf
 from drafttrain.models.drafters import reads_states
 from drafttrain.models.identity import hash_target, hash_weights
 from drafttrain.models.spec_drafter.build import build, make_config
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
@@ -82,7 +82,8 @@ def save_spec_drafter(
     settings = DrafterConfig(k=k, decoder_layers=2, **shape)
     config = make_config(target.config, settings, 3, {"path": str(path)}, projection_scale(target))
     if reads_states(config):
-        config.target |= {"weights_sha256": hash_target(target), "hears": hears(target.config)}
+        config.target["weights_sha256"] = hash_target(target)
+        config.target["takes_audio"] = takes_audio(target.config)
     if (few := settings.output_tokens) is not None:
         config.draftable_tokens = list(range(few))
     drafter, _ = build(config, target, "both", torch.float64)

@@ -66,8 +66,8 @@ from drafttrain.models.loading import (
 GROWING = frozenset({"data.limit", "rows", "inputs_sha256"})
 """What differs in a manifest when a distillation takes in more inputs."""
 TRIED, TRIED_SHARE, WARMED = 128, 16, 8
-"""Inputs that backends are compared on: at most so many and a share of one in so many; no fewer
-than are decoded before the clock starts."""
+"""Inputs that backends are compared on: at most TRIED and one in TRIED_SHARE of all, at least
+WARMED, which are decoded before the clock starts."""
 
 
 def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
@@ -96,8 +96,8 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
 def open_decoder(
     config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset, state: PartialState
 ) -> BatchDecoder:
-    """What decodes: the backend asked for. Where `auto` leaves it open, the one that a folder was
-    begun with, else the one that the main process finds faster on some of many inputs."""
+    """The backend of the settings. Where `auto` leaves it open, the one that a folder was begun
+    with, else the one that the main process finds faster on some of many inputs."""
     if not config.measures_backend:
         return resolve_name(config.decoded_by.opens)(config, target)
     chosen = [BACKENDS["transformers"].name]

@@ -62,11 +62,11 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
 
     def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
-        draws, asked = None, config.sampling
+        draws, chosen = None, config.sampling
         if config.method == "sample":
-            seed, count = asked.seed, asked.max_new_tokens
+            seed, count = chosen.seed, chosen.max_new_tokens
             numbers = [np.random.default_rng((seed, row.row)).random(count) for row in rows]
-            sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+            sampling = Sampling(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p)
             draws = Draws(sampling, torch.from_numpy(np.stack(numbers)))
         clips = [row.source for row in rows if row.source is not None]
         if clips:

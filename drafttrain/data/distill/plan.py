@@ -19,7 +19,7 @@ from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST, check_folder
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.models.loading import check_target, choose_device, load_tokenizer
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 
 SAMPLE = 1000
 """Inputs that are tokenised to estimate the tokens of all."""
@@ -58,7 +58,7 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
     choose_device(config.target.device)
     model_config = check_target(config.target)
     load_tokenizer(config.target)
-    if hears(model_config):
+    if takes_audio(model_config):
         check_unread(config, ("max_source_tokens",), "texts")
     else:
         check_unread(config, ("encoded",), "recordings")
@@ -79,9 +79,9 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
     """Rows, tokens and disk of a run. Loads the inputs and the tokenizer only."""
     inputs = check_distillation(config)
     model_config, most = check_target(config.target), config.sampling.max_new_tokens
-    decoder_only, heard = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
+    decoder_only, audio = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
     chosen, lengths = sampled_lengths(config, inputs)
-    if heard:
+    if audio:
         outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
     else:
         outputs = [most if decoder_only else min(length, most) for length in lengths]
@@ -89,7 +89,7 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
     read = f"{config.data.path}: {describe_inputs(inputs)}"
     # two bytes a token after zstd; clips are not copied
-    disk = 2 * (new_tokens + (0 if heard else tokens)) + 8 * rows
+    disk = 2 * (new_tokens + (0 if audio else tokens)) + 8 * rows
     return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows), read)
 
 

@@ -20,7 +20,7 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.models.loading import LoadedTarget, check_target, load_target
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 
 
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
@@ -53,8 +53,8 @@ def distill_settings(
             case _:
                 dtype = target.dtype
         if isinstance(settings, SpecDrafterRecipe) and dtype == target.dtype:
-            heard = hears(check_target(target))
-            fixed["encoded"] = settings.run / "encoded" if heard else None
+            audio = takes_audio(check_target(target))
+            fixed["encoded"] = settings.run / "encoded" if audio else None
     return settings_of_group(DistillConfig, "distill", given, fixed)
 
 

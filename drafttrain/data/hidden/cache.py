@@ -47,7 +47,7 @@ from drafttrain.models.draft_states import StateKind, state_size, states_of
 from drafttrain.models.drafters import check_drafter, load_drafter_beside
 from drafttrain.models.identity import ModelIdentity, hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, check_target, load_target
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 
 SLOTS_SEEN = 4
 """Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
@@ -73,7 +73,7 @@ def build_cache(
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_own_outputs(config, distilled, target)
     clips = None
-    if hears(target.model.config):
+    if takes_audio(target.model.config):
         clips = kept_clips(config, distilled, outputs, target).of
     labelling = _labelling(config, distilled, target, drafter, clips)
     caching = Caching(config, target, outputs, labelling)
@@ -156,7 +156,7 @@ def kept_clips(
 
     Raises ConfigError for clips that are missing or changed, and as `ClipEncoding`.
     """
-    clips = load_inputs(DataConfig(**distilled.data), heard=True)
+    clips = load_inputs(DataConfig(**distilled.data), audio=True)
     if hash_inputs(clips) != distilled.inputs_sha256:
         raise ConfigError(
             f"the clips in {distilled.data['path']!r} are not those that {str(config.distilled)!r} "
@@ -272,7 +272,7 @@ def check_cache(
     """The kind of states that are cached. Raises ConfigError as `state_of`, and for settings that
     contradict each other or count for another kind."""
     state = state_of(config, drafter)
-    if not hears(target):
+    if not takes_audio(target):
         check_unread(config, ("encoded",), "recordings")
     if config.mixing is not None and state != "token":
         raise ConfigError(

@@ -126,7 +126,7 @@ def check_unread(
     settings: Config, names: Sequence[str], kind: Literal["texts", "recordings"], prefix: str = ""
 ) -> None:
     """Refuse settings that are given and count for the other kind of inputs. Raises ConfigError."""
-    others = {"texts": "hears audio", "recordings": "reads texts"}
+    others = {"texts": "takes audio", "recordings": "reads texts"}
     for name in names:
         value = getattr(settings, name)
         if value != type(settings).model_fields[name].default:

@@ -25,7 +25,7 @@ from drafttrain.data.inputs.clips import SUFFIXES, as_clips, find_files
 from drafttrain.data.inputs.rows import LINE, as_inputs, check_some
 from drafttrain.data.inputs.tokens import check_chats
 from drafttrain.models.loading import check_target, load_tokenizer
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 
 TEXT_KINDS = (".json", ".jsonl", ".csv", ".tsv", ".txt")
 """Suffixes of files of rows that are text; .gz may follow."""
@@ -47,19 +47,19 @@ def load_prompts(
     group: str = "data",
     texts: Sequence[str] | None = None,
 ) -> datasets.Dataset:
-    """`load_inputs` for a target: recordings where it hears, chats where its tokenizer has a
+    """`load_inputs` for a target: recordings where it takes audio, chats where its tokenizer has a
     template for them. No weights are read.
 
     texts: in place of what lies at config.path. Raises ConfigError as `load_inputs`, `check_target`
-    and `check_chats`, and for texts where the target hears.
+    and `check_chats`, and for texts where the target takes audio.
     """
     settings = check_target(target)
-    if texts is not None and hears(settings):
+    if texts is not None and takes_audio(settings):
         raise ConfigError(
-            f"target.path = {target.path!r} hears audio, but the inputs are texts; give a "
+            f"target.path = {target.path!r} takes audio, but the inputs are texts; give a "
             "recording, a folder of them, or a jsonl that names them, with --data"
         )
-    rows = load_inputs(config, group, hears(settings), texts)
+    rows = load_inputs(config, group, takes_audio(settings), texts)
     if CHAT in rows.column_names:
         check_chats(load_tokenizer(target), rows, not settings.is_encoder_decoder)
     return rows
@@ -68,12 +68,12 @@ def load_prompts(
 def load_inputs(
     config: DataConfig,
     group: str = "data",
-    heard: bool = False,
+    audio: bool = False,
     texts: Sequence[str] | None = None,
 ) -> datasets.Dataset:
     """The inputs as rows of `row`, `source` and `reference` (None where there is none).
 
-    heard: they are recordings, with more columns (`clips.as_clips`). texts: as in `load_prompts`.
+    audio: they are recordings, with more columns (`clips.as_clips`). texts: as in `load_prompts`.
     `row` counts the records of the original file from 0; `skip` and `limit` do not
     renumber. `source` has prefix and suffix applied. A row that cannot be used has no text, and
     `reason` says why. Chats have a column `chat` too, and `source` is the user's last turn:
@@ -84,7 +84,7 @@ def load_inputs(
     path = Path(config.path)
     try:
         if texts is None:
-            rows = _load_rows(config, path, heard)
+            rows = _load_rows(config, path, audio)
         else:
             rows = datasets.Dataset.from_dict({"text": list(texts)})
         if len(rows) == 0:
@@ -96,15 +96,15 @@ def load_inputs(
             )
         stop = None if config.limit is None else config.skip + config.limit
         numbers = range(len(rows))[config.skip : stop]
-        found = (as_clips if heard else as_inputs)(rows, numbers, config)
+        found = (as_clips if audio else as_inputs)(rows, numbers, config)
         check_some(found, config.path)
         return found
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
 
 
-def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
-    if config.reference_path is not None and not heard:
+def _load_rows(config: DataConfig, path: Path, audio: bool) -> datasets.Dataset:
+    if config.reference_path is not None and not audio:
         return _load_aligned(config)
     is_saved = any((path / name).is_file() for name in SAVED)
     if config.config_name is not None and (is_saved or path.is_file()):
@@ -122,7 +122,7 @@ def _load_rows(config: DataConfig, path: Path, heard: bool) -> datasets.Dataset:
             f"data.split = {config.split!r} is not in {config.path!r}; there are: "
             f"{', '.join(saved)}"
         )
-    if heard and path.exists() and (files := find_files(path)) is not None:
+    if audio and path.exists() and (files := find_files(path)) is not None:
         return files
     if path.is_file():
         return _load_file(config.path, "data.path", config.split)

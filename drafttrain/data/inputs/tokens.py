@@ -36,7 +36,7 @@ def tokenize_prompts(
 ) -> list[list[int] | Refused]:
     """The tokens of every row of `load_inputs`; of chats, up to where the assistant is to speak.
 
-    limits: the most tokens, by the reason for it in words. Refused for rows that cannot be used:
+    limits: the most tokens, by the reason for it. Refused for rows that cannot be used:
     those that were refused when they were read, that the template refuses, that have no tokens,
     more than a limit, or one of those that a tokenizer has beyond its model's vocabulary. Chats
     need a template (`check_chats`).

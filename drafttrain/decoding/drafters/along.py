@@ -1,6 +1,6 @@
-"""Drafters along a known output of the target: asked at its prefixes, as decoding asks them.
+"""Drafters along a known output of the target: called at its prefixes as in decoding.
 
-Acceptance heads learn from the slots that they are asked for, and teacher-forced acceptance is of
+Acceptance heads learn from slots that decoding judges, and teacher-forced acceptance is of
 what they draft. Each kind that can tell has a function (`DrafterKind.probs_along`) of the drafter,
 the output [L], the most tokens of a draft at each prefix [L] and the sampling; outputs share calls
 (`shared.Steps`). It gives [L, K] in float64, K >= 1 being the largest of those. Entry (p, d) is the
@@ -46,7 +46,7 @@ class KnownOutput:
     """The target's cache of the same tokens, where layers of it are read."""
 
     def committed(self, prefix: int) -> Tensor:
-        """All committed tokens [T] where decoding has emitted so many of the output."""
+        """All committed tokens [T] once decoding has emitted `prefix` tokens of the output."""
         return torch.cat((self.source.prefix.cpu(), self.tokens[:prefix]))
 
 
@@ -78,13 +78,13 @@ def read_outputs(
 
 
 class SessionAlong:
-    """One session of a drafter, asked at rising prefixes of a known output."""
+    """One session of a drafter, called at rising prefixes of a known output."""
 
     def __init__(self, drafter: Drafter, known: KnownOutput, sampling: Sampling) -> None:
         self.known = known
         self.session = drafter.open(known.source, sampling, SampledRandomness(torch.Generator()))
         self._seen = 0
-        """Committed tokens when it was last asked."""
+        """Committed tokens at its last call."""
 
     def _state(self, tokens: Tensor, prefix: int) -> TargetState | None:
         """What the target shows of the tokens committed since; None before its first call."""
@@ -96,7 +96,7 @@ class SessionAlong:
         return TargetState(len(tokens), hidden, self.known.columns)
 
     def draft(self, prefix: int, most: int) -> Steps[Tensor]:
-        """A draft [N] of up to so many tokens."""
+        """A draft [N] of up to `most` tokens."""
         tokens = self.known.committed(prefix)
         if most == 0:
             return torch.empty(0, dtype=torch.long)
@@ -104,7 +104,7 @@ class SessionAlong:
         return (yield from steps(drafted)).tokens
 
     def slots(self, prefix: int, most: int) -> Steps[tuple[Tensor, Tensor]]:
-        """A block of up to so many slots: their states, before a token is drawn, and their rows
+        """A block of up to `most` slots: their states, before a token is drawn, and their rows
         after the output's own tokens. Shapes: -> [N, D], [N, V]."""
         session, tokens = self.session, self.known.committed(prefix)
         assert isinstance(session, SlotSession)
@@ -115,7 +115,7 @@ class SessionAlong:
         if session.link is not None:
             own = self.known.tokens
             before = own[torch.arange(prefix - 1, prefix + count - 1).clamp(0, len(own) - 1)]
-            before[0] = session.told_first(tokens)
+            before[0] = session.token_before(tokens)
             rows = session.link.after(states, rows, before.to(rows.device))
         return states, rows
 

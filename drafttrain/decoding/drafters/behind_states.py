@@ -108,15 +108,15 @@ class BehindStatesDrafter(Drafter):
         self.body = StateBody(model, self.output, drafted)
         self.engine = Engine(self.body, None, self.position_limit)
         self.link = None if model.previous_token is None else self._make_link()
-        """What later slots of a block are told of the token before them."""
+        """The previous-token features of later slots of a block."""
 
     @torch.inference_mode()
     def _make_link(self) -> Link:
         """Features of every token, and of none behind them."""
-        told = self.model.previous_token
-        rows = self.output.weight.to(told.out.weight.dtype) @ told.out.weight
-        features = F.pad(told.features(self.embedding), (0, 0, 0, 1), value=SHUT)
-        return Link(told.hidden, rows, features)
+        link = self.model.previous_token
+        rows = self.output.weight.to(link.out.weight.dtype) @ link.out.weight
+        features = F.pad(link.features(self.embedding), (0, 0, 0, 1), value=SHUT)
+        return Link(link.hidden, rows, features)
 
     def open(
         self, source: Source, sampling: Sampling, randomness: Randomness
@@ -125,13 +125,15 @@ class BehindStatesDrafter(Drafter):
 
     @without_gradients
     def blocks_all(
-        self, asked: Sequence[tuple[BehindStatesSession, Tensor, int]]
+        self, requests: Sequence[tuple[BehindStatesSession, Tensor, int]]
     ) -> list[StepOutput]:
         """Rows and states of so many slots after each sequence's committed tokens [T].
 
         Where others have drafted after what is verified, the later slots go on.
         """
-        return self.engine.call([session.feed(tokens, slots) for session, tokens, slots in asked])
+        return self.engine.call(
+            [session.feed(tokens, slots) for session, tokens, slots in requests]
+        )
 
 
 class BehindStatesSession(SlotSession):
@@ -152,7 +154,7 @@ class BehindStatesSession(SlotSession):
         """Tokens that the target has read: the first of them not is the last committed one."""
         self._target_state: TargetState | None = None
 
-    def told_first(self, tokens: Tensor) -> int:
+    def token_before(self, tokens: Tensor) -> int:
         return self.drafter.no_token
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:

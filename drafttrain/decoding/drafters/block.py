@@ -77,7 +77,7 @@ class BlockDrafter(Drafter):
         return replace(source, encoded=encoded)
 
     def slots_all(
-        self, asked: Sequence[tuple[SequenceState, Tensor, int, CommittedStates | None]]
+        self, requests: Sequence[tuple[SequenceState, Tensor, int, CommittedStates | None]]
     ) -> list[OfSlots]:
         """Hidden states that predict what follows, and scores, before previous-token features.
 
@@ -89,7 +89,7 @@ class BlockDrafter(Drafter):
         """
         shape, feeds = self.model.shape, []
         causal_slots, first = shape.slot_attention == "causal", 1 if shape.anchored else 0
-        for state, prefix, masks, committed in asked:
+        for state, prefix, masks, committed in requests:
             if shape.bidirectional:
                 state.forget(0)
             missing = state.align(prefix) if len(prefix) else []
@@ -103,7 +103,7 @@ class BlockDrafter(Drafter):
                 states = (committed or self.no_states).at(state.cached, len(prefix))
             feeds.append(Feed(state, ids, masks + first, torch.from_numpy(visible), states=states))
         outputs = self.cached.feed_all(feeds)
-        for state, prefix, *_ in asked:
+        for state, prefix, *_ in requests:
             state.settle(len(prefix))
         return [(output.hidden[-len(output.logits) :], output.logits) for output in outputs]
 
@@ -172,8 +172,8 @@ class BlockSession(SlotSession):
             self.state.forget(min(self.state.cached, self._settled))
             self._settled = min(self._verified, len(tokens))
         masks = slots - 1 if self.anchored else slots
-        asked = self.state, tokens[self.skipped :], masks, self._committed
-        return (yield Call(self.drafter.slots_all, asked))
+        request = self.state, tokens[self.skipped :], masks, self._committed
+        return (yield Call(self.drafter.slots_all, request))
 
 
 @torch.inference_mode()

@@ -41,14 +41,14 @@ class BlockHeadsDrafter(Drafter):
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
         return BlockHeadsSession(self, sampling, randomness)
 
-    def rows_all(self, asked: Sequence[tuple[Tensor, int, int]]) -> list[tuple[Tensor, Tensor]]:
+    def rows_all(self, requests: Sequence[tuple[Tensor, int, int]]) -> list[tuple[Tensor, Tensor]]:
         """States and rows of heads number first..last-1 from each sequence's newest state ([1, D],
         first, last), in one product of all. Shapes: -> [heads, D], [heads, V] each."""
-        first, last = min(one[1] for one in asked), max(one[2] for one in asked)
-        states = self.model.each(torch.cat([newest for newest, *_ in asked]), first, last)
+        first, last = min(one[1] for one in requests), max(one[2] for one in requests)
+        states = self.model.each(torch.cat([newest for newest, *_ in requests]), first, last)
         own = [
             states[start - first : end - first, place]
-            for place, (_, start, end) in enumerate(asked)
+            for place, (_, start, end) in enumerate(requests)
         ]
         logits = project(self.target, torch.cat(own)).split([len(rows) for rows in own])
         return list(zip(own, logits, strict=True))
@@ -69,8 +69,8 @@ class BlockHeadsSession(SlotSession):
         return min(wanted, max(0, self.drafter.model.config.heads - self._skipped))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
-        asked = self._newest, self._skipped, self._skipped + slots
-        return (yield Call(self.drafter.rows_all, asked))
+        request = self._newest, self._skipped, self._skipped + slots
+        return (yield Call(self.drafter.rows_all, request))
 
 
 @torch.inference_mode()

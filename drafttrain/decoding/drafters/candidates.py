@@ -36,17 +36,17 @@ class Link:
     ) -> None:
         self.from_hidden, self.rows, self.features = from_hidden, rows, features
 
-    def chains(self, asked: Sequence[tuple[Tensor, Tensor, int]]) -> list[Tensor]:
+    def chains(self, requests: Sequence[tuple[Tensor, Tensor, int]]) -> list[Tensor]:
         """Likeliest tokens left to right, among the best candidates of each slot alone.
 
         Of each sequence its slots' states [K, D] and rows [K, V], and the token before the first;
         [K] each, not waited for.
         """
-        states, logits, last = zip(*asked, strict=True)
+        states, logits, last = zip(*requests, strict=True)
         lengths = [len(own) for own in logits]
         if not any(lengths):
-            return [torch.empty(0, dtype=torch.long) for _ in asked]
-        if len(asked) > 1:
+            return [torch.empty(0, dtype=torch.long) for _ in requests]
+        if len(requests) > 1:
             states, logits = (
                 pad_sequence(list(part), batch_first=True) for part in (states, logits)
             )

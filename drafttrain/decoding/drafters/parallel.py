@@ -39,7 +39,7 @@ class ParallelDrafter(CausalDrafter):
         return ParallelSession(self, OwnSequence(self.model, source), sampling, randomness)
 
     @without_gradients
-    def blocks_all(self, asked: Sequence[tuple[SequenceState, Tensor, int]]) -> list[StepOutput]:
+    def blocks_all(self, requests: Sequence[tuple[SequenceState, Tensor, int]]) -> list[StepOutput]:
         """Rows and states of so many slots behind each sequence's committed tokens, in shared
         calls.
 
@@ -49,10 +49,10 @@ class ParallelDrafter(CausalDrafter):
         mask = self.model.model.config.pard_token
         feeds = [
             Feed(state, state.align(tokens) + [mask] * (slots - 1), slots)
-            for state, tokens, slots in asked
+            for state, tokens, slots in requests
         ]
         outputs = self.model.feed_all(feeds)
-        for state, tokens, _ in asked:
+        for state, tokens, _ in requests:
             state.settle(len(tokens))
         return outputs
 

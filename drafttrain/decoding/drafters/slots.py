@@ -116,8 +116,8 @@ class SlotSession(ABC):
         """Most tokens of a draft behind all committed tokens [T]."""
         return wanted
 
-    def told_first(self, tokens: Tensor) -> int:
-        """What the first slot is told as the token before it."""
+    def token_before(self, tokens: Tensor) -> int:
+        """The token before the first slot, whose features it reads."""
         return int(tokens[-1])
 
     @abstractmethod
@@ -133,5 +133,5 @@ class SlotSession(ABC):
             return Proposal.empty()
         hidden, logits = yield from self.slot_rows(tokens, slots)
         drawing = stop, self.sampling, self.randomness, hidden
-        last = self.told_first(tokens)
+        last = self.token_before(tokens)
         return (yield from chain_of_slots(logits, *drawing, self.link, last))

@@ -217,7 +217,7 @@ class SlotRows:
     ) -> Steps[Tensor | tuple[Array, Array]]:
         session, self._likely = self.session, None
         self._states, self._logits = yield from session.slot_rows(tokens, levels)
-        before = session.told_first(tokens)
+        before = session.token_before(tokens)
         if likeliest is not None:
             count, temperatures = likeliest
             if session.link is not None:

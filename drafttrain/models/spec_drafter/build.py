@@ -22,7 +22,7 @@ from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.language_models import SPECIAL_TOKENS, shallow_config, spread
 from drafttrain.models.spec_drafter.model import SpecDrafter, class_of, family_class
 from drafttrain.models.spec_drafter.shape import DraftShape, mark
-from drafttrain.models.speech import hears
+from drafttrain.models.speech import takes_audio
 
 DEPTHS = (
     ("encoder_layers", "decoder_layers"),
@@ -175,7 +175,7 @@ def _override(config: PretrainedConfig, settings: DrafterConfig) -> None:
 
 def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
     """Whose encoder the drafter reads. Raises ConfigError for one that cannot be."""
-    audio = hears(target)
+    audio = takes_audio(target)
     chosen = settings.encoder or ("target" if audio else "own")
     if chosen == "own" and audio:
         raise ConfigError(

@@ -46,7 +46,7 @@ SHAPES = {
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     "target's encoder": {"encoder": "target", "previous_token_rank": 3},
     "causal": {"slot_attention": "causal", "previous_token_rank": 3},
-    "states told": {"target_states": True, "previous_token_rank": 3},
+    "states fused": {"target_states": True, "previous_token_rank": 3},
     "masks": {"masks": True},
 }
 

@@ -20,7 +20,7 @@ from tests.tiny_speech import noise, save_clips
 
 
 def load(path: Path | str, **settings) -> datasets.Dataset:
-    return load_inputs(DataConfig(path=str(path), **settings), heard=True)
+    return load_inputs(DataConfig(path=str(path), **settings), audio=True)
 
 
 def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path):
@@ -29,9 +29,9 @@ def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path):
     assert rows["source"][:] == ["clip0.wav", "clip1.flac", "clip2.wav"]
     assert rows["reference"][:] == ["w10 w11", "w11 w12", "w12 w13"]
     assert rows["seconds"][:] == [1.0, 2.0, 3.0]
-    heard = read_speech(rows[1])
-    assert heard.dtype == np.float32
-    assert np.abs(heard - noise(2.0, seed=1)).max() < 1e-4  # 16 bits a sample
+    audio = read_speech(rows[1])
+    assert audio.dtype == np.float32
+    assert np.abs(audio - noise(2.0, seed=1)).max() < 1e-4  # 16 bits a sample
 
 
 def test_a_recording_or_a_folder_of_them_is_enough(tmp_path):

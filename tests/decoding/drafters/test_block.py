@@ -36,7 +36,7 @@ from tests.decoding.toys import (
     toys_together,
 )
 from tests.evaluation.scripted import replay_rounds
-from tests.tiny_drafters import shared, tiny_drafter, told_states
+from tests.tiny_drafters import fused_states, shared, tiny_drafter
 from tests.tiny_models import EOS, VOCAB, tiny_source
 
 SAMPLINGS = {
@@ -283,7 +283,7 @@ def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10
-    drafter = told_states(target.model, family, decoder_layers=2, previous_token_rank=3)
+    drafter = fused_states(target.model, family, decoder_layers=2, previous_token_rank=3)
     source = tiny_source([5, 9, 20, 7, 1], target.model)
 
     def decode(drafter, k: int):

@@ -26,7 +26,7 @@ from tests.decoding.decoded import decoder_of, sources_for
 from tests.decoding.engine.fresh import fresh, sources_of
 from tests.decoding.engine.test_batches import drafts, path_nodes, path_of
 from tests.decoding.engine.test_modules import any_family
-from tests.tiny_drafters import shared, tiny_drafter, told_states
+from tests.tiny_drafters import fused_states, shared, tiny_drafter
 from tests.tiny_models import tiny_model
 
 FAMILIES = ["llama", "marian", "t5", "whisper"]
@@ -84,7 +84,7 @@ def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
     """With fusion of the target's states as well."""
     target = CachedModel(shared(family))
     if settings == "states":
-        drafter = told_states(target.model)
+        drafter = fused_states(target.model)
     else:
         drafter = BlockDrafter(tiny_drafter(family, **settings))
     sources = sources_for(target.model)

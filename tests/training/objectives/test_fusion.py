@@ -18,7 +18,7 @@ from drafttrain.models.least_squares import RIDGE
 from drafttrain.models.spec_drafter.fusion import KnownOutputs, fit_fusion
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.tiny_drafters import collator, shared, tiny_drafter, told_states
+from tests.tiny_drafters import collator, fused_states, shared, tiny_drafter
 from tests.tiny_models import EOS
 
 ROWS = [([5, 9, 7, EOS], [8, 4, 6, EOS], []), ([4, EOS], [9, 3, 7, 5, 6, EOS], [11, 12])]
@@ -31,7 +31,7 @@ SHAPES = {
 
 def objective(family: str = "marian", **shape: object) -> MaskPredict:
     target = shared(family)
-    drafter = told_states(target, family, decoder_layers=2, dropout=0.0, **shape)
+    drafter = fused_states(target, family, decoder_layers=2, dropout=0.0, **shape)
     return MaskPredict(drafter.model, ObjectiveConfig(label_smoothing=0.0), target).train()
 
 

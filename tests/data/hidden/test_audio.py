@@ -64,7 +64,7 @@ def open_target(project: Path):
 
 
 def save_drafter(project: Path, target: LoadedTarget) -> SpecDrafter:
-    whose = {"path": target.path, "weights_sha256": hash_target(target.model), "hears": True}
+    whose = {"path": target.path, "weights_sha256": hash_target(target.model), "takes_audio": True}
     shape = {"encoder": "target", "decoder_layers": 1, "k": 3, "previous_token_rank": 2}
     drafter = drafter_of(target.model, identity=whose, **shape)
     drafter.save_pretrained(project / "drafter")
@@ -75,7 +75,7 @@ def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
     target = open_target(project)
     drafter = save_drafter(project, target)
     build_cache(cache(project, k=3))
-    clips = load_inputs(DataConfig(path=str(project / "clips" / "clips.jsonl")), heard=True)
+    clips = load_inputs(DataConfig(path=str(project / "clips" / "clips.jsonl")), audio=True)
     reader, expected, stored = CachedModel(target.model), [], columns(project / "hidden")
     for row in load_distilled(project / "distilled"):
         output = torch.tensor(row["target_ids"])
