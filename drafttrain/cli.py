@@ -165,11 +165,7 @@ def train(
 @app.command("eval")
 @takes_settings(
     EvalConfig,
-    TARGET
-    | DATA
-    | named("report", "force", "mode", "sweep")
-    | {"--batch-size": "batch_sizes"}
-    | METHOD,
+    TARGET | DATA | named("report", "mode", "sweep") | {"--batch-size": "batch_sizes"} | METHOD,
     fill_eval,
 )
 def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:

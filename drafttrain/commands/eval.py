@@ -37,7 +37,6 @@ def measure(
     methods = build_methods(plan, pair)
     compile_calls(settings.compile)
     evaluation = evaluate(pair, methods, plan.rows, settings, progress=True)
-    write_evaluation(evaluation, settings.report)
-    report = evaluation.report
-    files = [f"report: {settings.report}", f"page: {settings.report.with_suffix('.html')}"]
+    file, report = write_evaluation(evaluation, settings.report), evaluation.report
+    files = [f"report: {file}", f"page: {file.with_suffix('.html')}"]
     print_findings([main_table(report)], parity_lines(report), files)

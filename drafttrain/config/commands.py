@@ -221,10 +221,8 @@ class EvalConfig(DecodingConfig):
     bleu_tokenizer: Annotated[str, _TIMED] = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
     report: Path | None = None
-    """Where report.json goes, with samples and plot beside it. Default: in the drafter's run, else
-    here."""
-    force: bool = False
-    """Replace a report of more inputs or methods."""
+    """Where report.json goes, with samples and plot beside it; beside a report of more inputs or
+    methods NAME.smaller.json. Default: in the drafter's run, else here."""
 
 
 class GenerateConfig(DecodingConfig):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method, build_sampling
 from drafttrain.build.pairs import Pair
-from drafttrain.config.base import Interrupted
+from drafttrain.config.base import Interrupted, counted
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.engine.cache import release_caches
@@ -43,7 +44,7 @@ from drafttrain.evaluation.report import (
     Run,
     TargetFacts,
     describe_environment,
-    larger_report,
+    read_report,
     write_file,
 )
 from drafttrain.evaluation.runner import (
@@ -74,14 +75,20 @@ class Evaluation:
     nothing was decoded."""
 
 
-def write_evaluation(evaluation: Evaluation, path: Path) -> None:
+def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
     """Writes report.json, its plot and page, and the samples, if there are any: samples.jsonl
-    beside report.json, NAME.samples.jsonl beside NAME.json. A partial report leaves a larger one
-    where it is, and goes to NAME.partial.json. Raises Interrupted after writing a partial one."""
+    beside report.json, NAME.samples.jsonl beside NAME.json.
+
+    Returns the report's file: a report of `eval` leaves one of more inputs or methods where it is,
+    and goes to NAME.smaller.json. Raises Interrupted after writing a partial one.
+    """
     report = evaluation.report
-    methods = sum(run.kind == "method" for run in report.runs)
-    if report.partial and larger_report(path, report.data.prompts, methods):
-        path = path.with_suffix(".partial.json")
+    if (report.search is None or report.partial) and path.exists():
+        old, new = read_report(path).size, report.size
+        if old[0] > new[0] or old[1] > new[1]:
+            shown = f"{counted(old[0], 'input')} and {counted(old[1], 'method')}"
+            print(f"{path} holds more ({shown}) and stays as it is", file=sys.stderr)
+            path = path.with_suffix(".smaller.json")
     plot = plot_report(report)
     write_file(path, report.model_dump_json(indent=2) + "\n")
     if evaluation.samples:
@@ -92,6 +99,7 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> None:
     write_file(path.with_suffix(".html"), render_page(report, plot))
     if report.partial:
         raise Interrupted(f"interrupted after {report.partial}; {path} holds them")
+    return path
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ def measure(context: Context, run: Decoded, resamples: Array) -> Run:
     if run.batch_size > 1:
         if method is not None or not sampled:
             same = metrics.identical(run.outputs, context.alone(run).outputs)
-            facts["differing"] = int(len(same) - same.sum())
+            figures["identical"] = mean(same)
         return Run(**facts, metrics=estimate_all(figures, resamples))
     if method is not None:
         positions = metrics.count_positions(run.outputs)

@@ -29,7 +29,7 @@ from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.evaluation.prompts import Prompt, read_prompts, say_taught
 from drafttrain.evaluation.quality import bleu_metric
-from drafttrain.evaluation.report import check_report_file, larger_report
+from drafttrain.evaluation.report import check_report_file
 from drafttrain.evaluation.runner import RESERVED, WAVE_BATCHES, decode_by
 from drafttrain.models.drafters import read_drafter_settings, read_kind, vocabulary_size
 from drafttrain.models.loading import cache_is_deep_enough, check_target
@@ -94,13 +94,6 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
         if ranked == [one.config for one in methods]:
             raise ConfigError("rank_data is given, but no sequoia tree lacks tree.by_rank")
         rank_rows = load_prompts(settings.rank_data, settings.target, "rank_data")
-    drafting = [one for one in methods if named_kind(one.config.drafter) is not NONE]
-    larger = larger_report(settings.report, len(rows), len(drafting) * len(settings.batch_sizes))
-    if larger and not settings.force:
-        raise ConfigError(
-            f"report = {str(settings.report)!r} holds {larger} now; give another file with "
-            "--report, or add --force to replace it"
-        )
     drafters = check_methods(*(one.config for one in methods) if rank_rows is None else ranked)
     if "assisted" in settings.baselines:
         names = sorted({str(one.config.drafter) for one in methods})

@@ -144,9 +144,6 @@ class Run(Part):
     parity: list[Parity] = []
     """Of lossless greedy methods: against plain decoding and `generate`; above batch size 1 against
     batch size 1."""
-    differing: int | None = None
-    """Above batch size 1: outputs whose tokens are not those of batch size 1; None where they may
-    differ, as a baseline samples a batch from one stream."""
     memory_bytes: int | None = None
     """Peak memory of a wave on a CUDA device beyond what torch had allocated before it, where
     several batch sizes were measured."""
@@ -301,6 +298,11 @@ class Report(Part):
         return f"{self.environment.cpu}, {counted(self.environment.threads, 'thread')}"
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Inputs, and methods; these count once at each batch size."""
+        return self.data.prompts, sum(run.kind == "method" for run in self.runs)
+
+    @property
     def batch_sizes(self) -> list[int]:
         return sorted({run.batch_size for run in self.runs})
 
@@ -348,17 +350,3 @@ def check_report_file(file: Path) -> None:
                 f"report = {str(file)!r} exists and is no report of this version; delete it, or "
                 "give another file"
             ) from None
-
-
-def larger_report(file: Path, inputs: int, methods: int) -> str | None:
-    """The size, in words, of the report in a file, where it has more inputs or methods; else None.
-    Methods count once at each batch size."""
-    if not file.exists():
-        return None
-    there = read_report(file)
-    old_inputs = there.data.prompts + len(there.data.skipped)
-    old_methods = sum(run.kind == "method" for run in there.runs)
-    if old_inputs <= inputs and old_methods <= methods:
-        return None
-    there = f"{counted(old_inputs, 'input')} and {counted(old_methods, 'method')}"
-    return f"{there}, more than {inputs} and {methods}"

@@ -186,7 +186,6 @@ def main_table(report: Report) -> Table:
     columns += [METRICS[name] for name in METRICS if name not in hidden]
     if forced:
         columns.append(Column("by position, %", _positions))
-    columns.append(Column("other tokens", _differing))
     columns.append(Column("memory, MB", lambda run: run.memory_bytes and run.memory_bytes / 1e6, 1))
     best = [] if forced else list(winners(report).values())
     return Table(
@@ -210,15 +209,6 @@ def _positions(run: Run) -> str | None:
         for rate in (() if rates is None else rates.conditional)
     ]
     return " ".join(cells[:POSITIONS] + ["…"] * (len(cells) > POSITIONS)) or None
-
-
-def _differing(run: Run) -> str | None:
-    """Outputs whose tokens differ from those at batch size 1."""
-    if run.differing is None:
-        return None
-    wrong = sum(parity.unexplained for parity in run.parity)
-    text = f"{run.differing} of {run.totals['prompts']}"
-    return f"{text}, {wrong} NOT ties" if wrong else text
 
 
 def heading(report: Report) -> tuple[str, str]:
@@ -248,7 +238,7 @@ def note(report: Report) -> str:
     if any(run.lossy for run in report.runs):
         text += " lossy: the output is not the target's own."
     if len(report.batch_sizes) > 1:
-        text += " Speedup: over plain decoding at the same batch size."
+        text += " Speedup: over plain decoding at the same size. Equal: to batch size 1."
     if report.mode == "teacher-forced":
         text += " Teacher-forced: acceptance along the target's own outputs; nothing is timed."
         if any(run.sampling.get("temperature", 0.0) > 0.0 for run in report.runs):

@@ -35,25 +35,27 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
         "assisted small k=2, constant, confidence 0": [1],
         "assisted small k=4, constant, confidence 0": [1],
     }
-    assert all(run["differing"] == 0 for run in runs if run["batch_size"] == 2)
+    equal = [run["metrics"]["identical"]["value"] for run in runs if run["batch_size"] == 2]
+    assert equal == [1.0] * 4
     assert "small k=4 greedy" in capsys.readouterr().out
     assert Path("batches.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png;base64," in Path("batches.html").read_text()
 
 
-def test_a_larger_report_is_replaced_only_when_asked_to(inside, capsys):
+def test_a_larger_report_stays_where_it_is(inside, capsys):
     asked = ["eval", *PAIR, "repeats=1", "baselines=[]", "--report", "kept.json"]
     asked += ["decode.sampling.max_new_tokens=4"]
     assert ended(*asked, "--sweep", "k=2,4") == 0
     before = Path("kept.json").read_bytes()
     for smaller in (["--k", "2"], ["--sweep", "k=2,4", "--limit", "1"]):
-        with recorded() as loaded:
-            assert ended(*asked, *smaller) == 2
-        assert "add --force" in capsys.readouterr().err and not loaded
-    assert Path("kept.json").read_bytes() == before
+        assert ended(*asked, *smaller) == 0
+        said = capsys.readouterr()
+        assert "kept.json holds more (2 inputs and 2 methods) and stays" in said.err
+        assert "report: kept.smaller.json" in said.out
+        assert Path("kept.json").read_bytes() == before
+        assert Path("kept.smaller.html").is_file()
     assert ended(*asked, "--sweep", "k=2,4") == 0
-    assert ended(*asked, "--k", "2", "--limit", "1", "--force") == 0
-    assert len(json.loads(Path("kept.json").read_text())["runs"]) == 2
+    assert Path("kept.json").read_bytes() != before
 
 
 @pytest.mark.parametrize("place", ["/proc/report.json", "/dev/null/report.json", "notes.json"])
@@ -100,7 +102,7 @@ def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkey
     calls.clear()
     assert ended(*asked) == 130
     assert Path(f"{mode}.json").read_bytes() == whole
-    assert json.loads(Path(f"{mode}.partial.json").read_text())["data"]["prompts"] == 1
+    assert json.loads(Path(f"{mode}.smaller.json").read_text())["data"]["prompts"] == 1
 
 
 def test_a_dry_run_says_what_would_be_measured(inside, capsys):
@@ -142,7 +144,8 @@ def test_other_drafters_are_measured_teacher_forced_at_every_k_of_a_sweep(inside
 
 def compare(*arguments: str) -> tuple[dict, list[dict]]:
     """The report and the samples of `drafttrain eval`."""
-    assert ended("eval", *PAIR, *SHORT, "--report", "trees.json", "--force", *arguments) == 0
+    Path("trees.json").unlink(missing_ok=True)
+    assert ended("eval", *PAIR, *SHORT, "--report", "trees.json", *arguments) == 0
     return read_trees()
 
 

@@ -167,5 +167,5 @@ def test_sequences_that_differ_from_batch_size_1_are_counted():
     settings = options(repeats=1, warmup=0, batch_sizes=(1, 2))
     alone, together = decoded = decode_batches([job], range(4), settings, CPU)
     run = measure(Context(None, [], settings, decoded, {}), together, draw_resamples(4, 5))
-    assert (run.batch_size, run.differing) == (2, 2)
+    assert (run.batch_size, run.metrics["identical"].value) == (2, 0.5)
     assert alone.memory_bytes is None, "only a CUDA device counts its memory"

@@ -49,12 +49,12 @@ def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
     given = ["--target", "target", "--drafter", "max-gram", "--data", "rows.txt"]
     for wanted, cut in ((62, 0), (63, 1), (64, 1), (65, 2)):
         asked = [*given, f"decode.sampling.max_new_tokens={wanted}"]
-        own = ["--mode", mode, "--report", "report.json", "--force"]
+        own = ["--mode", mode, "--report", f"{wanted}.json"]
         own += ["repeats=1", "warmup=0", "baselines=generate"] if mode == "decode" else []
         assert ended("eval", *asked, *own) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert (f"{counted(cut, 'output')} cut where the target's" in said) == bool(cut)
-        report = json.loads(Path("report.json").read_text())
+        report = json.loads(Path(f"{wanted}.json").read_text())
         assert report["data"]["cut_by_positions"] == cut
     if mode == "decode":
         capsys.readouterr()
