@@ -25,7 +25,7 @@ from drafttrain.config.commands import (
     TuneConfig,
 )
 from drafttrain.config.inputs import STDIN
-from drafttrain.config.runs import fill_distill, fill_eval, fill_generate, fill_tune
+from drafttrain.config.runs import fill_eval, fill_generate, fill_tune
 from drafttrain.config.sweep import expand_sweep
 
 app = typer.Typer(**TYPER_STYLE)
@@ -69,12 +69,7 @@ def drafttrain() -> None:
 @app.command()
 @takes_settings(
     DistillConfig,
-    TARGET
-    | DATA
-    | named("out", "method", "backend", "drafter")
-    | {"--server": "server.url", "--stop": "stop.kind", "--k": "stop.k"}
-    | SAMPLING,
-    fill_distill,
+    TARGET | DATA | named("out", "method", "backend") | {"--server": "server.url"} | SAMPLING,
 )
 def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
     """Write the target's own outputs as training data: Parquet shards with a manifest.

@@ -24,7 +24,6 @@ from drafttrain.config.base import (
 from drafttrain.config.decode import (
     DecodeConfig,
     SamplingConfig,
-    StopConfig,
     TreeName,
     VerifierConfig,
 )
@@ -58,11 +57,11 @@ BACKENDS = {
         Backend(
             "transformers", f"{_DISTILL}.generation:open_generate", ("greedy", "beam", "sample")
         ),
-        Backend(  # the loop that `generate` and `eval` decode with, with a drafter if one is given
+        Backend(  # the loop that `generate` and `eval` decode with
             "engine",
-            "drafttrain.build.distilling:open_engine",
+            f"{_DISTILL}.engine:open_engine",
             ("greedy", "sample"),
-            checks="drafttrain.build.distilling:check_engine",
+            checks=f"{_DISTILL}.engine:check_engine",
         ),
         Backend(  # a decoder-only target that OpenAI-compatible servers run
             "server",
@@ -121,15 +120,10 @@ class DistillConfig(Config):
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: BackendName = "auto"
     """What decodes. transformers: its `generate`. engine: as `drafttrain generate`. server: for
-    decoder-only targets. auto: server with server.url, engine with a drafter; of many greedy
-    outputs the faster of engine and transformers, unless batch_tokens is given; else transformers.
-    """
+    decoder-only targets. auto: server with server.url; of many greedy outputs the faster of engine
+    and transformers, unless batch_tokens is given; else transformers."""
     server: Annotated[ServerConfig, _SERVER] = ServerConfig()
     """server: where it is, and how it is asked."""
-    drafter: Annotated[str | None, _ENGINE] = None
-    """engine: what drafts: a run, the folder or Hub name of a drafter, or max-gram."""
-    stop: Annotated[StopConfig, CountsFor("drafter=...")] = StopConfig()
-    """engine: when a round of drafting ends. Default: as the drafter's run or policy.json says."""
     num_beams: Annotated[Few, CountsFor("method=beam")] = 5
     """Beams, where method is beam."""
     sampling: Annotated[SamplingConfig, _SAMPLED] = SamplingConfig()
@@ -148,8 +142,7 @@ class DistillConfig(Config):
     @property
     def decoded_by(self) -> Backend:
         """The backend asked for, or the one that `auto` is."""
-        drafted = "transformers" if self.drafter is None else "engine"
-        chosen = "server" if self.server.url else drafted
+        chosen = "server" if self.server.url else "transformers"
         return BACKENDS[chosen if self.backend == "auto" else self.backend]
 
     @property

@@ -212,21 +212,6 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
     return values
 
 
-def fill_distill(values: dict[str, Any]) -> dict[str, Any]:
-    """The drafter of `distill`, where it is a run or an export: its folder, and when it stops.
-
-    A rule that its policy.json may ask for is left out: what is distilled is the target's own.
-    """
-    drafter = values.get("drafter")
-    if drafter is None or named_kind(drafter) is not None:
-        return values
-    decode = {"drafter": drafter, "stop": dict(values.get("stop") or {})}
-    if values.get("method") == "sample":
-        decode["sampling"] = values.get("sampling")
-    _fill_from_drafter(decode, run_of(str(drafter)), values, chains=True)
-    return values | {"drafter": decode["drafter"], "stop": decode["stop"]}
-
-
 def fill_data(values: dict[str, Any]) -> dict[str, Any]:
     """Inputs of `eval`, where none are given: the held-out rows of the run.
 
@@ -289,7 +274,7 @@ def _fill_from_drafter(
     folder = Path(str(decode["drafter"])) if run is None else run.drafter
     file, policy = Path(values.get("policy") or folder / POLICY), None
     if values.get("policy") or file.is_file():
-        batch = values.get("batch_size") or values.get("batch_rows") or 1
+        batch = values.get("batch_size") or 1
         policy = read_policy(file).at(int(batch))
         _fill_from_policy(decode, policy, chains)
     if run is not None:

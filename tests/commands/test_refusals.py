@@ -67,12 +67,7 @@ INPUTS = {
     f"{ALONE} candidates.x.drafter=llama": ("candidates.x.drafter", "leave it out"),
 }
 PAIRINGS = {
-    f"{DISTILL} --drafter wide": ("'wide'", "48 tokens", "train"),
-    f"{DISTILL} --drafter llama": ("'llama'", "decoder-only", "give"),
-    f"{DISTILL} --drafter target --method beam": ("method = 'beam'", "'engine'", "leave", "greedy"),
     f"{DISTILL} --backend engine --method beam": ("method = 'beam'", "backend=transformers"),
-    f"{DISTILL} --drafter max-gram --backend transformers": ("drafter = 'max", "backend=engine"),
-    f"{DISTILL} --drafter max-gram --stop entropy": ("'entropy'", "max-gram", "or chains of"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (
         "'assisted'",

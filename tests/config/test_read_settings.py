@@ -35,9 +35,8 @@ UNREAD = [
     (DistillConfig, [*DISTILL, "method=beam"], "sampling.top_p=0.5", "method=sample"),
     (DistillConfig, DISTILL, "server.concurrency=2", "backend=server"),
     (DistillConfig, [*DISTILL, "backend=transformers"], "server.url=http://a/v1", "backend=server"),
-    (DistillConfig, [*DISTILL, "backend=transformers"], "drafter=max-gram", "backend=engine"),
-    (DistillConfig, DISTILL, "stop.k=3", "drafter="),
-    (DistillConfig, [*DISTILL, "drafter=d"], "batch_tokens=99", "backend=transformers"),
+    (DistillConfig, [*DISTILL, "backend=transformers"], "batch_rows=9", "backend=engine"),
+    (DistillConfig, [*DISTILL, "backend=engine"], "batch_tokens=99", "backend=transformers"),
     (DistillConfig, [*DISTILL, "server.url=http://a/v1"], "target.dtype=float16", "backend="),
     (EvalConfig, EVAL, "decode.sampling.top_k=5", "decode.sampling.temperature=..."),
     (EvalConfig, [*EVAL, "mode=teacher-forced"], "repeats=2", "mode=decode"),
@@ -79,7 +78,7 @@ def test_a_group_of_a_recipe_is_held_to_the_same():
 
 
 def test_what_asks_for_nothing_is_taken_and_a_file_may_write_defaults_out(tmp_path):
-    nothing = ["sampling.temperature=0", "sampling.top_k=0", "drafter=null", "server={}"]
+    nothing = ["sampling.temperature=0", "sampling.top_k=0", "server={}"]
     assert load_settings(DistillConfig, None, [*DISTILL, *nothing]).sampling.top_k == 0
     file = tmp_path / "settings.yaml"
     file.write_text("num_beams: 5\nsampling: {top_p: 1.0}\nbatch_rows: 32\n")
@@ -150,6 +149,6 @@ def integers(annotation: Any, bounds: list[Any]) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("value", [1025, 10**9, 10**30])
 def test_a_draft_longer_than_any_machine_verifies_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"stop\.{name} = {value}: .*1024"):
-        validate_settings(DistillConfig, {"stop": {name: value}, "out": "o"})
+        validate_settings(EvalConfig, {"decode": {"stop": {name: value}}})
     with pytest.raises(ValidationError):
         policy.Policy(stop="entropy", entropy=1.0, **{name: value})

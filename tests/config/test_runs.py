@@ -9,7 +9,7 @@ import pytest
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.policy import Policy, dump_policy
-from drafttrain.config.runs import fill_distill, fill_eval, fill_from_run, fill_generate
+from drafttrain.config.runs import fill_eval, fill_from_run, fill_generate
 
 CHOSEN = {
     "stop": "fixed",
@@ -55,8 +55,6 @@ def test_generate_takes_the_policy_of_its_batch_size(drafter, batch_size, stop):
     if batch_size is not None:
         values["batch_size"] = batch_size
     assert fill_from_run(values)["decode"]["stop"] == stop
-    rows = {"drafter": drafter, "batch_rows": batch_size or 1}
-    assert fill_distill(rows)["stop"] == stop
 
 
 def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
@@ -150,11 +148,6 @@ def test_it_is_left_out_where_chains_or_other_drafts_are_asked_for(tmp_path, val
     assert not found.get("tree") and found["stop"].get("kind", "fixed") == "fixed"
 
 
-def test_distilling_takes_the_chain(tmp_path):
-    (tmp_path / "policy.json").write_text(json.dumps(FASTER))
-    assert fill_distill({"drafter": str(tmp_path)})["stop"] == {"kind": "fixed", "k": 7}
-
-
 def test_a_policy_given_must_be_there(tmp_path):
     values = {"target": TARGET, "policy": "nowhere.json", "decode": {"drafter": str(tmp_path)}}
     with pytest.raises(ConfigError, match="nowhere.json.*No such file.*drafttrain tune"):
@@ -201,15 +194,6 @@ def test_a_run_of_another_version_is_named_with_the_remedy(tmp_path):
         file.write("\nlonger_ago: 1\n")
     with pytest.raises(ConfigError, match=r"run\.yaml.*longer_ago.*take these lines out"):
         fill_from_run({"decode": {"drafter": str(run)}})
-
-
-def test_a_run_stands_for_its_drafter_where_rows_are_distilled(tmp_path):
-    run = finished_run(tmp_path)
-    filled = fill_distill({"drafter": str(run), "method": "greedy"})
-    assert filled == {"drafter": str(run / "final"), "stop": {"k": 7}, "method": "greedy"}
-    assert fill_distill({"drafter": str(run), "stop": {"k": 3}})["stop"] == {"k": 3}
-    assert fill_distill({"drafter": "max-gram"}) == {"drafter": "max-gram"}
-    assert fill_distill({}) == {}
 
 
 def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter, capsys):

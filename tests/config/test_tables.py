@@ -74,13 +74,14 @@ def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
             assert kind.marked_by or known.model_type == kind.name
 
 
-def test_a_backend_names_what_is_there_and_auto_is_one_that_takes_the_drafter():
+def test_a_backend_names_what_is_there_and_auto_is_one_of_them():
     for backend in BACKENDS.values():
         assert callable(resolve_name(backend.opens))
         assert backend.checks is None or callable(resolve_name(backend.checks))
     needed = {"target": {"path": "t"}, "data": {"path": "d"}, "out": "o"}
-    plain, drafted = DistillConfig(**needed), DistillConfig(**needed, drafter="max-gram")
-    assert (plain.decoded_by.name, drafted.decoded_by.name) == ("transformers", "engine")
+    served = DistillConfig(**needed, server={"url": "localhost:8000"})
+    assert served.decoded_by is BACKENDS["server"]
+    assert DistillConfig(**needed).decoded_by is BACKENDS["transformers"]
     assert DistillConfig(**needed, backend="engine").decoded_by is BACKENDS["engine"]
 
 

@@ -113,10 +113,10 @@ def check_distill_settings(config: DistillConfig) -> None:
     check_folder(config.out)
     if config.method not in backend.methods:
         able = [one.name for one in BACKENDS.values() if config.method in one.methods]
-        remedy = "leave the drafter out" if config.backend == "auto" else f"backend={able[0]}"
         raise ConfigError(
             f"method = {config.method!r}, but backend {backend.name!r} decodes by "
-            f"{' or '.join(backend.methods)} only; use {remedy}, or method={backend.methods[0]}"
+            f"{' or '.join(backend.methods)} only; use backend={able[0]}, or "
+            f"method={backend.methods[0]}"
         )
     if config.method == "sample" and config.sampling.temperature == 0:
         raise ConfigError(

@@ -15,7 +15,6 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, SpecDrafterRecipe
-from drafttrain.config.runs import fill_distill
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit
@@ -44,7 +43,7 @@ def distill_settings(
     distill.target.dtype may be another than the recipe's: outputs in bfloat16, where that is
     faster, to train on in float32. What an encoder puts out is then not left for training.
     """
-    given, target = dict(fill_distill(settings.distill)), settings.target
+    given, target = dict(settings.distill), settings.target
     fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
     if isinstance(settings, DistillingRecipe):
         match given.get("target"):

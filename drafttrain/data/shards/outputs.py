@@ -86,17 +86,6 @@ class Counts(Config):
     """Tokens of the ok rows' outputs."""
 
 
-class Drafting(Config):
-    """What drafted while the target answered."""
-
-    path: str
-    """As it was given; `max-gram` and the like."""
-    weights_sha256: str | None
-    """Of max-gram that of its table; None where it has none."""
-    method: str
-    """Drafter, stop policy and verifier, as reports have them."""
-
-
 class Serving(Config):
     """The server that ran the target."""
 
@@ -120,7 +109,7 @@ class Manifest(ShardManifest):
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target", "revision", "commit", "versions", "counts"}
         | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
-        | {"drafter.path", "server.url"}
+        | {"server.url"}
     )
 
     target: str
@@ -149,8 +138,6 @@ class Manifest(ShardManifest):
     seed: int | None
     backend: str = "transformers"
     """What decoded: sampled rows are other draws of the same law by another one."""
-    drafter: Drafting | None = None
-    """None for plain decoding."""
     server: Serving | None = None
     """None where the target ran in the process that distilled."""
     batch_tokens: int | None = None
