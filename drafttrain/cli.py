@@ -258,7 +258,7 @@ def export(settings: ExportConfig) -> None:
     | named("drafter")
     | DATA
     | {"--report-data": "report_data.path", "--batch-size": "batch_sizes"}
-    | named("minutes")
+    | named("minutes", "sweep")
     | SAMPLING
     | named("report", "write"),
     fill_tune,
@@ -275,7 +275,7 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
     Examples:
       drafttrain tune
       drafttrain tune --heads checkpoints/gsm8k-heads --minutes 10 \\
-          --batch-size 4,16 h=[0.5,0.6,0.7] trees=[]
+          --batch-size 4,16 --sweep h=0.5,0.6,0.7 trees=[]
       drafttrain tune --drafter LARGE --target T --data dev.jsonl \\
           candidates.deep.cascade.drafters=SMALL,max-gram
     """

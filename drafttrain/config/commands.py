@@ -17,7 +17,6 @@ from drafttrain.config.base import (
     CountOrZero,
     CountsFor,
     Few,
-    Fraction,
     Listed,
     Seed,
 )
@@ -76,6 +75,8 @@ BACKENDS = {
 BackendName = Literal["auto", *BACKENDS]
 EngineName = Literal["transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 Baseline = Literal["generate", "beam", "assisted"]
+Tuned = Literal["k", "h", "entropy", "confidence", "cumulative", "nodes"]
+"""What candidates of `tune` vary: a draft length, a threshold of a stop, the size of trees."""
 
 
 Compile = Annotated[
@@ -276,21 +277,13 @@ class TuneConfig(OnTarget):
     """Prompts for the final figures. Default: a third of `data`, which is not used to choose."""
     sampling: SamplingConfig | None = None
     """Default: as the heads' labels were made; greedy decoding without heads."""
-    k: Annotated[tuple[Few, ...] | None, Listed] = None
-    """Fixed draft lengths. Default: 1,2,3,4,6,8 token by token; for blocks 2,3,4,6,8,12 and the
-    length that the drafter was trained for."""
-    h: Annotated[tuple[Fraction, ...], CountsFor("heads=...")] = (0.3, 0.5, 0.7)
-    """Thresholds of acceptance heads, beside that of SpecDec++'s Theorem 3.1."""
-    entropy: tuple[PositiveFloat, ...] = (1.0, 2.0)
-    """Thresholds of the entropy stop."""
-    confidence: tuple[Fraction, ...] = (0.3, 0.5)
-    """Thresholds of the confidence stop (greedy decoding only)."""
-    cumulative: tuple[Fraction, ...] = (0.2, 0.4, 0.6)
-    """Thresholds of the cumulative confidence stop."""
+    sweep: dict[Tuned, Annotated[list[float], Listed]] = {}
+    """Values to try, as k=2,4, or {h: [0.5], entropy: []}. Default: draft lengths k by the kind of
+    drafter, and the length that it was trained for; three thresholds h of heads, beside that of
+    SpecDec++'s Theorem 3.1; two or three of each stop by the drafter's distributions; trees of 8,
+    16 and 30 nodes."""
     trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
     """Kinds of draft trees; [] for none. Drawn kinds count where tokens are sampled."""
-    nodes: Annotated[tuple[Few, ...], CountsFor("trees=...")] = (8, 16, 30)
-    """Draft tokens of those trees."""
     candidates: dict[str, DecodeConfig] = {}
     """More candidates by name, at most 40 in all: {deep: {cascade: {drafters: [small, max-gram],
     increments: "5,3,0/4,10/10", leniency: 2}}}."""

@@ -45,6 +45,10 @@ class StopKind:
         """The setting that is its value: a sweep varies it, policy.json must have it."""
         return self.settings[-2:][0]
 
+    def named(self, value: float, longest: int = 0) -> str:
+        """Its name in reports with a value, and the most tokens of a round."""
+        return self.shown.format(value, longest, name=self.name)
+
     @property
     def reads_head(self) -> bool:
         """Whether it goes by an acceptance head."""

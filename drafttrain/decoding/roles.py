@@ -71,7 +71,7 @@ class StopPolicy:
     @property
     def name(self) -> str:
         """As reports have it: `k=10`, `head(0.7)`."""
-        return self.rule.shown.format(self.value, self.longest, name=self.rule.name)
+        return self.rule.named(self.value, self.longest)
 
     def should_draft(self, state: DraftState) -> bool:
         return state.depth < self.longest and self.goes_on(state, self.value)

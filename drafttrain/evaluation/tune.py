@@ -184,7 +184,7 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
         if not found and not rungs:
             raise ConfigError(
                 f"minutes is too small: all {len(names)} candidates together take {warmed:.0f} s a "
-                "prompt; give more minutes, or fewer candidates (k, h, nodes, trees=[])"
+                "prompt; give more minutes, or fewer candidates (sweep, trees=[])"
             )
         if not found:
             print(f"no time for batch size {size}: it is left out", file=sys.stderr)

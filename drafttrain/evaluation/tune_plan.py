@@ -3,8 +3,8 @@ give to `eval`, heads and prompts; checked before weights load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datasets import Dataset
@@ -18,7 +18,9 @@ from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, Verif
 from drafttrain.config.kinds import NONE, DrafterKind, kind_of, named_kind
 from drafttrain.config.methods import STOPS, TREES
 from drafttrain.config.policy import POLICY
+from drafttrain.config.reading import validate_settings
 from drafttrain.config.runs import head_folders, head_run_of
+from drafttrain.config.sweep import expand_sweep
 from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.data.shards.store import MANIFEST
@@ -35,8 +37,15 @@ MOST = 40
 LENGTHS = {"tokens": (1, 2, 3, 4, 6, 8), "blocks": (2, 3, 4, 6, 8, 12), "copies": (2, 4, 8, 16)}
 """Fixed draft lengths by `DrafterKind.drafts`; of blocks also the length trained for."""
 BY_ROWS = ("entropy", "confidence", "cumulative")
-"""Stops that go by the drafter's distributions, each with its thresholds in a setting of its name.
-"""
+"""Stops that go by the drafter's distributions, each with a threshold of its name."""
+VALUES = {
+    "h": (0.3, 0.5, 0.7),
+    "entropy": (1.0, 2.0),
+    "confidence": (0.3, 0.5),
+    "cumulative": (0.2, 0.4, 0.6),
+    "nodes": (8, 16, 30),
+}
+"""What is tried where `sweep` says nothing else."""
 MOST_DRAFTED = 20
 """Draft tokens of a round that a stop ends, at most."""
 LEVELS = 4
@@ -107,13 +116,13 @@ def make_candidates(
     heads: folders by name; threshold: h by Theorem 3.1, where it is known. Where tokens are
     sampled, fixed lengths are tried under rejection and block verification, other stops under block
     verification alone, which accepts at least as much for every draft (Sun et al. 2024).
-    Raises ConfigError for more than MOST.
+    Raises ConfigError for more than MOST, and for values that no candidate has.
     """
     sampled = settings.sampling is not None and settings.sampling.temperature > 0
-    found = [
-        *_chains(settings, drafting, heads, threshold, sampled),
-        *(_trees(settings, drafting, sampled) if drafting.grows_trees else ()),
-    ]
+    values = VALUES | settings.sweep
+    found = _chains(settings, drafting, values, heads, threshold, sampled)
+    if drafting.grows_trees:
+        found += _trees(settings, drafting, values["nodes"], sampled)
     for name, one in settings.candidates.items():
         common = one.model_fields_set & {"drafter", "sampling"}
         if common:
@@ -123,7 +132,17 @@ def make_candidates(
             )
         parts = {field: getattr(one, field) for field in one.model_fields_set}
         found.append(Candidate(name, _decode(settings, **parts)))
-    _check_tried(settings, found)
+    trees = {one.decode.tree.kind for one in found}
+    tried = {STOPS[one.decode.stop.kind].varied for one in found}
+    tried |= {"nodes"} if trees != {"none"} else set()
+    unread = [f"sweep.{name}" for name, own in settings.sweep.items() if own and name not in tried]
+    if "trees" in settings.model_fields_set and not trees.issuperset(settings.trees):
+        unread.append("trees")
+    if unread:
+        raise ConfigError(
+            f"{unread[0]} is given, but not tried: drafter {settings.drafter!r} cannot draft so, "
+            "or not at this temperature, or heads or trees are missing; leave it out"
+        )
     names = ["plain", *(one.name for one in found)]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -134,80 +153,70 @@ def make_candidates(
     if len(names) + later > MOST:
         raise ConfigError(
             f"{len(names) + later} candidates, plain decoding included, but at most {MOST} are "
-            "decoded; give fewer values of k, h, entropy, confidence, cumulative or nodes, or "
-            "trees=[]"
+            "decoded; give fewer values in sweep, or trees=[]"
         )
     return found
-
-
-def _check_tried(settings: TuneConfig, found: Sequence[Candidate]) -> None:
-    """Refuse settings that the user gave and no candidate has. Raises ConfigError."""
-    stops = {one.decode.stop.kind for one in found}
-    trees = {one.decode.tree.kind for one in found}
-    tried = {name: name in stops for name in BY_ROWS}
-    tried |= {"trees": {*settings.trees} <= trees, "nodes": trees != {"none"}}
-    for name in tried:
-        value = getattr(settings, name)
-        if value and not tried[name] and name in settings.model_fields_set:
-            raise ConfigError(
-                f"{name} = {value!r} is not all tried: drafter {settings.drafter!r} cannot draft "
-                "so, or not at this temperature; leave out what it cannot"
-            )
 
 
 def _chains(
     settings: TuneConfig,
     drafting: Drafting,
+    values: Mapping[str, Sequence[float]],
     heads: Mapping[str, Path],
     threshold: float | None,
     sampled: bool,
-) -> Iterator[Candidate]:
+) -> list[Candidate]:
     """Fixed lengths, stops by the drafter's distributions, and stops by heads."""
-    longest, most = drafting.longest, drafting.most
-    lengths = settings.k or LENGTHS[drafting.kind.drafts]
-    if settings.k is None and longest is not None:
+    longest, lengths = drafting.longest, LENGTHS[drafting.kind.drafts]
+    if longest is not None:
         lengths = sorted({*(k for k in lengths if k <= longest), longest})
-    found = [(f"k={k}", StopConfig(k=k), None) for k in lengths]
+    sweep = {"k": values.get("k") or lengths}
     for kind in BY_ROWS:
         stop = STOPS[kind]
         if stop.requires <= drafting.kind.provides and not (sampled and stop.greedy_only):
-            for value in getattr(settings, kind):
-                config = StopConfig(kind=kind, max_draft=most, **{kind: value})
-                found.append((f"{kind}({value:g})", config, None))
-    values = {*settings.h, *(() if threshold is None else (round(threshold, 3),))}
+            sweep[kind] = values[kind]
+    bounded = {"max_draft": drafting.most}
+    found = [
+        Candidate(STOPS[one.stop.kind].named(getattr(one.stop, STOPS[one.stop.kind].varied)), one)
+        for one in expand_sweep(_decode(settings, stop=StopConfig(**bounded)), sweep)
+    ]
+    thresholds = {*values["h"], *(() if threshold is None else (round(threshold, 3),))}
     for head, folder in heads.items():
-        for h in sorted(values):
-            config = StopConfig(kind="head", head=str(folder), h=h, max_draft=most)
-            found.append((f"{head} h={h:g}", config, head))
-    for block in (False, True) if sampled else (False,):
-        for name, stop, head in found:
-            fixed = stop.kind == "fixed"  # of one token both rules are the same
-            if block != sampled and not fixed or block and fixed and stop.k == 1:
-                continue
-            rule = {"verifier": VerifierConfig(kind="block")} if block else {}
-            name = f"{name} block" if block else name
-            yield Candidate(name, _decode(settings, stop=stop, **rule), head)
+        decode = _decode(settings, stop=StopConfig(head=str(folder), **bounded))
+        swept = expand_sweep(decode, {"h": sorted(thresholds)}) if thresholds else ()
+        found += [Candidate(f"{head} h={one.stop.h:g}", one, head) for one in swept]
+    if not sampled:
+        return found
+    block = {"verifier": VerifierConfig(kind="block")}
+    return [one for one in found if one.is_fixed] + [
+        replace(one, name=f"{one.name} block", decode=one.decode.model_copy(update=block))
+        for one in found
+        if one.decode.stop.k > 1  # of one token both rules are the same
+    ]
 
 
-def _trees(settings: TuneConfig, drafting: Drafting, sampled: bool) -> Iterator[Candidate]:
+def _trees(
+    settings: TuneConfig, drafting: Drafting, nodes: Sequence[float], sampled: bool
+) -> list[Candidate]:
     """Trees by their number of draft tokens, or one of a kind whose size is its own."""
-    levels = min(LEVELS, drafting.longest or LEVELS)
+    levels, found = min(LEVELS, drafting.longest or LEVELS), []
     for kind in map(TREES.__getitem__, settings.trees):
         if kind.shape is None or (kind.drawn and not sampled):
             continue
         parts = {"stop": StopConfig(k=levels)}
         if "expected" in kind.provides:
             parts = {"stop": StopConfig(kind="gain", delta=GAIN, max_draft=drafting.most)}
-        widths = [max(2, nodes // levels) for nodes in settings.nodes]
         if "nodes" in kind.settings:
-            sizes = {f"{kind.name}({nodes})": {"nodes": nodes} for nodes in settings.nodes}
+            sizes = {f"{kind.name}({size:g})": {"nodes": size} for size in nodes}
         elif "width" in kind.settings:
+            widths = [max(2, int(size) // levels) for size in nodes]
             sizes = {f"{kind.name}({width}x{levels})": {"width": width} for width in widths}
         else:
             sizes, parts = {kind.name: {}}, {}
         for name, size in sizes.items():
-            tree = TreeConfig(kind=kind.name, **size)
-            yield Candidate(name, _decode(settings, tree=tree, **parts))
+            tree = validate_settings(TreeConfig, {"kind": kind.name, **size}, within="tree")
+            found.append(Candidate(name, _decode(settings, tree=tree, **parts)))
+    return found
 
 
 def _decode(settings: TuneConfig, **parts: object) -> DecodeConfig:

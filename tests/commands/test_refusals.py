@@ -34,7 +34,7 @@ SETTINGS = {
     f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
     "drafttrain export --drafter small": ("'out' is missing",),
-    f"{TUNE} h=[0.5,1.5]": ("h.1 = 1.5", "less than 1"),
+    f"{TUNE} sweep.hh=[1]": ("sweep.hh", "'h'"),
 }
 INPUTS = {
     f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "no JSON", "row 0", ";"),
@@ -63,7 +63,10 @@ INPUTS = {
     f"{TUNE} --drafter target": ("'target'", "decoder-only"),
     f"{ALONE} --report-data texts.txt --batch-size 9": ("batch_sizes = 9", "smaller batches"),
     f"{ALONE} trees=sequoia": ("tree.by_rank is missing", "sequoia"),
-    f"{ALONE} entropy=[{','.join(map(str, range(1, 40)))}]": ("at most 40", "trees=[]"),
+    f"{ALONE} --sweep entropy={','.join(map(str, range(1, 40)))}": ("at most 40", "trees=[]"),
+    f"{ALONE} --sweep h=0.5": ("sweep.h is given, but not tried", "leave it out"),
+    f"{ALONE} --sweep nodes=4 trees=[]": ("sweep.nodes is given, but not tried", "leave it out"),
+    f"{ALONE} --sweep entropy=-1": ("decode.stop.entropy = -1", "greater than 0"),
     f"{ALONE} candidates.x.drafter=llama": ("candidates.x.drafter", "leave it out"),
 }
 PAIRINGS = {

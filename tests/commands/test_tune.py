@@ -22,7 +22,13 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
 SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0}
-SMALL = ["k=[2,5]", "entropy=[1.0]", "cumulative=[0.3]", "nodes=[4]", "sampling.max_new_tokens=8"]
+TRIED = {"k": [2, 5], "entropy": [1.0], "cumulative": [0.3], "nodes": [4]}
+
+
+def small(*names: str, **more: list[float]) -> list[str]:
+    """Few values of these candidates, of all without names, and short outputs."""
+    sweep = {name: TRIED[name] for name in names or TRIED} | more
+    return [f"sweep={json.dumps(sweep)}", "sampling.max_new_tokens=8"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(project: Path) -> Report:
-    given = ["--heads", project / "run", "--report-data", project / "test.txt", *SMALL, "h=[0.5]"]
+    given = ["--heads", project / "run", "--report-data", project / "test.txt", *small(h=[0.5])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "FIRST", 2)
         patch.setattr(evaluate, "peak_growth", lambda work, device: 0)  # collects all garbage
@@ -137,8 +143,7 @@ def test_generate_decodes_with_what_was_fastest(
     pair = ["--target", project / "target", "--drafter", project / "drafter"]
     data = ["--data", project / "val.txt"]
     given = [
-        *SMALL,
-        "confidence=[0.4]",
+        *small(confidence=[0.4]),
         "candidates.deep.cascade.drafters=max-gram",
         "--report",
         project / "t.json",
@@ -180,9 +185,9 @@ def test_other_kinds_of_drafters_are_tuned(
         heads, drafter = block_heads(is_encoder_decoder=True), tmp_path / kind
         heads.config.target = {"path": str(target), "weights_sha256": hash_target(model)}
         heads.save_pretrained(drafter)
-    read = {"max-gram": [], "spec-drafter": SMALL[1:-1], "block-heads": SMALL[1:-2]}[kind]
-    given = ["--target", target, "--drafter", drafter, "--data", project / "val.txt", *read]
-    given.append(SMALL[-1])
+    read = small("entropy", "cumulative", *(["nodes"] if kind == "spec-drafter" else []))
+    given = ["--target", target, "--drafter", drafter, "--data", project / "val.txt"]
+    given += read[-1:] if kind == "max-gram" else read
     report = tmp_path / "tune.json"
     assert ended("tune", *given, "--report", report) == 0
     search = read_report(report).search
@@ -198,7 +203,7 @@ def test_other_kinds_of_drafters_are_tuned(
 
 def test_a_dry_run_loads_nothing_and_says_what_would_be_decoded(project: Path, capsys):
     with recorded() as loaded:
-        assert ended("tune", "--heads", project / "run", "--dry-run", *SMALL, "h=[0.5]") == 0
+        assert ended("tune", "--heads", project / "run", "--dry-run", *small(h=[0.5])) == 0
     said = capsys.readouterr().out
     assert "11: plain, k=2, k=5," in said and "D1-w1 h=0.5 block" in said
     assert "6 of" in said and "3 of" in said and not loaded

@@ -42,8 +42,6 @@ UNREAD = [
     (EvalConfig, [*EVAL, "mode=teacher-forced"], "repeats=2", "mode=decode"),
     (EvalConfig, [*EVAL, "baselines=generate"], "num_beams=2", "baselines=beam"),
     (EvalConfig, EVAL, "others={x: {drafter: d, sampling: {top_k: 5}}}", "others.x.sampling."),
-    (TuneConfig, ["drafter=d"], "h=[0.5]", "heads="),
-    (TuneConfig, ["drafter=d", "trees=[]"], "nodes=[4]", "trees="),
     (CausalDrafterRecipe, TRAIN, "teacher.top_k=4", "teacher.kind=cached"),
     (
         CausalDrafterRecipe,

@@ -194,8 +194,10 @@ def test_users_give_candidates_of_their_own():
 
 
 def test_there_are_forty_at_most():
-    settings = TuneConfig(drafter="max-gram", sampling=SamplingConfig(), k=tuple(range(1, MOST)))
+    settings = TuneConfig(
+        drafter="max-gram", sampling=SamplingConfig(), sweep={"k": range(1, MOST)}
+    )
     assert len(make_candidates(settings, drafting(MAX_GRAM), {}, None)) == MOST - 1
-    settings = settings.model_copy(update={"k": tuple(range(1, MOST + 1))})
+    settings = settings.model_copy(update={"sweep": {"k": range(1, MOST + 1)}})
     with pytest.raises(ConfigError, match="41 candidates, plain decoding included, but at most 40"):
         make_candidates(settings, drafting(MAX_GRAM), {}, None)
