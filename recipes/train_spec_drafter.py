@@ -16,7 +16,6 @@ from dataclasses import replace
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import DataConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.slots import SlotCollator
@@ -168,13 +167,13 @@ def make_task(
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = None
     if held_out is not None:
-        own = examples_for(settings, drafter, held_out, settings.held_out, target)
+        own = examples_for(settings, drafter, held_out, "held_out", target)
         validate = BlockValidation(own, collate, blocks_along)
     masks = settings.objective.blocks * drafter.shape.masks(drafter.config.k)
     if texts:  # batches are made by other processes, encoded by this one
         examples, collate = Examples(rows), replace(collate, encoded=False)
     else:
-        examples = examples_for(settings, drafter, rows, settings.data, target)
+        examples = examples_for(settings, drafter, rows, "data", target)
     return Task(
         objective,
         examples,
@@ -209,19 +208,18 @@ def examples_for(
     settings: SpecDrafterRecipe,
     drafter: SpecDrafter,
     rows: datasets.Dataset,
-    data: DataConfig,
+    group: str,
     target: LoadedTarget,
 ) -> Examples:
-    """Distilled rows, with what the target's encoder makes of them where the drafter reads that.
-
-    data: the inputs that they were distilled from.
-    """
+    """Distilled rows of a group of inputs, with the target's encoder states where the drafter reads
+    them."""
     if drafter.shape.encoder == "own":
         return Examples(rows)
     if not takes_audio(target.model.config):
         return Examples(rows, text_encoding(target))
-    clips, folder = load_inputs(data, audio=True), settings.run / "encoded"
-    return Examples(rows, ClipEncoding(target, rows, clips, folder))
+    distillation = distillations(settings)[group]
+    clips = load_inputs(distillation.data, audio=True)
+    return Examples(rows, ClipEncoding(target, rows, clips, distillation.out))
 
 
 def blocks_along(objective: MaskPredict, example: Example) -> Drafts:

@@ -116,7 +116,7 @@ class DistillConfig(Config):
     target: Annotated[TargetConfig, _OURS]
     data: DataConfig
     out: Path
-    """Folder for the shards and manifest.json."""
+    """Folder for the shards and manifest.json. Encoder states of clips are kept next to it."""
     method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: BackendName = "auto"
@@ -137,8 +137,6 @@ class DistillConfig(Config):
     """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
     max_source_tokens: Count = 512
     """Inputs longer than this are skipped and reported by row number."""
-    encoded: Path | None = None
-    """Folder for the encoder states of clips, in half precision. Default: they are not kept."""
 
     @property
     def decoded_by(self) -> Backend:
@@ -261,8 +259,6 @@ class CacheConfig(Config):
     """Blocks: their slots. Default: those that the drafter was trained with."""
     blocks_per_row: Count | None = None
     """Blocks drawn from each output. Default: one at every prefix."""
-    encoded: Path | None = None
-    """Folder of the encoder states of clips, which runs may share. Default: beside `distilled`."""
 
 
 class TuneConfig(OnTarget):

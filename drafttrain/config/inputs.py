@@ -62,17 +62,13 @@ class DataConfig(Config):
     input_column: str | None = None
     """Column of the inputs, texts or chats. Default: the one of messages, conversations,
     conversation, source, prompt, text, document, turns (its first element) that is there; of
-    recordings, audio or file. Two of them are refused."""
+    recordings, audio or file. Two of them are refused. translation.en: a field of a column."""
     template: str | None = None
     """The input made of a row's columns, instead of one column: "{question} (A) {choices[0]}"."""
     reference_column: str | None = None
     """Column of the references. Default: the one of reference, target, response, summary,
     canonical_solution that is there; of chats the last assistant turn; of recordings text,
     sentence, transcription or transcript too."""
-    source_language: str | None = None
-    """For rows of {"translation": {LANG: text}}: language of the inputs."""
-    target_language: str | None = None
-    """For rows of {"translation": {LANG: text}}: language of the references."""
     prefix: str = ""
     """Text put before every input (T5: "translate English to German: ")."""
     suffix: str = ""

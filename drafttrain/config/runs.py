@@ -28,9 +28,7 @@ from drafttrain.config.sweep import check_sweep
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"
 """model_type of an acceptance head."""
-LAYOUT = (
-    "input_column template reference_column source_language target_language prefix suffix chat"
-).split()
+LAYOUT = "input_column template reference_column prefix suffix chat".split()
 """Settings of prompts that say how they are read, not which they are."""
 
 

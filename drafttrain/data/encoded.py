@@ -3,7 +3,7 @@
 Texts are encoded whenever they are asked for, a batch in one call. Clips take far longer (their
 encoder reads 30 s whatever their length), so their encoder states are kept on disk in half
 precision, one file per clip, named by the SHA-256 of the clip below a folder of the target's
-weights. A file is made by distillation, or when it is first read; several runs may share a folder.
+weights, next to the distilled outputs. A file is made by distillation, or when it is first read.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
 
 
 class KeptEncodings:
-    """Encoder states of one target's clips below a folder, by the SHA-256 of the clips."""
+    """Encoder states of one target's clips, next to a folder of its outputs, by the clips'
+    SHA-256."""
 
-    def __init__(self, folder: Path, target: PreTrainedModel) -> None:
-        self.folder = folder / hash_weights(target)[:16]
+    def __init__(self, distilled: Path, target: PreTrainedModel) -> None:
+        self.folder = distilled.absolute().parent / "encoded" / hash_weights(target)[:16]
 
     def path(self, digest: str) -> Path:
         return self.folder / f"{digest}.safetensors"
@@ -98,18 +99,19 @@ class KeptEncodings:
 
 
 class ClipEncoding:
-    """Adds encoder states to rows of clips: encoded once, then read from the folder.
+    """Adds encoder states to rows of clips: encoded once, then read from the disk.
 
-    rows: the distilled rows; clips: the inputs that they were distilled from (`as_clips`).
+    rows: those of the folder `distilled`; clips: the inputs that they were distilled from
+    (`as_clips`).
     """
 
     def __init__(
-        self, target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, folder: Path
+        self, target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, distilled: Path
     ) -> None:
         self._target, self._clips, self._numbers = target, clips, rows["row"][:]
         self._digests = clips[DIGESTS][:]
         self._places = {number: place for place, number in enumerate(clips["row"][:])}
-        self.kept = KeptEncodings(folder, target.model)
+        self.kept = KeptEncodings(distilled, target.model)
 
     def __call__(self, examples: list[Example]) -> list[Example]:
         return [one._replace(encoded=self.of(self._numbers[one.row])) for one in examples]

@@ -82,13 +82,11 @@ def test_texts_are_encoded_as_the_target_encodes_them(family):
     assert (example.epoch, example.row, example.target_ids) == (3, 0, [4, 1])
 
 
-def test_distillation_leaves_what_it_encoded_and_decodes_the_same(audio, tmp_path):
+def test_distillation_leaves_what_it_encoded(audio, tmp_path):
     target, data = audio
-    kept = outputs(audio, tmp_path / "kept", encoded=tmp_path / "encoded")
-    plain = outputs(audio, tmp_path / "plain")
-    assert kept["target_ids"][:] == plain["target_ids"][:]
+    outputs(audio, tmp_path / "out")
     clips = load_inputs(data, audio=True)
-    files = KeptEncodings(tmp_path / "encoded", target.model)
+    files = KeptEncodings(tmp_path / "out", target.model)
     for clip in clips:
         features = hear(target, clip).inputs["input_features"]
         with torch.no_grad():
@@ -104,11 +102,10 @@ def test_distillation_leaves_what_it_encoded_and_decodes_the_same(audio, tmp_pat
 def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(audio, tmp_path):
     target, data = audio
     rows, clips = outputs(audio, tmp_path / "out"), load_inputs(data, audio=True)
-    encoding = ClipEncoding(target, rows, clips, tmp_path / "encoded")
+    encoding = ClipEncoding(target, rows, clips, tmp_path / "other" / "out")
     examples = Examples(rows, encoding)
-    assert not list(tmp_path.glob("encoded/*/*"))
     [first] = examples.__getitems__([(0, 2)])
-    assert len(list(tmp_path.glob("encoded/*/*"))) == 1
+    assert len(list(tmp_path.glob("other/encoded/*/*"))) == 1
     assert first.given_ids == rows[2]["prefix_ids"] and len(first.given_ids) > 1
     encoding._encode = None  # nothing is encoded twice
     [again] = examples.__getitems__([(1, 2)])
@@ -116,8 +113,8 @@ def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(audio, tmp_p
 
 
 def test_a_damaged_file_is_named(audio, tmp_path):
-    files = KeptEncodings(tmp_path, audio[0].model)
-    files.folder.mkdir()
+    files = KeptEncodings(tmp_path / "out", audio[0].model)
+    files.folder.mkdir(parents=True)
     files.path("abc").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"abc.safetensors cannot be read .*delete it"):
         files.read("abc")

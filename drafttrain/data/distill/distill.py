@@ -237,7 +237,7 @@ class Distilling:
 
     def _decode_clips(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
         """Clips of one shard in batches. Features are made a batch at a time, and encoded once."""
-        target, encoded = self.target, self.config.encoded
+        target = self.target
         size = source_limit(target.model.config) or 0
         facts = [*zip(inputs["row"][:], inputs[SECONDS][:], inputs[REASON][:], strict=True)]
         yield [
@@ -247,15 +247,14 @@ class Distilling:
         ]
         ready = [ShardRow(n, encoded=size, seconds=long) for n, long, why in facts if why is None]
         places = {row: place for place, (row, _, _) in enumerate(facts)}
-        kept = None if encoded is None else KeptEncodings(encoded, target.model)
+        kept = KeptEncodings(self.config.out, target.model)
         for batch in self.decoder.batches(ready):
             clips = [inputs[places[row.row]] for row in batch]
             sources = [hear(target, clip) for clip in clips]
             with torch.inference_mode():
                 states = Encoder(target.model)(sources)
-            if kept is not None:
-                for clip, own in zip(clips, states, strict=True):
-                    kept.keep(clip[DIGESTS], own)
+            for clip, own in zip(clips, states, strict=True):
+                kept.keep(clip[DIGESTS], own)
             pairs = zip(sources, states, strict=True)
             sources = [replace(source, encoded=own) for source, own in pairs]
             whole = [

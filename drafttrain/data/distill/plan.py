@@ -60,8 +60,6 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
     load_tokenizer(config.target)
     if takes_audio(model_config):
         check_unread(config, ("max_source_tokens",), "texts")
-    else:
-        check_unread(config, ("encoded",), "recordings")
     positions, new = position_limit(model_config), config.sampling.max_new_tokens
     prompt = 0 if model_config.is_encoder_decoder else 1
     if positions is not None and new > positions - prompt:

@@ -14,12 +14,11 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
-from drafttrain.config.recipes import DistillingRecipe, HeadRecipe, SpecDrafterRecipe
+from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit
-from drafttrain.models.loading import LoadedTarget, check_target, load_target
-from drafttrain.models.speech import takes_audio
+from drafttrain.models.loading import LoadedTarget, load_target
 
 
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
@@ -41,19 +40,13 @@ def distill_settings(
     """How a recipe distils these inputs into a folder. Raises ConfigError.
 
     distill.target.dtype may be another than the recipe's: outputs in bfloat16, where that is
-    faster, to train on in float32. What an encoder puts out is then not left for training.
+    faster, to train on in float32.
     """
     given, target = dict(settings.distill), settings.target
     fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
     if isinstance(settings, DistillingRecipe):
-        match given.get("target"):
-            case {"dtype": dtype, **others} if not others:
-                fixed["target"] = {**target.model_dump(), **given.pop("target")}
-            case _:
-                dtype = target.dtype
-        if isinstance(settings, SpecDrafterRecipe) and dtype == target.dtype:
-            audio = takes_audio(check_target(target))
-            fixed["encoded"] = settings.run / "encoded" if audio else None
+        if set(given.get("target") or ()) == {"dtype"}:
+            fixed["target"] = {**target.model_dump(), **given.pop("target")}
     return settings_of_group(DistillConfig, "distill", given, fixed)
 
 

@@ -28,7 +28,6 @@ from drafttrain.config.kinds import STATE_DRAFTER, kind_of
 from drafttrain.data.encoded import ClipEncoding
 from drafttrain.data.hidden.labels import Labelling, label_slots, label_tokens
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
-from drafttrain.data.inputs.clips import check_unread
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import (
     Manifest,
@@ -162,8 +161,7 @@ def kept_clips(
             f"the clips in {distilled.data['path']!r} are not those that {str(config.distilled)!r} "
             "was distilled from; put them back, or distil again"
         )
-    folder = config.encoded or config.distilled.absolute().parent / "encoded"
-    return ClipEncoding(target, outputs, clips, folder)
+    return ClipEncoding(target, outputs, clips, config.distilled)
 
 
 def _labelling(
@@ -272,8 +270,6 @@ def check_cache(
     """The kind of states that are cached. Raises ConfigError as `state_of`, and for settings that
     contradict each other or count for another kind."""
     state = state_of(config, drafter)
-    if not takes_audio(target):
-        check_unread(config, ("encoded",), "recordings")
     if config.mixing is not None and state != "token":
         raise ConfigError(
             f"mixing = {config.mixing} counts for token states only, but {state} states are "

@@ -32,6 +32,7 @@ from drafttrain.data.inputs.rows import FEATURES as TEXT_FEATURES
 from drafttrain.data.inputs.rows import (
     REASON,
     REFERENCE_COLUMNS,
+    cell_of,
     column_names,
     find_column,
     iterate_rows,
@@ -58,7 +59,6 @@ CLIP_COLUMNS = (AUDIO, "file")
 WRITTEN_COLUMNS = ("text", "sentence", "transcription", "transcript", *REFERENCE_COLUMNS)
 """Columns that usually hold transcripts."""
 TEXT_ONLY = ("reference_path", "template", "prefix", "suffix", "chat")
-TEXT_ONLY += ("source_language", "target_language")
 """Settings of texts."""
 FEATURES = datasets.Features(
     **TEXT_FEATURES,
@@ -106,12 +106,12 @@ def as_clips(
         if isinstance(row, Refused):
             return found | {REASON: row.reason}
         try:
-            name, audio = find_clip(row.get(column), number, folder)
+            name, audio = find_clip(cell_of(row, column), number, folder)
             seconds, digest = measure(name, audio)
         except (ValueError, OSError) as error:
             return found | {REASON: str(error)}
         found |= {"source": name, AUDIO: audio, SECONDS: seconds, DIGESTS: digest}
-        return found | {"reference": reference_of(row.get(written))}
+        return found | {"reference": reference_of(cell_of(row, written))}
 
     library("soundfile")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -97,9 +97,9 @@ def iterate_rows(rows: datasets.Dataset) -> Iterator[dict[str, Any] | Refused]:
 def column_names(rows: datasets.Dataset, path: str) -> list[str]:
     """Of lines of JSON those of all objects. Raises ConfigError where no line holds one."""
     if LINE not in rows.column_names:
-        return rows.column_names
+        return list(_names(rows.features))
     read = (row for row in iterate_rows(rows) if isinstance(row, dict))
-    names = dict.fromkeys(name for row in read for name in row)
+    names = dict.fromkeys(name for row in read for name in _names(row))
     if not names:
         first = next(iterate_rows(rows))
         reason = first.reason if isinstance(first, Refused) else "no columns"
@@ -108,6 +108,24 @@ def column_names(rows: datasets.Dataset, path: str) -> list[str]:
             "objects, or another kind of file by its suffix"
         )
     return list(names)
+
+
+def _names(columns: Mapping[str, Any]) -> Iterator[str]:
+    """Columns, each with the fields of the objects in it: translation, translation.en, ..."""
+    for name, held in columns.items():
+        yield name
+        fields = held.flatten() if isinstance(held, datasets.Translation) else held
+        if isinstance(fields, dict):
+            yield from (f"{name}.{field}" for field in fields)
+
+
+def cell_of(row: Mapping[str, Any], column: str | None) -> Any:
+    """What a row has in a column, or in a field of it; None where it has nothing."""
+    if column is None or column in row:
+        return row.get(column)
+    name, _, field = column.partition(".")
+    held = row.get(name)
+    return held.get(field) if isinstance(held, dict) else None
 
 
 def as_inputs(
@@ -120,7 +138,8 @@ def as_inputs(
     rows = rows.select(numbers)
     columns = _choose_columns(rows, config)
     if LINE not in rows.column_names and config.template is None:
-        needed = {columns.input, columns.reference, *CHAT_SETTINGS}
+        needed = {columns.input, columns.reference or "", *CHAT_SETTINGS}
+        needed |= {name.partition(".")[0] for name in needed}
         rows = rows.select_columns([name for name in rows.column_names if name in needed])
     readable = (row for row in iterate_rows(rows) if not isinstance(row, Refused))
     cells = (read_cell(row, columns, config) for row in readable)
@@ -156,9 +175,7 @@ def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:
     that the template does not fit, and for a list of texts that are no turns."""
     if config.template is not None:
         return _fill(config.template, row)
-    value = row.get(columns.input)
-    if isinstance(value, dict) and columns.input == "translation":
-        return value.get(config.source_language)
+    value = cell_of(row, columns.input)
     if columns.input in CHAT_COLUMNS and isinstance(found := from_json(value), list):
         return found
     if isinstance(value, list) and not is_chat(value):
@@ -180,9 +197,7 @@ def as_input(
         if isinstance(row, Refused):
             raise row
         if columns.reference is not None:
-            value = row.get(columns.reference)
-            value = value.get(config.target_language) if isinstance(value, dict) else value
-            found["reference"] = reference_of(value)
+            found["reference"] = reference_of(cell_of(row, columns.reference))
         cell = read_cell(row, columns, config)
         if config.chat and not is_chat(cell):
             cell = [{"role": "user", "content": text_of(cell)}]
@@ -212,21 +227,6 @@ def _fill(template: str, row: Mapping[str, Any]) -> str:
 def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> Columns:
     """The columns of inputs and references. Raises ConfigError for none, and for several."""
     names = column_names(rows, config.path)
-    translated = config.input_column is None and "translation" in names
-    languages: list[str] = []
-    if translated:
-        found = (row.get("translation") for row in iterate_rows(rows) if isinstance(row, dict))
-        languages = sorted(next((one for one in found if isinstance(one, dict)), ()))
-    for field in ("source_language", "target_language"):
-        value = getattr(config, field)
-        if value not in (languages or [None]) and (value or field == "source_language"):
-            raise ConfigError(
-                f"data.{field} = {value!r}, but the translations in {config.path!r} are in "
-                f"{', '.join(languages) or 'no column of that name'}; give one of these, or none"
-            )
-    if translated:
-        reference = None if config.target_language is None else "translation"
-        return Columns("translation", reference, f"translation.{config.source_language}")
     references = find_column(names, config, "reference_column", REFERENCE_COLUMNS)
     if config.template is not None:
         if config.input_column is not None:

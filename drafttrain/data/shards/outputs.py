@@ -108,7 +108,7 @@ class Manifest(ShardManifest):
     SUFFIX: ClassVar[str] = "parquet"
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
         {"target", "revision", "commit", "versions", "counts"}
-        | {"data.path", "data.reference_path", "data.reference_column", "data.target_language"}
+        | {"data.path", "data.reference_path", "data.reference_column"}
         | {"server.url"}
     )
 

@@ -144,15 +144,22 @@ def test_columns_are_found_by_their_usual_names_or_as_told(tmp_path):
     assert chosen == [{"row": 0, "source": "t", "reference": "7"}]
 
 
-def test_translations_are_taken_by_language(tmp_path):
+def test_fields_of_columns_are_taken_by_name(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"translation": {"en": "house", "de": "Haus"}}\n')
-    assert load(path, source_language="de", target_language="en") == [
-        {"row": 0, "source": "Haus", "reference": "house"}
-    ]
-    assert load(path, source_language="en")[0]["reference"] is None
-    with pytest.raises(ConfigError, match=r"source_language = 'fr'.* de, en"):
-        load(path, source_language="fr")
-    with pytest.raises(ConfigError, match=r"source_language = None.* de, en"):
+    chosen = {"input_column": "translation.de", "reference_column": "translation.en"}
+    found = [{"row": 0, "source": "Haus", "reference": "house"}]
+    assert load(path, **chosen) == found
+    text = datasets.Value("string")
+    for feature in (datasets.Translation(["de", "en"]), {"de": text, "en": text}):
+        features = datasets.Features(translation=feature, other=text)
+        rows = [{"translation": {"en": "house", "de": "Haus"}, "other": "o"}]
+        saved = datasets.Dataset.from_list(rows, features=features)
+        saved.save_to_disk(tmp_path / type(feature).__name__)
+        assert load(tmp_path / type(feature).__name__, **chosen) == found
+    for name in ("input_column", "reference_column"):
+        with pytest.raises(ConfigError, match=rf"{name} = 'translation.fr'.* translation.en"):
+            load(path, **chosen | {name: "translation.fr"})
+    with pytest.raises(ConfigError, match=r"data.input_column .*translation.en, translation.de"):
         load(path)
 
 
