@@ -23,12 +23,12 @@ from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.decoding.decoded import decoder_of
-from tests.decoding.engine.test_modules import any_family
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import LogitsTable, ToyTarget, autoregressive_law, toy_source
 from tests.evaluation.scripted import replay_rounds
 from tests.tiny_drafters import block_heads
+from tests.tiny_families import any_family
 from tests.tiny_models import EOS, tiny_model
 
 GREEDY = Sampling()

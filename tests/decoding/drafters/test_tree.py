@@ -41,6 +41,7 @@ from tests.decoding.enumeration import (
     enumerate_output,
     total_variation,
 )
+from tests.decoding.paths import paths_of
 from tests.decoding.toys import (
     ToyModel,
     ToyTarget,
@@ -49,7 +50,6 @@ from tests.decoding.toys import (
     toy_source,
     toys_together,
 )
-from tests.decoding.trees.growing import paths_of
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import tiny_model
 

@@ -8,65 +8,29 @@ import torch
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.probe import reference_logits
-from drafttrain.decoding.types import Proposal, Source
+from drafttrain.decoding.types import Source
 from tests.comparing import close
-from tests.decoding.engine.fresh import (
-    SUPPORTED,
-    any_model,
-    close_caches,
-    fresh,
-    last_hidden,
-    precision_of,
-    sources_of,
-)
-from tests.decoding.engine.test_branches import NODES, PARENTS
+from tests.decoding.engine.fresh import check_rounds, close_caches, fresh, sources_of
+from tests.tiny_families import ATTENTIONS, FURTHER, any_family
 from tests.tiny_models import BOS, VOCAB, tiny_model, tiny_seq2seq, tiny_source
 
-
-def drafts(generator: torch.Generator) -> list[Proposal]:
-    """Chains of several lengths, one of them empty, and a tree."""
-    chains = [torch.randint(4, VOCAB, (size,), generator=generator) for size in (4, 0, 2)]
-    return [*map(Proposal.chain, chains), Proposal(NODES, PARENTS)]
+FURTHER_FAMILIES = [(family, None) for family in FURTHER]
 
 
-@pytest.mark.parametrize("family", [*SUPPORTED, "m2m100", "gptj"])
-def test_rounds_of_a_batch_equal_fresh_passes_of_each_sequence(family):
-    model = any_model(family)
-    target, sources = CachedModel(model), sources_of(model)
-    states = target.encode_all(sources)
-    tokens = [source.prefix.tolist() for source in sources]
-    generator, precision = torch.Generator().manual_seed(3), precision_of(model)
-    for turn in range(4):
-        proposals = drafts(generator)
-        if not target.takes_branches:
-            proposals[-1] = Proposal.chain(NODES)
-        proposals = proposals[turn:] + proposals[:turn]  # each sequence gets each of them
-        scores = target.score(states, [torch.tensor(own) for own in tokens], proposals)
-        for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):
-            for node in range(-1, len(proposal.tokens)):
-                path = path_of(proposal, node)
-                reference = fresh(model, sources[i], [*tokens[i], *path])
-                place = len(score.hidden) - len(proposal.tokens) + node
-                close(score.logits[node + 1], reference.logits[0, -1], precision)
-                close(score.hidden[place], last_hidden(reference)[-1], precision)
-            kept = path_nodes(proposal, min(2 * turn, len(proposal.tokens) - 1))
-            target.keep(states[i], torch.tensor(kept, dtype=torch.long))
-            tokens[i] += [int(proposal.tokens[node]) for node in kept]
-            reference = fresh(model, sources[i], tokens[i])
-            close_caches(states[i], reference.past_key_values, precision)
-            tokens[i].append(int(torch.randint(4, VOCAB, (), generator=generator)))
+@pytest.mark.parametrize(("family", "attention"), [*ATTENTIONS, *FURTHER_FAMILIES])
+def test_rounds_of_a_batch_equal_fresh_passes_of_each_sequence(family, attention):
+    model = any_family(family)
+    if attention is not None:
+        model.set_attn_implementation(attention)
+    target = CachedModel(model)
+    assert target.takes_branches == (family != "Bloom")
+    check_rounds(target, sources_of(model))
 
 
-def path_nodes(proposal: Proposal, node: int) -> list[int]:
-    nodes = []
-    while node >= 0:
-        nodes.append(node)
-        node = int(proposal.parents[node])
-    return nodes[::-1]
-
-
-def path_of(proposal: Proposal, node: int) -> list[int]:
-    return [int(proposal.tokens[one]) for one in path_nodes(proposal, node)]
+@pytest.mark.parametrize("family", ["llama", "marian", "t5", "whisper"])
+def test_rounds_of_a_batch_equal_fresh_passes_in_single_precision(family):
+    model = tiny_model(family).float()
+    check_rounds(CachedModel(model), sources_of(model))
 
 
 @pytest.mark.parametrize("family", ["llama", "bart", "t5"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -17,42 +17,28 @@ from drafttrain.decoding.types import Proposal
 from tests.comparing import close
 from tests.decoding.engine.fresh import (
     PATHS,
-    SUPPORTED,
-    any_model,
+    TREE,
     close_caches,
-    cross_keys_values,
     fresh,
     last_hidden,
     precision_of,
 )
+from tests.decoding.paths import nodes_to, tokens_to
+from tests.tiny_families import ATTENTIONS, any_family
 from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 PROMPT = PATHS[0]
-NODES = torch.tensor([8, 9, 8, 30, 11, 12, 13])
-PARENTS = torch.tensor([-1, -1, 0, 0, 1, 3, 3])
-"""Two roots; two children of the first, two of its second child; one child of the second root."""
+NODES, PARENTS = TREE.tokens, TREE.parents
 
 
 def extend(model: CachedModel, state: SequenceState, *given: Tensor) -> StepOutput:
     return model.extend_all([(state, *given)])[0]
 
 
-def path_to(node: int) -> list[int]:
-    tokens = []
-    while node >= 0:
-        tokens.append(int(NODES[node]))
-        node = int(PARENTS[node])
-    return tokens[::-1]
-
-
-def load(family: str, attention: str, dtype: torch.dtype = torch.float64):
-    model = any_model(family).to(dtype)
+def load(family: str, attention: str) -> PreTrainedModel:
+    model = any_family(family)
     model.set_attn_implementation(attention)
     return model
-
-
-def tolerance(model) -> float:
-    return 1e-4 if model.dtype == torch.float32 else precision_of(model)
 
 
 def committed_after(source) -> list[int]:
@@ -60,56 +46,7 @@ def committed_after(source) -> list[int]:
     return [*source.prefix.tolist(), 21, 6, 30, 15, 21, 6, 33, 8]
 
 
-def for_every_model(test):
-    """Every supported family, with both kinds of attention."""
-    test = pytest.mark.parametrize("attention", ["sdpa", "eager"])(test)
-    return pytest.mark.parametrize("family", SUPPORTED)(test)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@for_every_model
-def test_tree_logits_equal_each_path_run_alone(family, attention, dtype):
-    model = load(family, attention, dtype)
-    target, source = CachedModel(model), tiny_source(PROMPT, model)
-    state = target.encode(source)
-    tokens = torch.tensor(committed_after(source))
-    target.score([state], [tokens[:-1]], [Proposal.chain(torch.tensor([33]))])  # something to drop
-    target.keep(state, torch.arange(0))
-    [score] = target.score([state], [tokens], [Proposal(NODES, PARENTS)])
-    assert score.logits.shape[0] == score.hidden.shape[0] == len(NODES) + 1
-    for node in range(-1, len(NODES)):
-        reference = fresh(model, source, [*tokens.tolist(), *path_to(node)])
-        close(score.logits[node + 1], reference.logits[0, -1], tolerance(model))
-        close(score.hidden[node + 1], last_hidden(reference)[-1], tolerance(model))
-
-
-@for_every_model
-def test_the_cache_after_a_tree_equals_a_fresh_prefill_of_the_kept_path(family, attention):
-    model = load(family, attention)
-    target, source = CachedModel(model), tiny_source(PROMPT, model)
-    lines, tokens = ancestry(PARENTS), committed_after(source)
-    for node in range(-1, len(NODES)):
-        state = target.encode(source)
-        target.score([state], [torch.tensor(tokens)], [Proposal(NODES, PARENTS)])
-        crossing = cross_attention(state)
-        target.keep(state, lines[node].nonzero().flatten() if node >= 0 else torch.arange(0))
-        path = [*tokens, *path_to(node)]
-        assert (state.tokens, state.positions) == (path, list(range(len(path))))
-        close_caches(state, fresh(model, source, path).past_key_values, tolerance(model))
-        path.append(27)  # the correction
-        [score] = target.score([state], [torch.tensor(path)], [Proposal(NODES, PARENTS)])
-        for after in (-1, 4, 6):
-            expected = fresh(model, source, [*path, *path_to(after)]).logits[0, -1]
-            close(score.logits[after + 1], expected, tolerance(model))
-        assert all(
-            torch.equal(*pair) for pair in zip(crossing, cross_attention(state), strict=True)
-        )
-
-
-def cross_attention(state: SequenceState) -> list[Tensor]:
-    if state.encoded is None:
-        return []
-    return [part.clone() for layer in (0, 1) for part in cross_keys_values(state, layer)]
+for_every_model = pytest.mark.parametrize(("family", "attention"), ATTENTIONS)
 
 
 @for_every_model
@@ -126,16 +63,16 @@ def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention)
         depths = lines[level].sum(dim=1)
         score = extend(drafter, state, NODES[level], visible, length - 1 + depths)
         for row, node in enumerate(level):
-            reference = fresh(model, source, [*tokens, *path_to(node)])
-            close(score.logits[row], reference.logits[0, -1], tolerance(model))
-            close(score.hidden[row], last_hidden(reference)[-1], tolerance(model))
+            reference = fresh(model, source, [*tokens, *tokens_to(TREE, node)])
+            close(score.logits[row], reference.logits[0, -1], precision_of(model))
+            close(score.hidden[row], last_hidden(reference)[-1], precision_of(model))
     columns = [*range(length), *(length + node for node in (0, 3, 6))]
     drafter.keep_columns(state, columns)
-    path = [*tokens, *path_to(6)]
-    close_caches(state, fresh(model, source, path).past_key_values, tolerance(model))
+    path = [*tokens, *tokens_to(TREE, 6)]
+    close_caches(state, fresh(model, source, path).past_key_values, precision_of(model))
     score = drafter.catch_up(state, torch.tensor([*path, 27]))
     expected = fresh(model, source, [*path, 27]).logits[0, -1]
-    close(score.logits[-1], expected, tolerance(model))
+    close(score.logits[-1], expected, precision_of(model))
 
 
 @for_every_model
@@ -160,20 +97,20 @@ def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
         second.append(pair[1])
         for row, path in enumerate((first, second)):
             reference = fresh(model, source, path)
-            close(score.logits[row], reference.logits[0, -1], tolerance(model))
-            close(score.hidden[row], last_hidden(reference)[-1], tolerance(model))
+            close(score.logits[row], reference.logits[0, -1], precision_of(model))
+            close(score.hidden[row], last_hidden(reference)[-1], precision_of(model))
     with pytest.raises(ValueError, match="6 columns of branches are cached"):
         drafter.catch_up(state, torch.tensor(prompt))
     with pytest.raises(ValueError, match="branches are cached"):
         drafter.feed_chains([(state, torch.tensor([5]))])
     state.forget(len(prompt))
     score = drafter.catch_up(state, torch.tensor(first))
-    close(score.logits[-1], fresh(model, source, first).logits[0, -1], tolerance(model))
+    close(score.logits[-1], fresh(model, source, first).logits[0, -1], precision_of(model))
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_a_tree_that_fails_leaves_the_models_own_positions_as_they_were(family):
-    model = any_model(family)
+    model = any_family(family)
     target, source = CachedModel(model), tiny_source(PROMPT, model)
     before = fresh(model, source, [1, 5, 6]).logits
     outside = torch.where(NODES == 30, VOCAB + 100, NODES)
@@ -249,17 +186,10 @@ def test_masks_of_random_trees_hold_the_ancestors_only():
             [int(torch.randint(-1, node, (), generator=generator)) for node in range(size)],
             dtype=torch.long,
         )
-        assert torch.equal(ancestry(parents), slow_ancestry(parents))
-
-
-def slow_ancestry(parents: Tensor) -> Tensor:
-    lines = torch.zeros(len(parents), len(parents), dtype=torch.bool)
-    for node in range(len(parents)):
-        here = node
-        while here >= 0:
-            lines[node, here] = True
-            here = int(parents[here])
-    return lines
+        expected = torch.zeros(size, size, dtype=torch.bool)
+        for node in range(size):
+            expected[node, nodes_to(parents, node)] = True
+        assert torch.equal(ancestry(parents), expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "bart", "t5"])
@@ -268,15 +198,15 @@ def test_trees_are_right_whatever_attention_the_model_was_loaded_with(family):
     AttentionMaskInterface.register("makes_its_own_mask", sdpa_mask)
     model = load(family, "makes_its_own_mask")
     target, source = CachedModel(model), tiny_source(PROMPT, model)
-    [score] = target.score([target.encode(source)], [source.prefix], [Proposal(NODES, PARENTS)])
+    [score] = target.score([target.encode(source)], [source.prefix], [TREE])
     for node in (-1, 3, 6):
-        reference = fresh(model, source, [*source.prefix.tolist(), *path_to(node)])
+        reference = fresh(model, source, [*source.prefix.tolist(), *tokens_to(TREE, node)])
         close(score.logits[node + 1], reference.logits[0, -1])
 
 
 def test_trees_are_refused_where_they_have_other_logits_than_their_paths():
     """Bloom's positions come from a mask of one dimension: it decodes chains alone."""
-    model = any_model("bloom")
+    model = any_family("Bloom")
     target, source = CachedModel(model), tiny_source(PROMPT, model)
     assert not target.takes_branches
     state = target.encode(source)
@@ -287,15 +217,8 @@ def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str
     with pytest.raises(ValueError, match=reason):
         target.check_branches()
     with pytest.raises(ValueError, match=reason):
-        target.score([state], [source.prefix], [Proposal(NODES, PARENTS)])
+        target.score([state], [source.prefix], [TREE])
     with pytest.raises(ValueError, match=reason):
         one = torch.tensor([5])
         extend(target, state, one, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]))
     assert state.cached == 0
-
-
-@pytest.mark.parametrize("family", ["llama", "t5", "gptj", "m2m100"])
-def test_branches_are_no_reason_to_refuse_others(family):
-    target = CachedModel(any_model(family))
-    assert target.takes_branches
-    target.check_branches()

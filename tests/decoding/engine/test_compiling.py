@@ -23,10 +23,9 @@ from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, sources_for
-from tests.decoding.engine.fresh import fresh, sources_of
-from tests.decoding.engine.test_batches import drafts, path_nodes, path_of
-from tests.decoding.engine.test_modules import any_family
+from tests.decoding.engine.fresh import check_rounds, fresh, sources_of
 from tests.tiny_drafters import fused_states, shared, tiny_drafter
+from tests.tiny_families import any_family
 from tests.tiny_models import tiny_model
 
 FAMILIES = ["llama", "marian", "t5", "whisper"]
@@ -54,24 +53,9 @@ def decoded(target: CachedModel, drafter: Drafter, sources: list[Source]) -> lis
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
     """Chains of several lengths and a tree, whose batch rows and tokens are padded to buckets."""
-    model = tiny_model(family)
-    target, sources = CachedModel(model), sources_of(model)[:3]
-    body, states = compiled(target), target.encode_all(sources)
-    tokens = [source.prefix.tolist() for source in sources]
-    generator = torch.Generator().manual_seed(3)
-    target.catch_up_all([(s, torch.tensor(t)) for s, t in zip(states, tokens, strict=True)])
-    for turn in range(4):
-        proposals = drafts(generator)
-        proposals = (proposals[turn:] + proposals[:turn])[:3]
-        scores = target.score(states, [torch.tensor(own) for own in tokens], proposals)
-        for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):
-            for node in range(-1, len(proposal.tokens)):
-                path = [*tokens[i], *path_of(proposal, node)]
-                close(score.logits[node + 1], fresh(model, sources[i], path).logits[0, -1])
-            kept = path_nodes(proposal, min(2 * turn, len(proposal.tokens) - 1))
-            target.keep(states[i], torch.tensor(kept, dtype=torch.long))
-            tokens[i] += [int(proposal.tokens[node]) for node in kept]
-            tokens[i].append(5 + turn)
+    target = CachedModel(tiny_model(family))
+    body = compiled(target)
+    check_rounds(target, sources_of(target.model)[:3])
     assert body.graphs.compilations <= 2  # of 4 and of 8 tokens
 
 
@@ -161,7 +145,7 @@ def test_columns_that_are_reserved_are_compiled_once():
     assert body.graphs.compilations == 2  # of 4 tokens and of one
 
 
-@pytest.mark.parametrize("family", ["Gemma3Text", "M2M100", "GptOss"])
+@pytest.mark.parametrize("family", ["Gemma3Text", "m2m100", "GptOss"])
 def test_windows_and_positions_inside_the_decoder_are_compiled_too(family):
     model = any_family(family)
     target, source = CachedModel(model), make_source(torch.tensor([5, 9, 17, 30]), model)

@@ -17,6 +17,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Sampling
 from tests.decoding.decoded import generate, run, sources_for, tokens_of
 from tests.decoding.drafts import HalfRight
+from tests.decoding.paths import nodes_to
 from tests.tiny_models import EOS, VOCAB, tiny_model
 
 GREEDY = Sampling()
@@ -152,13 +153,9 @@ def test_suppressed_tokens_are_those_of_transformers_on_the_path_of_each_row(beg
 
 def paths_of_rows(tokens, draft, parents):
     """What each row follows, from the root down."""
-    parents = list(range(-1, len(draft) - 1)) if parents is None else parents.tolist()
+    parents = torch.arange(-1, len(draft) - 1) if parents is None else parents
     for node in range(-1, len(draft)):
-        path = []
-        while node >= 0:
-            path.insert(0, int(draft[node]))
-            node = parents[node]
-        yield torch.cat([tokens, torch.tensor(path, dtype=torch.long)])
+        yield torch.cat([tokens, draft[nodes_to(parents, node)]])
 
 
 def test_a_chain_is_processed_alike_with_its_parents_and_without():

@@ -7,145 +7,21 @@ import copy
 import accelerate
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.probe import reference_logits
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Proposal
 from tests.decoding.decoded import decoder_of
 from tests.tiny_drafters import shared, tiny_drafter
+from tests.tiny_families import any_family
 from tests.tiny_models import tiny_model
 
-SIZE = 100
-IDS = {"vocab_size": SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SMALL = IDS | {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-GROUPED = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
-TWO_KINDS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-BART = IDS | {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "decoder_start_token_id": 2,
-    "max_position_embeddings": 64,
-}
-T5 = IDS | {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-T5 |= {"num_decoder_layers": 2, "decoder_start_token_id": 0}
-FAMILIES = {
-    "Llama": SMALL,
-    "Qwen3": SMALL | {"head_dim": 8},
-    "Phi3": SMALL | {"sliding_window": 5},
-    "Mistral": SMALL | {"sliding_window": 5},
-    "Starcoder2": SMALL | {"sliding_window": 5},
-    "Gemma2": SMALL | {"head_dim": 8} | TWO_KINDS,
-    "Gemma3Text": SMALL | {"head_dim": 8} | TWO_KINDS,
-    "Olmo2": SMALL,
-    "Olmo3": SMALL | TWO_KINDS,
-    "Granite": SMALL | {"logits_scaling": 3.0},
-    "Cohere": SMALL | {"logit_scale": 0.2},
-    "Cohere2": SMALL | {"head_dim": 8} | TWO_KINDS,
-    "Mixtral": SMALL | {"num_local_experts": 4, "sliding_window": None},
-    "Qwen2Moe": SMALL
-    | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
-    "GptOss": SMALL | {"head_dim": 8, "num_local_experts": 4} | TWO_KINDS,
-    "GPT2": IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "GPTNeoX": GROUPED,
-    "OPT": IDS
-    | {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    | {"max_position_embeddings": 64, "word_embed_proj_dim": 32},
-    "Falcon": IDS | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "Marian": BART,
-    "Bart": BART,
-    "MBart": BART,
-    "Pegasus": BART,
-    "M2M100": BART,
-    "Blenderbot": BART,
-    "T5": T5,
-    "MT5": T5,
-    "UMT5": T5,
-}
-"""Settings of a tiny model of each family, by the name of its configuration class."""
-SINGLE = ("Gemma2", "Mixtral", "Qwen2Moe", "GptOss")
-"""Families that compute experts or attention in float32."""
-EAGER = ["Gemma2", "GptOss"]
-if Version(transformers.__version__) < Version("5.18"):
-    EAGER.append("UMT5")  # its decoder looks ahead there under sdpa, and is refused
 TREE = torch.tensor([-1, 0, 0, 1])
-
-
-def any_family(name: str) -> PreTrainedModel:
-    config = getattr(transformers, f"{name}Config")(**FAMILIES[name])
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    torch.manual_seed(0)
-    dtype = torch.float32 if name in SINGLE else torch.float64
-    eager = {"attn_implementation": "eager"} if name in EAGER else {}
-    model = kind.from_config(config, dtype=dtype, **eager).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(3)  # so that rows differ
-    return model
-
-
-def by_modules(model: PreTrainedModel) -> CachedModel:
-    """The model called through its modules, also where its weights would be read."""
-    return CachedModel(model)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.inference_mode()
-def test_trees_of_unequal_sequences_have_the_logits_of_their_paths(family: str):
-    """Two sequences, a tree each, a kept path, then a chain: every row equals a fresh forward."""
-    model = any_family(family)
-    target = by_modules(model)
-    generator = torch.Generator().manual_seed(1)
-    sources = [
-        make_source(torch.randint(5, SIZE, (length,), generator=generator), model)
-        for length in (7, 4)
-    ]
-    states = target.encode_all(sources)
-    tokens = [source.prefix for source in sources]
-    for parents, path in ((TREE, [0, 1, 3]), (TREE, [0, 2]), (torch.arange(-1, 3), [0])):
-        drafts = [
-            Proposal(torch.randint(5, SIZE, (4,), generator=generator), parents) for _ in states
-        ]
-        outputs = target.score(states, tokens, drafts)
-        for source, own, draft, output in zip(sources, tokens, drafts, outputs, strict=True):
-            for node in range(4):
-                nodes = path_to(node, parents)
-                expected = reference_logits(model, source, torch.cat([own, draft.tokens[nodes]]))
-                spread = expected[-1].abs().max()
-                worst = (output.logits[node + 1] - expected[-1]).abs().max() / spread
-                assert worst < (1e-4 if family in SINGLE else 1e-9), (family, node)
-        for state in states:
-            target.keep(state, torch.tensor(path))
-        tokens = [
-            torch.cat([own, draft.tokens[path], draft.tokens[:1]])
-            for own, draft in zip(tokens, drafts, strict=True)
-        ]
-
-
-def path_to(node: int, parents: torch.Tensor) -> list[int]:
-    path: list[int] = []
-    while node >= 0:
-        path, node = [node, *path], int(parents[node])
-    return path
 
 
 class LowRank(nn.Module):
@@ -204,7 +80,7 @@ def plain_tokens(model, source, target=None, drafter=None) -> list[int]:
 
 
 def test_a_call_leaves_the_model_as_it_was() -> None:
-    model = any_family("M2M100")
+    model = any_family("m2m100")
     target = CachedModel(model)
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     source = make_source(torch.tensor([5, 9, 20]), model)

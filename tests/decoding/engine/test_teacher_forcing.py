@@ -14,21 +14,11 @@ from drafttrain.decoding.engine.teacher_forcing import (
     projection_scale,
     teacher_force,
 )
-from tests.decoding.engine import fresh
-from tests.decoding.engine.test_modules import any_family
+from tests.tiny_families import any_family
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
 
 SOURCES = [[5, 9, 17, 30, 8, 21], [7], [4, 11, 6]]
 TARGETS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1], [22]]
-
-
-def any_model(family: str) -> PreTrainedModel:
-    """Cohere scales its logits: it stands for families whose projection is not plain."""
-    if family == "Cohere":
-        return any_family(family)
-    if family == "opt-projected":
-        return tiny_model("opt", word_embed_proj_dim=8)
-    return fresh.any_model(family)
 
 
 def alone(model: PreTrainedModel, source: list[int], target: list[int]):
@@ -54,7 +44,9 @@ def alone(model: PreTrainedModel, source: list[int], target: list[int]):
     "family", [*CAUSAL_FAMILIES, "opt-projected", "Cohere", *FAMILIES, "m2m100"]
 )
 def test_a_padded_batch_equals_each_sequence_run_alone(family):
-    model = any_model(family)
+    """Cohere scales its logits: it stands for families whose projection is not plain."""
+    name, *projected = family.split("-projected")
+    model = any_family(name, **({"word_embed_proj_dim": 8} if projected else {}))
     forced = teacher_force(model, SOURCES, TARGETS)
     states = forced_states(model, SOURCES, TARGETS)
     for source, target, seen, state in zip(SOURCES, TARGETS, forced, states, strict=True):
@@ -97,7 +89,7 @@ def test_an_empty_source_is_refused_by_number():
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "Cohere"])
 def test_rows_of_a_drafter_of_few_tokens_are_those_that_the_engine_drafts_with(family):
     """Labels of acceptance heads are of the tokens that are drafted."""
-    model = any_model(family)
+    model = any_family(family)
     everything = [forced.logits for forced in teacher_force(model, SOURCES, TARGETS)]
     model.config.draftable_tokens = few = [1, 6, 9, 22, 33]
     engine = CachedModel(model, draftable=torch.tensor(few))

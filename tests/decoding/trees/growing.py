@@ -7,10 +7,10 @@ import torch
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.trees.shapes import Tree
 from drafttrain.decoding.types import Proposal
+from tests.decoding.paths import Path
 from tests.decoding.toys import LogitsTable
 
 START = (0,)
-Path = tuple[int, ...]
 
 
 def grow(tree: Tree, table: LogitsTable, levels: int) -> Proposal:
@@ -29,13 +29,6 @@ def path_of(tree: Tree, node: int) -> Path:
     if node < 0:
         return ()
     return (*path_of(tree, tree.parents[node]), tree.tokens[node])
-
-
-def paths_of(proposal: Proposal) -> list[Path]:
-    paths: list[Path] = []
-    for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return paths
 
 
 def sampled(seed: int = 0) -> SampledRandomness:

@@ -12,8 +12,9 @@ from drafttrain.decoding.trees.chosen import GREEDY_SCORES, Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import binary_tree
 from drafttrain.decoding.types import Sampling
+from tests.decoding.paths import Path, paths_of
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, Path, grow, paths_of, sampled
+from tests.decoding.trees.growing import START, grow, sampled
 
 
 def all_products(table: LogitsTable, depth: int, vocabulary: int) -> dict[Path, float]:

@@ -18,8 +18,9 @@ from drafttrain.decoding.types import Proposal, Sampling
 from tests.comparing import close
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
 from tests.decoding.expected import chi_square, expected_probs
+from tests.decoding.paths import Path, paths_of
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, Path, grow, paths_of, sampled
+from tests.decoding.trees.growing import START, grow, sampled
 
 # --- independent paths ---------------------------------------------------------------------------
 

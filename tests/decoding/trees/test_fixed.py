@@ -11,8 +11,9 @@ import pytest
 
 from drafttrain.decoding.trees.fixed import Fixed, best_fixed_tree, binary_tree, eagle_tree
 from drafttrain.decoding.types import Sampling
+from tests.decoding.paths import Path, paths_of
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, Path, grow, paths_of, sampled
+from tests.decoding.trees.growing import START, grow, sampled
 
 
 def test_fixed_trees_have_the_nodes_they_are_made_of():

@@ -24,6 +24,7 @@ from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.expected import expected_probs
+from tests.decoding.paths import paths_of, tokens_to
 from tests.decoding.toys import LogitsTable
 
 START = (0,)
@@ -99,11 +100,7 @@ def tree(paths, table: LogitsTable, sampling: Sampling, draw, counts=None) -> Pr
 
 
 def target_logits(table: LogitsTable, proposal: Proposal) -> Tensor:
-    rows, paths = [table[START]], []
-    for token, parent in zip(proposal.tokens.tolist(), proposal.parents.tolist(), strict=True):
-        paths.append([*(paths[parent] if parent >= 0 else []), token])
-        rows.append(table[(*START, *paths[-1])])
-    return torch.stack(rows)
+    return torch.stack([table[(*START, *path)] for path in [(), *paths_of(proposal)]])
 
 
 def law_of_two(verifier, grow: Grow, target, draft, sampling: Sampling) -> Tensor:
@@ -269,17 +266,10 @@ def test_a_rule_for_another_draw_is_biased_and_says_that_it_does_not_take_it(nam
         found = grow(table, sampling, randomness)
         if found.draft_probs is not None:
             return found
-        paths = [path_to(found, node) for node in range(len(found.tokens))]
-        return tree(paths, table, sampling, "iid")
+        return tree(paths_of(found), table, sampling, "iid")
 
     law = law_of_two(verifier, with_rows, target, draft, sampling)
     assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 0.01
-
-
-def path_to(proposal: Proposal, node: int) -> tuple[int, ...]:
-    parent = int(proposal.parents[node])
-    before = path_to(proposal, parent) if parent >= 0 else ()
-    return (*before, int(proposal.tokens[node]))
 
 
 def test_gamma_of_k_seq_by_hand() -> None:
@@ -297,7 +287,7 @@ def test_a_greedy_target_is_walked_down_its_arg_maxes() -> None:
     verdict = TargetWalk.verify(proposal, target_logits(target, proposal), Sampling(), ArgMax())
     first = int(target[START].argmax())
     second = int(target[(*START, first)].argmax())
-    assert path_to(proposal, int(verdict.path[-1])) == (first, second)
+    assert tokens_to(proposal, int(verdict.path[-1])) == (first, second)
     assert verdict.next_token == int(target[(*START, first, second)].argmax())
 
 

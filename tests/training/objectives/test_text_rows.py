@@ -9,7 +9,7 @@ from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.training.objectives.follow_target import text_rows
 from tests.comparing import close
-from tests.decoding.engine.test_modules import any_family
+from tests.tiny_families import any_family
 
 ROWS = [
     ([5, 9, 20, 7], [11, 30, 12, 8, 25, 1]),
