@@ -9,12 +9,13 @@ from textwrap import indent
 from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.command_line import describe_command, without_folders
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.inputs import RECORDED, DataConfig, TargetConfig
+from drafttrain.config.inputs import RECORDED, TargetConfig
+from drafttrain.config.policy import POLICY
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.config.runs import Run, head_folders, read_config, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
-from drafttrain.evaluation.report import Report, read_report
+from drafttrain.evaluation.report import read_report
 from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import check_engines, engines_for
 from drafttrain.export.folder import check_destination, check_name, write_export
@@ -62,7 +63,7 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         settings.out,
         parts,
         lambda found: write_card(card, parts, found),
-        Check(some_inputs(settings.data, run, parts), decoded),
+        Check(some_inputs(run, parts), decoded),
         reload,
         settings.force,
     )
@@ -72,8 +73,8 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:
-    """What the run of a drafter knows, where the user gave nothing: report, data, and the draft
-    length where no policy, head or report gives one."""
+    """What the drafter's folder and its run know, where the user gave nothing: policy, report and
+    training data; of a causal drafter without a policy the draft length."""
     known: dict[str, object] = {}
     if run is not None:
         known["drafter"] = str(run.drafter)
@@ -81,25 +82,13 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
             known["report"] = run.folder / "report.json"
         if settings.training_data is None:
             known["training_data"] = run.recipe.data.path
-    settings = settings.model_copy(update=known)
-    if settings.num_assistant_tokens or settings.policy or settings.head:
-        return settings
-    length = None if settings.report is None else fastest_length(read_report(settings.report))
-    if length is None and run is not None and isinstance(run.recipe, CausalDrafterRecipe):
-        length = run.recipe.drafter.k
-    return settings.model_copy(update={"num_assistant_tokens": length})
-
-
-def fastest_length(report: Report) -> int | None:
-    """The fixed draft length of the drafter's lossless chains that was the fastest one by one; None
-    where none was timed."""
-    speeds = {
-        int(run.settings["k"]): run.metrics["speedup"].value
-        for run in report.runs
-        if run.kind == "method" and run.method == "chain" and run.other is None and run.lossless
-        if run.batch_size == 1 and "k" in run.settings and "speedup" in run.metrics
-    }
-    return max(speeds, key=speeds.__getitem__, default=None)
+    if settings.policy is None and settings.head is None:
+        policy = Path(str(known.get("drafter", settings.drafter))) / POLICY
+        if policy.is_file():
+            known["policy"] = policy
+        elif run is not None and isinstance(run.recipe, CausalDrafterRecipe):
+            known["num_assistant_tokens"] = settings.num_assistant_tokens or run.recipe.drafter.k
+    return settings.model_copy(update=known)
 
 
 def recorded_target(settings: ExportConfig) -> TargetConfig | None:
@@ -131,13 +120,10 @@ def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> 
     return target if decoded else None
 
 
-def some_inputs(data: DataConfig | None, run: Run | None, parts: Parts) -> list[list[int]]:
-    """Tokens of the first inputs given, or of the run's held-out rows; none, for random ones, where
-    there are neither. Raises ConfigError for data that were given and cannot be read."""
-    held_out = None if run is None else run.recipe.held_out
-    if data is None and held_out is not None and Path(held_out.path).exists():
-        data = held_out
-    if data is None:
+def some_inputs(run: Run | None, parts: Parts) -> list[list[int]]:
+    """Tokens of the first held-out rows of the run; none, for random ones, where there are none."""
+    data = None if run is None else run.recipe.held_out
+    if data is None or not Path(data.path).exists():
         return []
     rows = load_inputs(data.model_copy(update={"limit": min(data.limit or INPUTS, INPUTS)}))
     decoder_only = not parts.drafter.config.is_encoder_decoder

@@ -49,12 +49,14 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         display = "lines"
     pair = load_pair(settings.target, *check_methods(settings.decode))
     method, target = build_method(settings.decode, pair), pair.target
-    asked = settings.decode.sampling
-    say_how_it_decodes(target, asked.temperature)
+    sampling = settings.decode.sampling
+    say_how_it_decodes(target, sampling.temperature)
     tokens = usable_tokens(target, inputs, pair.model.source_limit)
     ready = [(place, ids) for place, ids in enumerate(tokens) if not isinstance(ids, Refused)]
     numbers = [inputs[place]["row"] for place, _ in ready]
-    decoder = method.decoder(pair.model, build_sampling(asked), asked.seed, numbers.__getitem__)
+    decoder = method.decoder(
+        pair.model, build_sampling(sampling), sampling.seed, numbers.__getitem__
+    )
     compile_calls(settings.compile)
     sources = (  # features of a clip take 1 MB
         hear(target, inputs[place])
@@ -62,9 +64,8 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         else make_source(ids, target.model)
         for place, ids in ready
     )
-    played = in_order(
-        decoder.decode(sources, asked.max_new_tokens, settings.batch_size), len(ready)
-    )
+    limit, size = sampling.max_new_tokens, settings.batch_size
+    played = in_order(decoder.decode(sources, limit, size), len(ready))
     try:
         if display == "rounds":
             Console(highlight=False).print(LEGEND)
@@ -74,7 +75,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
                 continue
             new: list[int] = []
             DISPLAYS[display](target.tokenizer, row, text, collected(next(played), new))
-            if is_cut(pair.model, new, asked.max_new_tokens):
+            if is_cut(pair.model, new, limit):
                 say(f"row {row}: cut after {len(new)} tokens, where the target's positions end")
     except BrokenPipeError:  # the reader of the output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

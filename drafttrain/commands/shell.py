@@ -150,5 +150,5 @@ def quiet_libraries() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")  # not used
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are told by us
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we print errors
     datasets.disable_progress_bars()

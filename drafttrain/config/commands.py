@@ -303,7 +303,7 @@ class ExportConfig(Config):
     head: Path | None = None
     """Folder of an acceptance head, or a run of heads, whose policy.json names one."""
     policy: Path | None = None
-    """The policy.json. Default: the one beside the head, if there is one."""
+    """The policy.json. Default: the one beside the head, or in the drafter's folder, if any."""
     verifier: VerifierConfig | None = None
     """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
     target: TargetConfig | None = None
@@ -320,13 +320,11 @@ class ExportConfig(Config):
     """Programs that are to draft with the export, as vllm,llama.cpp: their needs are
     checked and their commands printed. Default: none; the card has the commands of all."""
     num_assistant_tokens: Few | None = None
-    """Draft length of other programs. Default: the policy's, else the fastest in the report, else
-    the drafter's run's, else 4."""
+    """Draft length of other programs. Default: the policy's, else the run's k, else 4."""
     check: Literal["auto", "target", "drafter"] = "auto"
-    """How 20 inputs are decoded as a check. target: custom_generate against plain `generate`.
-    drafter: drafts alone. auto: target, where it is a folder here."""
-    data: DataConfig | None = None
-    """Inputs of that check. Default: the held-out rows of the run, else random tokens."""
+    """How 20 held-out inputs of the run, else random ones, are decoded as a check. target:
+    custom_generate against plain `generate`. drafter: drafts alone. auto: target, where it is a
+    folder here."""
     force: bool = False
     """Replace an earlier export."""
     hub: str | None = None

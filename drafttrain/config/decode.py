@@ -64,7 +64,7 @@ class StopConfig(Config):
     h: Fraction | None = None
     """head: stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
     entropy: PositiveFloat = 2.0
-    """entropy: stop after a row of more than so many nats."""
+    """entropy: stop after a row of more nats than this."""
     confidence: Fraction = 0.4
     """confidence: stop after a token of less than this probability."""
     cumulative: Fraction = 0.3

@@ -49,7 +49,7 @@ class Policy(Config):
     h: Fraction | None = None
     """Stop when a rejection is likelier than this."""
     entropy: PositiveFloat | None = None
-    """Stop after a row of more than so many nats."""
+    """Stop after a row of more nats than this."""
     confidence: Fraction | None = None
     """Stop after a token of less than this probability."""
     cumulative: Fraction | None = None

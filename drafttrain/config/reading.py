@@ -145,8 +145,8 @@ def first_problem(error: ValidationError) -> str:
     """Where a file departs from what it should hold, and how: the first place, in one line."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
-    told = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
-    given = "" if told else f" = {first['input']!r}"
+    is_group = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
+    given = "" if is_group else f" = {first['input']!r}"
     return f"{where}{given}: {first['msg']}" if where else first["msg"]
 
 
@@ -159,6 +159,10 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
     known = {prefix + one: field for one, field in fields_of(kind).items()}
     name = prefix + ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
+        unknown = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
+        if len(unknown) > 1:
+            names = ", ".join(repr(prefix + ".".join(map(str, where))) for where in unknown)
+            return f"unknown settings {names}; leave them out"
         return f"unknown setting {name!r}; {_suggest(name, known)}"
     below = [one for one in known.items() if one[0].startswith(f"{name}.")]
     needed = next((one for one, field in below if field.is_required()), name)

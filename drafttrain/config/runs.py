@@ -99,7 +99,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_run(folder: Path) -> Run:
     """The finished run in a folder, from its run.yaml. Raises ConfigError naming the file where
-    another version wrote settings that this one does not have."""
+    another version wrote settings that this one does not have, all of them."""
     path = folder / "run.yaml"
     try:
         return Run(folder, validate_settings(_recipe_of(folder), merge_values(path)))
@@ -151,8 +151,8 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
     if heads is not None:
         _fill_from_heads(values, Path(heads))
     _group(values, "sampling")
-    asked = {name: values[name] for name in ("target", "data") if values.get(name)}
-    known = fill_data(fill_from_run(asked | {"decode": {"drafter": values["drafter"]}}))
+    given = {name: values[name] for name in ("target", "data") if values.get(name)}
+    known = fill_data(fill_from_run(given | {"decode": {"drafter": values["drafter"]}}))
     drafter = known["decode"]["drafter"]
     values |= {"target": known["target"], "data": known["data"], "drafter": drafter}
     run = run_of(drafter) if heads is None else head_run_of(Path(heads))
@@ -200,7 +200,8 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
         known = read_config(Path(str(drafter))).get("target") or {}
         known = {key: known[key] for key in RECORDED if known.get(key)}
         values["target"] = known | target
-        if known and not Path(known["path"]).is_dir():
+        moved = known and not ("/" in known["path"] or Path(known["path"]).is_dir())
+        if moved:  # an export keeps the last part of a folder's path, and names on the Hub
             recorded = f"{str(drafter)!r} says that its target is {known['path']!r}"
             print(f"{recorded}; --target names another place of it", file=sys.stderr)
     if values["target"].get("path") is None:

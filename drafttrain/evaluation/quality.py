@@ -2,7 +2,7 @@
 
 BLEU is kept as sentence-level sufficient statistics, as in sacrebleu's own paired tests,
 so that a bootstrap resample costs a sum and not a new count of n-grams. Greedy choices may differ
-where the target's two highest logits tie up to rounding, which is told from errors. Of sampled runs
+where the target's two highest logits tie up to rounding, which is not an error. Of sampled runs
 only the number of identical outputs is reported.
 """
 
@@ -113,12 +113,12 @@ def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
     for place, (text, reference) in enumerate(zip(texts, references, strict=True)):
         if reference is None:
             continue
-        said, heard = normalise(reference), normalise(text)
-        words[place] = len(said.split())
-        if not said:  # jiwer takes no empty reference: all that was heard was put in
-            errors[place] = len(heard.split())
+        expected, written = normalise(reference), normalise(text)
+        words[place] = len(expected.split())
+        if not expected:  # jiwer takes no empty reference: all words were put in
+            errors[place] = len(written.split())
             continue
-        counts = jiwer.process_words(said, heard)
+        counts = jiwer.process_words(expected, written)
         errors[place] = counts.substitutions + counts.deletions + counts.insertions
     return errors, words
 

@@ -166,7 +166,7 @@ def _account(
 
 def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
     """Consecutive groups of prompts: one each at batch size 1; else at least `WAVE_BATCHES`
-    times the batch size, of nearly one size, or all where there are not so many."""
+    times the batch size, of nearly one size, or all where there are fewer."""
     if batch_size == 1:
         return [[prompt] for prompt in range(prompts)]
     waves = max(1, prompts // (WAVE_BATCHES * batch_size))

@@ -159,12 +159,12 @@ def read_request(
     input_ids = inputs if inputs is not None else rest.pop("input_ids", None)
     mask = rest.pop("attention_mask", None)
     rest.pop("tokenizer", None)  # Transformers needs it for stop_strings, which are refused
-    asked = (arguments, {} if generation_config is None else generation_config.to_dict())
+    given = (arguments, {} if generation_config is None else generation_config.to_dict())
     check_config(
-        config, {name for one in asked for name, value in one.items() if value is not None}
+        config, {name for one in given for name, value in one.items() if value is not None}
     )
-    given = {name: value for name, value in rest.items() if value is not None}
-    if left := [name for name, value in given.items() if value is not False and value != []]:
+    others = {name: value for name, value in rest.items() if value is not None}
+    if left := [name for name, value in others.items() if value is not False and value != []]:
         raise ValueError(
             f"{left[0]} cannot be honoured when drafts are verified; give input_ids, "
             "attention_mask and the settings of generate"
@@ -183,7 +183,7 @@ def read_request(
         sources = [Source.of_text(row, start) for row, start in zip(rows, starts, strict=True)]
     else:
         sources = [Source.of_text(row, row) for row in rows]
-    limits = (*asked, model.generation_config.to_dict())
+    limits = (*given, model.generation_config.to_dict())
     limited = any(settings.get("max_length") is not None for settings in limits)
     max_new_tokens = _lengths(config, starts.shape[1], limited)
     sampling, copies = Sampling(), config.num_return_sequences or 1
@@ -222,8 +222,8 @@ def check_config(config: GenerationConfig, given: Collection[str] = ()) -> None:
             f"{name} = {getattr(config, name)!r} cannot be honoured when drafts are verified; "
             "leave it out of the call"
         )
-    if asked := [name for name in UNAVAILABLE if getattr(config, name)]:
-        raise ValueError(f"{asked[0]} is not available when drafts are verified; leave it out")
+    if wanted := [name for name in UNAVAILABLE if getattr(config, name)]:
+        raise ValueError(f"{wanted[0]} is not available when drafts are verified; leave it out")
 
 
 def _without_padding(
@@ -344,8 +344,8 @@ def choose_policy(
     elif kind_of(assistant.config).drafts == "blocks":
         rules = Policy(stop="fixed", k=assistant.config.k)
     else:
-        asked = assistant.generation_config.num_assistant_tokens
-        rules = Policy(stop="fixed", k=asked or DEFAULT_LENGTH)
+        length = assistant.generation_config.num_assistant_tokens
+        rules = Policy(stop="fixed", k=length or DEFAULT_LENGTH)
     head = None
     if STOPS[rules.stop].reads_head and folder is not None and (folder / HEAD).is_dir():
         [head] = load_heads(folder / HEAD).values()

@@ -136,12 +136,15 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_draft_length_is_the_fastest_measured_one_else_a_short_one(tmp_path, drafter):
-    (tmp_path / "report.json").write_text(batched_report().model_dump_json())
-    for report, length in ((tmp_path / "report.json", 9), (None, 4)):
+def test_the_draft_length_is_that_of_the_policy_beside_the_drafter_else_a_short_one(
+    tmp_path, drafter
+):
+    """`drafttrain tune --write` puts the policy there."""
+    for length in (4, 9):
         out = tmp_path / f"out{length}"
-        export(ExportConfig(drafter=str(drafter), out=out, report=report), reload=compare)
+        export(ExportConfig(drafter=str(drafter), out=out), reload=compare)
         assert read_policy(out / "policy.json").k == length
+        (drafter / "policy.json").write_text('{"stop": "fixed", "k": 9}')
 
 
 def test_a_report_of_batch_sizes_has_a_row_for_each(tmp_path):

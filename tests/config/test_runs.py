@@ -191,8 +191,8 @@ def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
 def test_a_run_of_another_version_is_named_with_the_remedy(tmp_path):
     run = finished_run(tmp_path)
     with (run / "run.yaml").open("a") as file:
-        file.write("\nlonger_ago: 1\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml.*longer_ago.*take these lines out"):
+        file.write("\nlonger_ago: 1\nlong_ago: 2\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml.*'longer_ago', 'long_ago'.*take these lines"):
         fill_from_run({"decode": {"drafter": str(run)}})
 
 
@@ -206,4 +206,6 @@ def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter, capsys
     )
     assert "says that its target is 'base'; --target" in capsys.readouterr().err  # it was moved
     assert fill_from_run({"decode": {"drafter": drafter}, "target": TARGET})["target"] == TARGET
+    Path(drafter, "config.json").write_text(json.dumps({"target": {"path": "org/base"}}))
+    assert fill_from_run({"decode": {"drafter": drafter}})["target"] == {"path": "org/base"}
     assert capsys.readouterr().err == ""
