@@ -130,7 +130,7 @@ def test_distill_shows_its_plan_without_writing_then_writes(capsys, inside):
     assert not (inside / "shards").exists()
     assert ended("distill", *given) == 0
     account = json.loads((inside / "shards" / "manifest.json").read_text())
-    assert account["target"]
+    assert account["settings"]["target"]
     assert list((inside / "shards").glob("*.parquet"))
     shutil.rmtree(inside / "shards")
 

@@ -296,13 +296,9 @@ class TeacherConfig(Config):
 
     kind: Literal["online", "cached"] = "online"
     """online: the target reads every batch. cached: it reads each distilled answer once; its
-    likeliest tokens and their probabilities are kept on disk."""
+    likeliest tokens and their probabilities are kept in the folder DISTILLED-teacher."""
     top_k: Annotated[Count, _CACHED] = 48
     """Tokens kept at each position; all others count as one token. All: the same as online."""
-    folder: Annotated[Path | None, _CACHED] = None
-    """Folder of what is kept, which runs may share. Default: DISTILLED-teacher."""
-    dtype: Annotated[Precision | None, _CACHED] = None
-    """Weights and activations of the target meanwhile. Default: the target's."""
 
 
 _COPIED = CountsFor("initialise.path=null", ("layers",))

@@ -28,7 +28,7 @@ from drafttrain.data.shards.store import TensorRows, fill_folder, open_tensors, 
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget
 
 SHARD_ROWS = 256
 """Distilled rows of a shard."""
@@ -38,12 +38,10 @@ class TeacherManifest(DerivedManifest):
     """Manifest of the likeliest tokens."""
 
     COMMAND: ClassVar[str] = "recipes/train_causal_drafter.py"
-    SETTING: ClassVar[str] = "teacher.folder"
-    MAY_DIFFER: ClassVar[frozenset[str]] = DerivedManifest.MAY_DIFFER | {
-        "batch_tokens",
-        "top_k_share",
-    }
+    SETTING: ClassVar[str] = "distilled"
+    MAY_DIFFER: ClassVar[frozenset[str]] = DerivedManifest.MAY_DIFFER | {"top_k_share"}
 
+    shard_rows: int
     top_k: int
     """k, or the number of draftable tokens if it is smaller."""
     draftable: int
@@ -94,9 +92,6 @@ def cache_teacher(
     ConfigError, before anything is written, for a folder of other settings, another target or other
     rows.
     """
-    if settings.teacher.dtype not in (None, settings.target.dtype):
-        faster = settings.target.model_copy(update={"dtype": settings.teacher.dtype})
-        target = load_target(faster)
     folder = teacher_folder(settings)
     caching = TeacherCaching(settings, target, rows, draftable)
     fill_folder(caching, folder, join_processes())
@@ -105,9 +100,9 @@ def cache_teacher(
 
 
 def teacher_folder(settings: CausalDrafterRecipe) -> Path:
-    """The folder of the store: as set, or next to the distilled rows."""
+    """The folder of the store, next to the distilled rows."""
     distilled = distillations(settings)["data"].out
-    return settings.teacher.folder or distilled.with_name(f"{distilled.name}-teacher")
+    return distilled.with_name(f"{distilled.name}-teacher")
 
 
 @dataclass(frozen=True)
@@ -128,12 +123,11 @@ class TeacherCaching:
             tokens = self.draftable.cpu().numpy().astype(np.int64)
             digest = hashlib.sha256(tokens.tobytes()).hexdigest()
         return TeacherManifest(
-            **derived_from(self.target, distillations(self.settings)["data"].out, self.outputs),
+            **derived_from(self.target, self.outputs),
             top_k=min(self.settings.teacher.top_k, draftable),
             draftable=draftable,
             draftable_sha256=digest,
             shard_rows=SHARD_ROWS,
-            batch_tokens=self.settings.train.batch_tokens,
         )
 
     def write(self, manifest: TeacherManifest, shard: int, work: tqdm) -> None:
@@ -141,7 +135,7 @@ class TeacherCaching:
         numbers, found = manifest.rows_of(shard), {}
         rows = zip(numbers, self.outputs.select(numbers), strict=True)
         rows = [ShardRow(n, row["source_ids"], row["target_ids"]) for n, row in rows]
-        for batch in batches_by_length(rows, manifest.batch_tokens):
+        for batch in batches_by_length(rows, self.settings.train.batch_tokens):
             texts = [one.source_ids for one in batch], [one.target_ids for one in batch]
             for one, own in zip(batch, teacher_force(self.target.model, *texts), strict=True):
                 found[one.row] = top_rows(own.logits, manifest.top_k, self.draftable)

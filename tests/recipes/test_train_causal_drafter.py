@@ -115,18 +115,17 @@ def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     arguments = [*make_project(tmp_path), "teacher={kind: cached, top_k: 4}"]
-    arguments.append(f"teacher.folder={tmp_path / 'teacher'}")
     assert exit_code(main, *arguments, "--dry-run") == 0
     resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")
     said = capsys.readouterr().err
     assert "the 4 likeliest of 12 tokens hold 0." in said
-    shards = list((tmp_path / "teacher").glob("*.safetensors"))
+    shards = list((tmp_path / "whole" / "distilled-teacher").glob("*.safetensors"))
     assert len(shards) == 1
     stamp = shards[0].stat().st_mtime_ns
     other = [*arguments, f"run={tmp_path / 'other'}", f"distilled={tmp_path / 'whole/distilled'}"]
     assert exit_code(main, *other, "teacher.top_k=5") == 2
     told = capsys.readouterr().err
-    assert "begun with top_k = 4" in told and "teacher.folder=" in told
+    assert "begun with top_k = 4" in told and "distilled=" in told
     assert shards[0].stat().st_mtime_ns == stamp
 
 

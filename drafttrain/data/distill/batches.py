@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.shards.outputs import ShardRow
@@ -23,8 +22,8 @@ class BatchDecoder:
     """The output of each row. Raises OutOfMemoryError for a batch that is too large."""
     batches: Callable[[Sequence[ShardRow]], Iterable[list[ShardRow]]]
     """Parts the rows of a shard into batches. Which rows are together changes no row."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the manifest says of it: fields that resumed runs must share."""
+    served_model: str | None = None
+    """The name that a server has for the target."""
 
 
 def batches_by_length(

@@ -18,13 +18,11 @@ from typing import ClassVar
 import datasets
 import pyarrow.compute as compute
 import torch
-import transformers
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
 from drafttrain.config.commands import BACKENDS, DistillConfig
-from drafttrain.config.decode import SamplingConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded
 from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
@@ -47,6 +45,7 @@ from drafttrain.data.shards.outputs import (
     count_rows,
     hash_inputs,
     read_shards,
+    used_versions,
     write_shard,
 )
 from drafttrain.data.shards.store import MANIFEST, fill_folder
@@ -63,7 +62,7 @@ from drafttrain.models.loading import (
     say_how_it_decodes,
 )
 
-GROWING = frozenset({"data.limit", "rows", "inputs_sha256"})
+GROWING = frozenset({"settings.data.limit", "rows", "inputs_sha256"})
 """What differs in a manifest when a distillation takes in more inputs."""
 TRIED, TRIED_SHARE, WARMED = 128, 16, 8
 """Inputs that backends are compared on: at most TRIED and one in TRIED_SHARE of all, at least
@@ -146,33 +145,23 @@ class Distilling:
     kind: ClassVar[type[Manifest]] = Manifest
 
     def describe(self) -> Manifest:
-        config, target, settings = self.config, self.target, generate_settings(self.config)
-        sampling = config.sampling if config.method == "sample" else SamplingConfig()
-        warping = sampling.model_dump(include={"temperature", "top_k", "top_p", "min_p"})
-        check_generation_config(target.model.generation_config, Sampling(**warping))
-        drawing = warping | {"seed": sampling.seed, "min_p": sampling.min_p or None}
+        config, target, sampling = self.config, self.target, Sampling()
+        if config.method == "sample":
+            sampling = Sampling(**config.sampling.model_dump(exclude={"max_new_tokens", "seed"}))
+        check_generation_config(target.model.generation_config, sampling)
         own = target.model.generation_config.to_dict()
-        own_weights = config.decoded_by.reads_weights
-        ignored = settings.keys() | {"transformers_version", "_from_model_config"}
+        stated = generate_settings(config).keys() | {"transformers_version", "_from_model_config"}
         return Manifest(
-            target=target.path,
-            revision=config.target.revision,
-            commit=getattr(target.model.config, "_commit_hash", None),  # set for Hub models only
-            weights_sha256=hash_weights(target.model) if own_weights else None,
-            dtype=str(target.model.dtype).removeprefix("torch.") if own_weights else None,
-            tokenizer_sha256=hash_tokenizer(target.tokenizer),
-            generation_config={k: v for k, v in own.items() if k not in ignored and v is not None},
-            num_beams=settings["num_beams"],
-            max_new_tokens=config.sampling.max_new_tokens,
-            **config.target.model_dump(include={"source_language", "target_language"}),
-            **(drawing if config.method == "sample" else dict.fromkeys(drawing)),
+            settings=config,
             backend=self.decoder.backend,
-            **self.decoder.facts,
-            **config.model_dump(include={"method", "shard_rows", "max_source_tokens"}),
-            data=config.data.model_dump(mode="json"),
+            served_model=self.decoder.served_model,
+            commit=getattr(target.model.config, "_commit_hash", None),  # set for Hub models only
+            weights_sha256=hash_weights(target.model) if config.decoded_by.reads_weights else None,
+            tokenizer_sha256=hash_tokenizer(target.tokenizer),
+            generation_config={k: v for k, v in own.items() if k not in stated and v is not None},
             inputs_sha256=hash_inputs(self.inputs),
             rows=len(self.inputs),
-            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+            versions=used_versions(),
         )
 
     def rows_per_second(self) -> float:
@@ -201,7 +190,8 @@ class Distilling:
         say(
             f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
             f"{counts.error} failed; {counts.target_tokens} tokens, "
-            f"{counts.truncated} outputs cut at max_new_tokens = {manifest.max_new_tokens}"
+            f"{counts.truncated} outputs cut at max_new_tokens = "
+            f"{self.config.sampling.max_new_tokens}"
         )
         rows = read_shards(folder, manifest).select(["row", "status", "reason"])
         lost = rows.filter(compute.not_equal(rows["status"], "ok"))

@@ -64,4 +64,4 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         count = CLIP_BATCHES_AT_ONCE if audio else BATCHES_AT_ONCE
         return batches_of_rows(rows, count * config.batch_rows)
 
-    return BatchDecoder("engine", decode, batches, {"batch_rows": config.batch_rows})
+    return BatchDecoder("engine", decode, batches)

@@ -77,7 +77,6 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         "transformers",
         decode,
         partial(batches_by_length, batch_tokens=budget, equal=needs_equal_lengths(model)),
-        {"batch_tokens": config.batch_tokens},
     )
 
 

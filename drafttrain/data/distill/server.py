@@ -26,7 +26,7 @@ from openai.types import Completion
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, batches_of_rows
-from drafttrain.data.shards.outputs import Serving, ShardRow
+from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.models.loading import LoadedTarget, check_target
 
 KEY = "OPENAI_API_KEY"
@@ -95,10 +95,9 @@ def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     url = read_address(given.url)
     model = find_model(url, given.model, target.path)
     check_sent(target, config)
-    serving = Serving(url=url, model=model, extra_body=given.extra_body)
     server = Server(config, target, url, model)
     batches = partial(batches_of_rows, count=ROUNDS * given.concurrency)
-    return BatchDecoder("server", server.decode, batches, {"server": serving})
+    return BatchDecoder("server", server.decode, batches, model)
 
 
 def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
-from drafttrain.config.inputs import DataConfig
 from drafttrain.config.kinds import STATE_DRAFTER, kind_of
 from drafttrain.data.encoded import ClipEncoding
 from drafttrain.data.hidden.labels import Labelling, label_slots, label_tokens
@@ -92,17 +91,16 @@ class Caching:
     def describe(self) -> CacheManifest:
         config, labelling = self.config, self.labelling
         state, drafter = labelling.state, labelling.drafter
-        same = {"blocks_per_row", "mixes", "dtype", "seed", "batch_tokens", "shard_rows"}
+        sampling = asdict(labelling.sampling)
         return CacheManifest(
-            **derived_from(self.target, config.distilled, self.outputs),
+            **derived_from(self.target, self.outputs),
+            settings=config,
             state=state,
             drafter=ModelIdentity.of(config.drafter, drafter),
             hidden_size=state_size(drafter.config, state),
-            tokenizer_sha256=hash_tokenizer(self.target.tokenizer),
-            **asdict(labelling.sampling),
+            sampling={k: v for k, v in sampling.items() if v or k != "min_p"},
             mixing=labelling.mixing if state == "token" else None,
             k=labelling.settings.k if state == "slot" else None,
-            **config.model_dump(include=same),
         )
 
     def write(self, manifest: CacheManifest, shard: int, work: tqdm) -> None:
@@ -139,10 +137,11 @@ def check_own_outputs(config: CacheConfig, distilled: Manifest, target: LoadedTa
     """Labels are the target's opinion of its own outputs. Raises ConfigError for another's."""
     weights, tokenizer = distilled.weights_sha256, hash_tokenizer(target.tokenizer)
     if weights is not None:  # of a server the name of the model has to do
-        weights = hash_weights(target.model, getattr(torch, distilled.dtype))
+        weights = hash_weights(target.model, getattr(torch, distilled.settings.target.dtype))
     if (weights, tokenizer) != (distilled.weights_sha256, distilled.tokenizer_sha256):
         raise ConfigError(
-            f"the outputs in {str(config.distilled)!r} were distilled from {distilled.target!r}, "
+            f"the outputs in {str(config.distilled)!r} were distilled from "
+            f"{distilled.settings.target.path!r}, "
             f"and target {target.path!r} has other weights or another tokenizer; distil from this "
             "target, or give the other one"
         )
@@ -155,11 +154,11 @@ def kept_clips(
 
     Raises ConfigError for clips that are missing or changed, and as `ClipEncoding`.
     """
-    clips = load_inputs(DataConfig(**distilled.data), audio=True)
+    clips = load_inputs(distilled.settings.data, audio=True)
     if hash_inputs(clips) != distilled.inputs_sha256:
         raise ConfigError(
-            f"the clips in {distilled.data['path']!r} are not those that {str(config.distilled)!r} "
-            "was distilled from; put them back, or distil again"
+            f"the clips in {distilled.settings.data.path!r} are not those that "
+            f"{str(config.distilled)!r} was distilled from; put them back, or distil again"
         )
     return ClipEncoding(target, outputs, clips, config.distilled)
 
@@ -173,11 +172,9 @@ def _labelling(
 ) -> Labelling:
     """Models and settings together. Raises ValueError where decoding would refuse them."""
     state, sampling = state_of(config, drafter.config), Sampling()
-    if config.sampling is not None or distilled.method == "sample":
-        asked = config.sampling or distilled  # default: as the outputs were decoded
-        sampling = Sampling(
-            asked.temperature, asked.top_k or 0, asked.top_p or 1.0, asked.min_p or 0.0
-        )
+    if config.sampling is not None or distilled.settings.method == "sample":
+        asked = config.sampling or distilled.settings.sampling  # as the outputs were decoded
+        sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
     k, slots, limits = config.k, None, [position_limit(target.model.config)]
     if state == "slot":
         k = config.k or drafter.config.k
@@ -193,7 +190,7 @@ def _labelling(
         drafter=drafter,
         processors=CachedModel(target.model).processors(sampling),
         sampling=sampling,
-        max_new_tokens=distilled.max_new_tokens,
+        max_new_tokens=distilled.settings.sampling.max_new_tokens,
         state=state,
         mixing=kept_share(config, state),
         settings=config.model_copy(update={"k": k}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import CacheConfig
 from drafttrain.data.batches.examples import Batch
-from drafttrain.data.shards.outputs import DerivedManifest
+from drafttrain.data.shards.outputs import WHICH_TARGET, DerivedManifest
 from drafttrain.data.shards.store import MANIFEST, TensorRows, open_tensors, write_tensors
 from drafttrain.models.draft_states import StateKind
 from drafttrain.models.identity import ModelIdentity
@@ -28,38 +29,39 @@ class CacheManifest(DerivedManifest):
     """Manifest of a hidden cache."""
 
     COMMAND: ClassVar[str] = "drafttrain cache"
-    MAY_DIFFER: ClassVar[frozenset[str]] = DerivedManifest.MAY_DIFFER | {"mean_acceptance"}
+    MAY_DIFFER: ClassVar[frozenset[str]] = (
+        DerivedManifest.MAY_DIFFER
+        | {"drafter.path", "mean_acceptance", "settings.out"}
+        | {f"settings.{name}" for name in ("drafter", "distilled", "state", "mixing", "k")}
+        | {"settings.sampling"}
+        | WHICH_TARGET
+    )
 
+    settings: CacheConfig
+    """What they left open is decided in the fields below."""
     state: StateKind
     """What the states are of: a token as it was drawn, a token at its own position, or a slot."""
     drafter: ModelIdentity
     hidden_size: int
-    tokenizer_sha256: str
-    temperature: float
-    """This and the next two: the warping under which the labels were made."""
-    top_k: int
-    top_p: float
-    min_p: float = 0.0
+    sampling: dict[str, float]
+    """Temperature, top_k, top_p and, unless it is 0, min_p: the warping that the labels are for,
+    as heads record it."""
     mixing: float | None
     """r, the share of positions that keep the output's own token; for `token` states only."""
     k: int | None
     """Slots of a block; None for tokens."""
-    blocks_per_row: int | None
-    """Blocks drawn from each output; None: all of them (and for tokens)."""
-    mixes: int
-    dtype: str
-    """Type of the stored hidden states."""
-    seed: int
     counts: tuple[int, ...] | None = None
     """Positions in each mix; None until every shard is there."""
     mean_acceptance: float | None = None
     """Mean label over all mixes."""
 
     @property
-    def sampling(self) -> dict[str, Any]:
-        """The warping, as heads record it."""
-        given = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return given | ({"min_p": self.min_p} if self.min_p else {})
+    def shard_rows(self) -> int:
+        return self.settings.shard_rows
+
+    @property
+    def mixes(self) -> int:
+        return self.settings.mixes
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Labelled:
 def write_states(path: Path, rows: Sequence[Sequence[Labelled]], manifest: CacheManifest) -> None:
     """One shard, whole or not at all. rows: the mixes of each distilled row, none of a row without
     positions. Raises ConfigError for states that are out of range."""
-    dtype, tensors = getattr(torch, manifest.dtype), {}
+    dtype, tensors = getattr(torch, manifest.settings.dtype), {}
     for mix in range(manifest.mixes):
         own = [mixes[mix] for mixes in rows if mixes]
         counts = [len(mixes[mix].positions) if mixes else 0 for mixes in rows]

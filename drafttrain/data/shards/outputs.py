@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from drafttrain.config.base import Config, ConfigError
+from drafttrain.config.commands import DistillConfig
 from drafttrain.data.inputs.chats import CHAT
 from drafttrain.data.inputs.clips import DIGESTS
 from drafttrain.data.shards.store import MANIFEST, REMEDY, ShardManifest
@@ -42,6 +43,12 @@ HEARD_SCHEMA = pyarrow.schema(
     [*SCHEMA, ("prefix_ids", pyarrow.list_(pyarrow.int32())), ("seconds", pyarrow.float32())]
 )
 """Of shards whose inputs are clips."""
+
+
+WHICH_TARGET = frozenset(
+    f"settings.target.{name}" for name in ("path", "revision", "device", "trust_remote_code")
+)
+"""Settings that say where a target lies and runs, which its weights are compared for."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +93,6 @@ class Counts(Config):
     """Tokens of the ok rows' outputs."""
 
 
-class Serving(Config):
-    """The server that ran the target."""
-
-    url: str
-    """Its address, without anything secret."""
-    model: str
-    """The name that it has for the target."""
-    extra_body: dict[str, bool | int | float | str] = {}
-    """More fields of each request."""
-
-
 class Manifest(ShardManifest):
     """What was distilled from what, how, and whether it is finished.
 
@@ -107,53 +103,35 @@ class Manifest(ShardManifest):
     VERB: ClassVar[str] = "distil"
     SUFFIX: ClassVar[str] = "parquet"
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
-        {"target", "revision", "commit", "versions", "counts"}
-        | {"data.path", "data.reference_path", "data.reference_column"}
-        | {"server.url"}
+        {"commit", "versions", "counts"}
+        | {f"settings.{name}" for name in ("out", "backend", "batch_tokens", "batch_rows")}
+        | {f"settings.server.{name}" for name in ("url", "model", "concurrency")}
+        | {f"settings.data.{name}" for name in ("path", "reference_path", "reference_column")}
+        | WHICH_TARGET
     )
 
-    target: str
-    """Path or Hub name as it was given."""
-    revision: str | None
+    settings: DistillConfig
+    backend: str
+    """What decoded: sampled rows are different samples from the same distribution by another."""
+    served_model: str | None = None
+    """The name that a server has for the target."""
     commit: str | None
     """Commit hash on the Hub, where the target came from there."""
     weights_sha256: str | None
-    """This and the next: None where a server ran the target."""
-    dtype: str | None
+    """None where a server ran the target."""
     tokenizer_sha256: str
-    source_language: str | None = None
-    target_language: str | None = None
-    """This and the one before: of a target of many languages, as they were given."""
     generation_config: dict[str, Any]
-    """The target's own, without what the settings below state."""
-    method: str
-    num_beams: int
-    max_new_tokens: int
-    temperature: float | None
-    """This and the next four: None where method is not sample."""
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None = None
-    """None also of sampling in former versions, which had none."""
-    seed: int | None
-    backend: str = "transformers"
-    """What decoded: sampled rows are other draws of the same law by another one."""
-    server: Serving | None = None
-    """None where the target ran in the process that distilled."""
-    batch_tokens: int | None = None
-    """None where batch_rows counts."""
-    batch_rows: int | None = None
-    """None where batch_tokens counts."""
-    shard_rows: int
-    max_source_tokens: int
-    data: dict[str, Any]
-    """The settings of the inputs."""
+    """The target's own, without what the settings state."""
     inputs_sha256: str
     """Of the row numbers and texts."""
     rows: int
     versions: dict[str, str]
     counts: Counts | None = None
     """None until every shard is there."""
+
+    @property
+    def shard_rows(self) -> int:
+        return self.settings.shard_rows
 
 
 class DerivedManifest(ShardManifest):
@@ -162,35 +140,31 @@ class DerivedManifest(ShardManifest):
 
     VERB: ClassVar[str] = "cache"
     SUFFIX: ClassVar[str] = "safetensors"
-    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
-        {"target.path", "drafter.path", "distilled", "versions", "counts"}
-    )
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset({"target.path", "versions", "counts"})
 
     target: ModelIdentity
-    distilled: str
-    """Folder of the outputs, as it was given."""
     outputs_sha256: str
-    """Of their row numbers, sources and outputs."""
-    batch_tokens: int
-    shard_rows: int
+    """Of the row numbers, sources and outputs."""
     rows: int
     """Distilled rows."""
     versions: dict[str, str]
 
 
-def derived_from(
-    target: LoadedTarget, distilled: Path, outputs: datasets.Dataset
-) -> dict[str, Any]:
+def used_versions() -> dict[str, str]:
+    """Of the libraries that computed what a folder holds."""
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def derived_from(target: LoadedTarget, outputs: datasets.Dataset) -> dict[str, Any]:
     """Fields of a `DerivedManifest`."""
     digest = hashlib.sha256()
     for row in outputs:
         digest.update(f"{row['row']}\t{row['source_ids']}\t{row['target_ids']}\n".encode())
     return {
         "target": ModelIdentity.of(target.path, target.model),
-        "distilled": str(distilled),
         "outputs_sha256": digest.hexdigest(),
         "rows": len(outputs),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": used_versions(),
     }
 
 

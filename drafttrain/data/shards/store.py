@@ -12,7 +12,7 @@ groups of these may share a shard; a group's name then stands before those of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ class ShardManifest(Config):
     SETTING: ClassVar[str] = "out"
     """The setting that names the folder."""
     MAY_DIFFER: ClassVar[frozenset[str]]
-    """Fields, or dotted fields of a group, that a resumed run may change."""
+    """Fields, and dotted fields of groups, that a resumed run may change."""
 
     @property
     def shards(self) -> int:
@@ -111,11 +111,17 @@ class ShardManifest(Config):
 
     def settled(self) -> dict[str, Any]:
         """What a resumed run must share, by dotted fields."""
-        flat: dict[str, Any] = {}
-        for name, value in self.model_dump(mode="json").items():
-            grouped = isinstance(value, dict) and name not in self.MAY_DIFFER
-            flat |= {f"{name}.{key}": v for key, v in value.items()} if grouped else {name: value}
-        return {name: value for name, value in flat.items() if name not in self.MAY_DIFFER}
+
+        def flat(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
+            for name, value in values.items():
+                if f"{group}{name}" in self.MAY_DIFFER:
+                    continue
+                if isinstance(value, dict):
+                    yield from flat(value, f"{group}{name}.")
+                else:
+                    yield f"{group}{name}", value
+
+        return dict(flat(self.model_dump(mode="json")))
 
 
 M = TypeVar("M", bound=ShardManifest)

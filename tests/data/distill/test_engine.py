@@ -63,8 +63,7 @@ def test_greedy_shards_are_those_of_transformers(models, tmp_path, family):
     assert after.counts == before.counts
     assert (after.counts.ok, after.counts.skipped) == (15, 3)
     assert 0 < after.counts.truncated < after.counts.ok
-    assert (before.backend, before.batch_tokens, before.batch_rows) == ("transformers", 40, None)
-    assert (after.backend, after.batch_tokens, after.batch_rows) == ("engine", None, 3)
+    assert (before.backend, after.backend) == ("transformers", "engine")
     with pytest.raises(ConfigError, match="backend = 'transformers', .*'engine'"):
         distil(looped.model_copy(update={"out": plain.out}))
 

@@ -65,10 +65,10 @@ def test_rows_are_those_of_transformers_where_tokens_come_back(ask, fake, own_ro
     with serving(fake):
         manifest = ask(fake.url)
     assert rows_of(tmp_path / "rows") == own_rows
-    assert (manifest.backend, manifest.weights_sha256, manifest.dtype) == ("server", None, None)
+    assert (manifest.backend, manifest.weights_sha256) == ("server", None)
     assert manifest.counts.ok == manifest.rows == 20
-    facts = {"url": fake.url, "model": "tiny", "extra_body": IDS}
-    assert manifest.server.model_dump() == facts
+    assert manifest.served_model == "tiny"
+    assert (manifest.settings.server.url, manifest.settings.server.extra_body) == (fake.url, IDS)
     assert sorted(fake.asked) == sorted(fake.outputs) and 1 < fake.most_at_once <= 4
     assert len(load_distilled(tmp_path / "rows")) == 20
 
@@ -259,9 +259,9 @@ def test_a_folder_goes_on_at_another_address_but_not_with_another_model(ask, fak
         assert ask(fake.url).counts.ok == 20
     next((tmp_path / "rows").glob("*.parquet")).unlink()
     fake.models = ("another",)
-    with serving(fake), pytest.raises(ConfigError, match="server.model = 'tiny'.*'another'"):
+    with serving(fake), pytest.raises(ConfigError, match="served_model = 'tiny'.*'another'"):
         ask(fake.url)
-    assert Manifest.read(tmp_path / "rows").server.model == "tiny"
+    assert Manifest.read(tmp_path / "rows").served_model == "tiny"
 
 
 def test_what_servers_are_not_told_is_refused(local, ask, fake):
