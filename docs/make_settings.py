@@ -70,9 +70,8 @@ def link(kind: type[Config]) -> str:
 def section(kind: type[Config]) -> str:
     """What a class is for, and a table of its own settings; a link leads to those it shares."""
     lines = [f"## {kind.__name__}", "", description(kind.__doc__), ""]
-    [base] = kind.__bases__
-    if base is not Config:
-        lines += [f"It also has the settings of {link(base)}.", ""]
+    if shared := [link(base) for base in kind.__bases__ if base is not Config]:
+        lines += [f"It also has the settings of {' and '.join(shared)}.", ""]
     lines += ["| setting | values | default | what |", "| --- | --- | --- | --- |"]
     for name in get_annotations(kind):
         field = kind.model_fields[name]

@@ -136,7 +136,7 @@ def test_distill_shows_its_plan_without_writing_then_writes(capsys, inside):
 
 
 def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):
-    assert ended("eval", "repeats=1", "warmup=0", "num_beams=2") == 0
+    assert ended("eval", "repeats=1", "warmup=0") == 0
     report = json.loads((inside / "checkpoints/tiny/report.json").read_text())
     names = [one["name"] for one in report["runs"]]
     assert names[:2] == ["plain", "tiny k=4 greedy"]

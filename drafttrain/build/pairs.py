@@ -41,8 +41,6 @@ class Pair:
     drafters: Mapping[str, Drafter]
     models: Mapping[str, PreTrainedModel | None]
     """None for a drafter that is no model."""
-    table: Sequence[int] | None = None
-    """Likeliest successors, where max-gram has them."""
 
     @property
     def drafter(self) -> Drafter:
@@ -59,28 +57,21 @@ def load_pair(target: TargetConfig, drafters: Sequence[str], bigrams: str | None
     """Target and drafters, checked against each other before the weights of any are read.
 
     bigrams: the table of max-gram, wherever it drafts. Raises ConfigError for drafters of another
-    kind or vocabulary, and ValueError for families that the engine cannot run.
+    kind, vocabulary or target's states, and for weights that cannot be read, and ValueError for
+    families that the engine cannot run.
     """
-    checked = check_pair(target, drafters, bigrams)
-    return open_pair(load_target(target), checked)
-
-
-def open_pair(target: LoadedTarget, checked: CheckedDrafters) -> Pair:
-    """A loaded target with the drafters that `check_pair` has found to fit it.
-
-    Raises ConfigError for weights that cannot be read, or of a drafter of another target's states.
-    """
-    settings_of, table = checked
-    drafters: dict[str, Drafter] = {}
+    settings_of, table = check_pair(target, drafters, bigrams)
+    loaded = load_target(target)
+    opened: dict[str, Drafter] = {}
     models: dict[str, PreTrainedModel | None] = {}
     for name, settings in settings_of.items():
-        models[name] = None if settings is None else load_drafter(name, settings, target)
-        if models[name] is not None:
-            drafters[name] = make_drafter(models[name], target.model)
-        else:
+        if settings is None:
             copied = table if KINDS[name].drafts == "copies" else None
-            drafters[name] = open_kind(KINDS[name], copied, target.model)
-    return Pair(target, CachedModel(target.model), drafters, models, table)
+            models[name], opened[name] = None, open_kind(KINDS[name], copied, loaded.model)
+        else:
+            models[name] = load_drafter(name, settings, loaded)
+            opened[name] = make_drafter(models[name], loaded.model)
+    return Pair(loaded, CachedModel(loaded.model), opened, models)
 
 
 def check_pair(
@@ -93,23 +84,17 @@ def check_pair(
     table = None
     if bigrams is not None:
         table = read_bigrams(bigrams, vocabulary_size(target_settings))
-    settings_of = {
-        name: None if named_kind(name) else _check_drafter(name, target, target_settings)
-        for name in drafters
-    }
+    settings_of: dict[str, PretrainedConfig | None] = dict.fromkeys(drafters)
+    for name in drafters:
+        if named_kind(name) is not None:
+            continue
+        settings_of[name] = settings = check_drafter(name, target, target_settings, padded=True)
+        kind = kind_of(settings)
+        if kind is STATE_DRAFTER:
+            check_states(target_settings)
+        if kind.runs_as_targets:
+            check_configuration(settings)
     return settings_of, table
-
-
-def _check_drafter(
-    path: str, target: TargetConfig, target_settings: PretrainedConfig
-) -> PretrainedConfig:
-    settings = check_drafter(path, target, target_settings, padded=True)
-    kind = kind_of(settings)
-    if kind is STATE_DRAFTER:
-        check_states(target_settings)
-    if kind.runs_as_targets:
-        check_configuration(settings)
-    return settings
 
 
 def make_drafter(model: PreTrainedModel, target: PreTrainedModel | None = None) -> Drafter:

@@ -173,6 +173,18 @@ class OnTarget(Config):
     takes up to a minute each. auto: on a GPU alone."""
 
 
+class MeasuringConfig(OnTarget):
+    """What `eval` and `tune` share."""
+
+    batch_sizes: BatchSizes = (1,)
+    """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them. Of `tune`
+    each has its own choice in policy.json."""
+    report: Path | None = None
+    """Where the report goes (JSON), with plot, page and samples beside it; of `eval` beside a
+    report of more inputs or methods NAME.smaller.json. Default: report.json or tune.json in the
+    run, else here."""
+
+
 class DecodingConfig(OnTarget):
     """The method of `eval` and `generate`."""
 
@@ -185,36 +197,28 @@ class DecodingConfig(OnTarget):
 _TIMED = CountsFor("mode=decode")
 
 
-class EvalConfig(DecodingConfig):
+class EvalConfig(DecodingConfig, MeasuringConfig):
     """`drafttrain eval`: what a drafter is worth on a target and inputs."""
 
     mode: Literal["decode", "teacher-forced"] = "decode"
     """decode: measure by decoding with each method. teacher-forced: the target decodes once, and
     acceptance is computed in parallel passes along its outputs, for `others` too."""
     others: dict[str, DecodeConfig] = {}
-    """More methods by name, with the sampling of `decode`: {copied: {drafter: max-gram}, ...}.
-    Chains without a stop of their own are measured at every k of a sweep."""
+    """More methods by name, with the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
     sweep: dict[Swept, Annotated[list[float], Field(min_length=1), Listed]] = {}
     """Values to try, as k=5,10, or {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each value of a stop
     setting is a policy; beta and tau add Spec-Verification at each of their pairs."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
     baselines: Annotated[tuple[Baseline, ...], Listed, _TIMED] = ("generate", "beam")
-    """Transformers' own `generate`, beam search, and assisted generation with the language models
-    among the drafters (batch size 1 only)."""
-    num_beams: Annotated[Few, _TIMED, CountsFor("baselines=beam")] = 5
-    """Beams of that search."""
-    batch_sizes: BatchSizes = (1,)
-    """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them."""
+    """Transformers' own `generate`, search with 5 beams, and assisted generation with the language
+    models among the drafters (batch size 1 only)."""
     repeats: Annotated[Count, _TIMED] = 3
     """Interleaved timing rounds; medians are reported."""
     warmup: Annotated[CountOrZero, _TIMED] = 3
     """Inputs decoded by every method before timing starts."""
     bleu_tokenizer: Annotated[str, _TIMED] = "13a"
     """sacrebleu's tokenizer: 13a, or zh, ja-mecab, ko-mecab, char for such outputs."""
-    report: Path | None = None
-    """Where report.json goes, with samples and plot beside it; beside a report of more inputs or
-    methods NAME.smaller.json. Default: in the drafter's run, else here."""
 
 
 class GenerateConfig(DecodingConfig):
@@ -261,7 +265,7 @@ class CacheConfig(Config):
     """Blocks drawn from each output. Default: one at every prefix."""
 
 
-class TuneConfig(OnTarget):
+class TuneConfig(MeasuringConfig):
     """`drafttrain tune`: decodes your prompts with every candidate, interleaved, and chooses the
     fastest one for each batch size."""
 
@@ -283,13 +287,8 @@ class TuneConfig(OnTarget):
     candidates: dict[str, DecodeConfig] = {}
     """More candidates by name, at most 40 in all: {deep: {cascade: {drafters: [small, max-gram],
     increments: "5,3,0/4,10/10", leniency: 2}}}."""
-    batch_sizes: BatchSizes = (1,)
-    """Sequences decoded at once, for example 1,4,16 (1 is always among them). Each has its own
-    choice in policy.json."""
     minutes: PositiveFloat = 5.0
     """Most minutes for all of it. With less time the choice rests on fewer prompts."""
-    report: Path | None = None
-    """Where the report goes (JSON), beside its plot and page. Default: tune.json in the run."""
     write: bool = False
     """Write the policy to policy.json beside the heads, or in the drafter's folder, where generate,
     eval and export find it. Default: beside the report, as tune.policy.json, for their `policy`."""

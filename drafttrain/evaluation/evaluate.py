@@ -60,7 +60,7 @@ from drafttrain.evaluation.runner import (
 )
 from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
 
-OPTIONS = {"compile", "baselines", "num_beams", "batch_sizes", "repeats", "warmup"}
+OPTIONS = {"compile", "baselines", "batch_sizes", "repeats", "warmup"}
 OPTIONS |= {"bleu_tokenizer"}
 """Settings that a report has beside the sampling, the methods and the data."""
 

@@ -72,8 +72,6 @@ class PositionRates:
     """Rounds; not whole where they are expected, not played."""
     accepted: list[int | float]
     reached: list[int | float]
-    acceptance: list[Estimate]
-    """Of the rounds that drafted the position, the share accepted up to it."""
     conditional: list[Estimate | None]
     """Of the rounds that reached the position, the share that accepted it."""
 
@@ -238,18 +236,12 @@ def position_rates(counts: Array, resamples: Array) -> PositionRates | None:
 
     counts: as of `count_positions`, [3, P, K].
     """
-
-    def rates(above: Array, below: Array) -> list[Estimate | None]:
-        return [estimate(Ratio(*pair), resamples) for pair in zip(above.T, below.T, strict=True)]
-
     if counts.shape[2] == 0:
         return None
-    drafted, accepted, reached = counts
-    none = Estimate(0.0, 0.0, 0.0)
+    pairs = zip(counts[1].T, counts[2].T, strict=True)  # accepted, reached
     return PositionRates(
         *(list(map(as_counted, own)) for own in counts.sum(axis=1)),
-        acceptance=[rate or none for rate in rates(accepted, drafted)],
-        conditional=rates(accepted, reached),
+        conditional=[estimate(Ratio(*pair), resamples) for pair in pairs],
     )
 
 

@@ -19,7 +19,6 @@ from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.kinds import NONE, named_kind
 from drafttrain.config.methods import TREES
-from drafttrain.config.sweep import expand_sweep
 from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.decoding.drafters.tree import GrowingDrafter, TreeDrafter
@@ -39,13 +38,10 @@ FORCED_VERIFIERS = ("auto", "greedy", "rejection")
 
 
 class PlannedMethod(NamedTuple):
-    """A method, and its names where it is one of `others`."""
+    """A method, and its name where it is one of `others`."""
 
     config: DecodeConfig
     other: str | None = None
-    """Its name in `others`."""
-    label: str | None = None
-    """Its name in reports: the same, with its draft length where that is swept."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +106,18 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
         by_rank = measure_ranks(pair, plan.settings, plan.rank_rows)
     names = dict(zip(pair.drafters, level_names(list(pair.drafters)), strict=True))
     found = []
-    for config, other, label in plan.methods:
+    for config, other in plan.methods:
         method, name = build_method(with_ranks(config, by_rank), pair), str(config.drafter)
         called = None
         if config.cascade is None:  # whose own name has those of its levels
             shape = method.drafter.name.removeprefix(pair.drafters[name].name).strip()
             called = f"{names[name]} {shape}".strip()
-        found.append(replace(method, label=label, other=other, called=called))
+        found.append(replace(method, label=other, other=other, called=called))
     return found
 
 
 def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
-    """The methods of `others`, decoding as the drafter does.
-
-    Chains that have no stop of their own are measured at every k of a sweep, as the drafter is.
-    """
+    """The methods of `others`, decoding as the drafter does. Raises ConfigError."""
     found = []
     for name, other in settings.others.items():
         if name.partition(" ")[0] in RESERVED:
@@ -143,12 +136,7 @@ def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
                 "measured in any case)"
             )
         other = other.model_copy(update={"sampling": settings.decode.sampling})
-        chain = other.cascade is None and TREES[other.tree.kind].shape is None
-        if "k" in settings.sweep and chain and "stop" not in other.model_fields_set:
-            swept = expand_sweep(other, {"k": settings.sweep["k"]})
-            found += [PlannedMethod(one, name, f"{name} k={one.stop.k}") for one in swept]
-        else:
-            found.append(PlannedMethod(other, name, name))
+        found.append(PlannedMethod(other, name))
     return found
 
 

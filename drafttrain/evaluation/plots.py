@@ -8,7 +8,6 @@ report of `tune` has Figure 4 of SpecDec++ and the reliability of heads.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from io import BytesIO
@@ -232,16 +231,12 @@ def rates_panel(axis: Axes, search: Search) -> None:
     for name, settings in search.candidates.items():
         if not {"tree", "cascade"} & settings.keys():
             one, stop = search.rungs[0].candidates[name], settings.get("stop") or {}
-            varied = STOPS[stop.get("kind", "fixed")].varied
-            same = settings | {"stop": {key: stop[key] for key in stop if key != varied}}
-            label = re.sub(r"[=(][\d.]+\)?", "", name)
-            group = groups.setdefault((label, json.dumps(same, sort_keys=True)), [])
-            group.append((stop.get(varied, 0), one.verification_rate, one.discard_rate))
+            kind = STOPS[stop.get("kind", "fixed")]
+            group = groups.setdefault((re.sub(r"[=(][\d.]+\)?", "", name), kind.name), [])
+            group.append((stop.get(kind.varied, 0), one.verification_rate, one.discard_rate))
     for place, ((group, _), points) in enumerate(groups.items()):
-        colour, marker = (
-            COLOURS[place % len(COLOURS)],
-            MARKERS[place // len(COLOURS) % len(MARKERS)],
-        )
+        colour = COLOURS[place % len(COLOURS)]
+        marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
         _, calls, discarded = zip(*sorted(points), strict=True)  # in the order of the setting
         axis.plot(calls, discarded, f"{marker}-", color=colour, linewidth=1, label=group)
     if search.oracle is not None:

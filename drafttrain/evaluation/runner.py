@@ -37,6 +37,8 @@ from drafttrain.evaluation.prompts import Prompt
 from drafttrain.models.loading import cache_for_generate
 
 RESERVED = PLAIN, GENERATE, BEAM, ASSISTED = "plain", "generate", "beam", "assisted"
+BEAMS = 5
+"""Beams of beam search."""
 WAVE_BATCHES = 4
 """Batches in a wave, at least."""
 
@@ -242,12 +244,11 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
     def job(name: str, way: str, **how: Any) -> Job:
         return Job(name, way, partial(generate_by, pair, sampling, how))
 
-    sampling, beams = settings.decode.sampling, settings.num_beams
-    model, jobs = pair.target.model, []
+    sampling, model, jobs = settings.decode.sampling, pair.target.model, []
     if GENERATE in settings.baselines:
         jobs.append(job(GENERATE, GENERATE))
     if BEAM in settings.baselines:
-        jobs.append(job(f"{GENERATE} beam {beams}", BEAM, num_beams=beams))
+        jobs.append(job(f"{GENERATE} beam {BEAMS}", BEAM, num_beams=BEAMS))
     if ASSISTED not in settings.baselines:
         return jobs
     begins = model.generation_config.begin_suppress_tokens

@@ -89,43 +89,38 @@ def measure_forced(
         for method in methods
         if method.assistant is not None
     }
-    lengths: list[int] = []
-    cut = 0
-    sums: list[list[Array]] = [[] for _ in methods]
-    overlaps: dict[int, list[Array]] = {key: [] for key in models}
-    drawn = build_sampling(sampling)
+    drawn, done = build_sampling(sampling), []
     needs_probs = bool(models) or not drawn.greedy
     try:
         with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
             for outputs in decode_outputs(target, methods, prompts, sampling, needs_probs):
                 drafted = together([_draft_along(methods, output, drawn) for output in outputs])
                 for output, along in zip(outputs, drafted, strict=True):
-                    tokens = output.known.tokens
-                    lengths.append(len(tokens))
-                    for own, method, probs in zip(sums, methods, along, strict=True):
-                        own.append(count_along(method, output, probs, drawn.greedy))
-                    for key, model in models.items():
-                        overlaps[key].append(measure_overlaps(model, output, drawn).numpy())
-                    cut += is_cut(target, tokens.tolist(), sampling.max_new_tokens)
+                    tokens, pairs = output.known.tokens, zip(methods, along, strict=True)
+                    counts = [count_along(*pair, output, drawn.greedy) for pair in pairs]
+                    rates = {
+                        key: measure_overlaps(model, output, drawn).numpy()
+                        for key, model in models.items()
+                    }
+                    cut = is_cut(target, tokens.tolist(), sampling.max_new_tokens)
+                    done.append((len(tokens), cut, counts, rates))
                     work.update()
     except KeyboardInterrupt:
-        done = min(map(len, (lengths, *sums, *overlaps.values())))
-        if done == 0:
+        if not done:
             raise
-        lengths, sums = lengths[:done], [own[:done] for own in sums]
-        overlaps = {key: own[:done] for key, own in overlaps.items()}
-    tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(lengths))
+    lengths, cut, counts, rates = zip(*done, strict=True)
+    tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(done))
     plain = Counts(tokens, tokens, none, none, none)
-    found = [ForcedCounts(plain, np.zeros((3, len(tokens), 0)), cut=cut)]
-    for method, own in zip(methods, sums, strict=True):
+    found = [ForcedCounts(plain, np.zeros((3, len(done), 0)), cut=sum(cut))]
+    for method, own in zip(methods, zip(*counts, strict=True), strict=True):
         whole, positions = np.split(np.stack(own), [5], axis=1)
         positions = positions.reshape(-1, 3, method.stop.longest).swapaxes(0, 1)
-        rates = {}
-        if id(method.drafter) in overlaps:
-            *values, width = np.stack(overlaps[id(method.drafter)]).T
-            pairs = zip(OVERLAPS, values, strict=False)
-            rates = {name: Ratio(value, width) for name, value in pairs}
-        found.append(ForcedCounts(Counts(*whole.T), positions, rates))
+        overlaps = {}
+        if (key := id(method.drafter)) in models:
+            *values, width = np.stack([one[key] for one in rates]).T
+            named = zip(OVERLAPS, values, strict=False)
+            overlaps = {name: Ratio(value, width) for name, value in named}
+        found.append(ForcedCounts(Counts(*whole.T), positions, overlaps))
     return found
 
 
@@ -190,7 +185,7 @@ def _draft_along(
     return [passes[key][:, : m.stop.longest] for key, m in zip(keys, methods, strict=True)]
 
 
-def count_along(method: Method, output: TargetOutput, probs: Tensor, greedy: bool) -> Array:
+def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: bool) -> Array:
     """Sums over the rounds of a method along an output: tokens, rounds, drafted, accepted and
     passes, then drafted, accepted and reached by position.
 

@@ -113,10 +113,11 @@ def test_a_dry_run_says_what_would_be_measured(inside, capsys):
     assert not Path("report.json").exists()
 
 
-def test_other_drafters_are_measured_teacher_forced_at_every_k_of_a_sweep(inside, capsys):
+def test_other_drafters_are_measured_teacher_forced(inside, capsys):
     others = {
-        "copied": {"drafter": "max-gram"},
-        "itself": {"drafter": "llama"},
+        "copied": {"drafter": "max-gram", "stop": {"k": 4}},
+        "itself k=2": {"drafter": "llama", "stop": {"k": 2}},
+        "itself k=4": {"drafter": "llama", "stop": {"k": 4}},
         "short": {"drafter": "small", "stop": {"k": 1}},
     }
     quick = [f"decode.sampling.max_new_tokens={LENGTH}"]
@@ -126,10 +127,9 @@ def test_other_drafters_are_measured_teacher_forced_at_every_k_of_a_sweep(inside
     assert {name: (one["other"], one["settings"].get("k")) for name, one in runs.items()} == {
         "small k=2 greedy": (None, 2),
         "small k=4 greedy": (None, 4),
-        "copied k=2": ("copied", 2),
-        "copied k=4": ("copied", 4),
-        "itself k=2": ("itself", 2),
-        "itself k=4": ("itself", 4),
+        "copied": ("copied", 4),
+        "itself k=2": ("itself k=2", 2),
+        "itself k=4": ("itself k=4", 4),
         "short": ("short", 1),
     }
     for k in (2, 4):  # the target accepts all of its own drafts

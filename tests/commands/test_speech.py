@@ -116,7 +116,7 @@ def test_distilled_outputs_are_those_of_generate_by_either_backend(inside):
 
 def test_eval_reports_word_errors_and_real_time_factors(inside):
     asked = ["--drafter", "max-gram", "--report", "report.json", "repeats=1", "warmup=0"]
-    asked += ["baselines=[generate,beam]", "num_beams=2", "batch_sizes=[1]", SHORT]
+    asked += ["baselines=[generate,beam]", "batch_sizes=[1]", SHORT]
     assert ended("eval", *ON, *asked) == 0
     report = json.loads(Path("report.json").read_text())
     plain, copied, generate, _ = report["runs"]

@@ -40,7 +40,6 @@ UNREAD = [
     (DistillConfig, [*DISTILL, "server.url=http://a/v1"], "target.dtype=float16", "backend="),
     (EvalConfig, EVAL, "decode.sampling.top_k=5", "decode.sampling.temperature=..."),
     (EvalConfig, [*EVAL, "mode=teacher-forced"], "repeats=2", "mode=decode"),
-    (EvalConfig, [*EVAL, "baselines=generate"], "num_beams=2", "baselines=beam"),
     (EvalConfig, EVAL, "others={x: {drafter: d, sampling: {top_k: 5}}}", "others.x.sampling."),
     (CausalDrafterRecipe, TRAIN, "teacher.top_k=4", "teacher.kind=cached"),
     (

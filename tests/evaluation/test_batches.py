@@ -42,7 +42,7 @@ def drafting(family: str, temperature: float) -> Method:
 def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperature):
     target = loaded(tiny_model(family))
     prompts, _ = read_prompts(target, rows(TEXTS))
-    settings = options(temperature, num_beams=2)
+    settings = options(temperature)
     for job in make_jobs(target, [drafting(family, temperature)], settings):
         if temperature > 0.0 and job.way == "generate":
             continue  # a batch samples from one stream
@@ -56,7 +56,7 @@ def test_prompts_near_the_last_position_are_generated_in_batches_as_alone():
     target = loaded(tiny_model("gpt2"))  # 64 positions, learned
     texts = [" ".join(["w5"] * 60), "w5 w6", " ".join(["w9", "w7"] * 30), "w8"]
     prompts, _ = read_prompts(target, rows(texts))
-    for job in make_jobs(target, [], options(max_new_tokens=10, num_beams=2)):
+    for job in make_jobs(target, [], options(max_new_tokens=10)):
         alone = [job.decode([prompt], 1)[0].tokens for prompt in prompts]
         assert [output.tokens for output in job.decode(prompts, 4)] == alone
         assert {len(tokens) for tokens in alone[:1]} <= set(range(1, 6))

@@ -82,7 +82,6 @@ def test_acceptance_by_position_counts_all_rounds_and_conditional_only_those_tha
     assert rates.accepted == [4, 3, 2, 1]
     # position 2: the rejected round and nothing else stopped before it
     assert rates.reached == [5, 4, 2, 1]
-    assert [rate.value for rate in rates.acceptance] == pytest.approx([0.8, 0.6, 0.4, 0.2])
     assert [rate.value for rate in rates.conditional] == pytest.approx([0.8, 0.75, 1.0, 1.0])
 
 

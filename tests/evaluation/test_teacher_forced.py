@@ -156,7 +156,7 @@ def test_expected_counts_by_hand():
     output = TargetOutput(KnownOutput(None, torch.tensor([0, 1, 1])), target_probs, room=4)
     draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
     method = Method(CausalDrafter(CachedModel(tiny_model("llama"))), FixedLength(2), None)
-    counts = count_along(method, output, draft, greedy=False)
+    counts = count_along(method, draft, output, greedy=False)
     tokens, rounds, drafted, accepted, passes, *positions = counts.tolist()
     # accepted up to each position: 0.5, 0.5 * 1; 0.5, 0.5 * 1; 0.5 (the output ends)
     assert accepted == pytest.approx(2.5) and rounds == 3
@@ -187,7 +187,7 @@ def test_sampled_acceptance_is_the_mean_of_what_is_kept_of_outputs():
     mean = 0.0
     for token in range(5):
         output = TargetOutput(KnownOutput(None, torch.tensor([token])), target[None], room=9)
-        counts = count_along(method, output, draft[token][None, None], greedy=False)
+        counts = count_along(method, draft[token][None, None], output, greedy=False)
         mean += float(target[token]) * counts[3]
     assert mean == pytest.approx(float(torch.minimum(target, draft).sum()))
 
