@@ -249,7 +249,7 @@ def try_model(model: PreTrainedModel) -> Outcome:
         return Outcome("error", reason_of(error))
     if fault or not worst <= SINGLE:
         return Outcome("wrong", fault or f"logits differ by {worst:.0e}", worst)
-    kind = "works" if target.takes_branches else "chains only"
+    kind = "works" if target.supports_tree_attention else "chains only"
     return Outcome(kind, target.tree_fault or "", worst)
 
 
@@ -288,8 +288,8 @@ def largest_difference(target: CachedModel, sources: Sequence[Source]) -> float:
     generator, worst = torch.Generator().manual_seed(2), 0.0
     states, tokens = target.encode_all(sources), [source.prefix for source in sources]
     for tree, path in ((TREE, [0, 1, 3]), (TREE, [0, 2]), (CHAIN, [0])):
-        parents = tree if target.takes_branches else CHAIN
-        path = path if target.takes_branches else [0, 1]
+        parents = tree if target.supports_tree_attention else CHAIN
+        path = path if target.supports_tree_attention else [0, 1]
         drafts = [
             Proposal(torch.randint(5, VOCABULARY, (4,), generator=generator), parents)
             for _ in states

@@ -27,7 +27,7 @@ from drafttrain.data.distill.recipe_rows import (
 )
 from drafttrain.data.encoded import ClipEncoding, batch_encoding, text_encoding
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.decoding.drafters.block_along import block_rows
+from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import check_projection, states_before
@@ -117,7 +117,7 @@ def make_drafter(
     """The drafter before training, and which of its parameters are copied from the target."""
     drafter = settings.drafter
     try:
-        CachedModel(target.model).check_branches()
+        CachedModel(target.model).check_tree_attention()
         scale = check_projection(target.model)
     except ValueError as error:
         raise ConfigError(f"target.path = {settings.target.path!r}: {error}") from None

@@ -49,7 +49,7 @@ class Drafts:
 
     name: str
     provides: frozenset[Evidence]
-    branches: bool
+    drafts_trees: bool
     drawn: DrawKind
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
@@ -157,7 +157,7 @@ def _check_tree(decode: DecodeConfig) -> Drafts:
     shape = build_shape(tree, decode.stop.k)
     check_width(shape, settings.get_text_config(decoder=True).vocab_size)
     drawn = "independent" if tree.drafters else kind.draw_kind
-    return Drafts(shape.name, kind.provides, shape.branches, drawn)
+    return Drafts(shape.name, kind.provides, shape.drafts_trees, drawn)
 
 
 def _check_cascade(decode: DecodeConfig) -> None:

@@ -91,7 +91,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     models, assistant = [pair.model], pair.drafter_model
     if assistant is not None and kind_of(assistant.config).is_language_model:
         models.append(pair.drafter.model)
-    grows = plan.drafting.grows_trees and all(one.takes_branches for one in models)
+    grows = plan.drafting.grows_trees and all(one.supports_tree_attention for one in models)
     drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(t_draft, t_target, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)

@@ -55,7 +55,7 @@ class DrafterKind:
     """What stop policies see of its drafts, beside depth."""
     states: tuple[StateKind, ...] = ()
     """What acceptance heads can read of its drafts, the usual kind of states first; of slots also
-    along known outputs (`SessionAlong.slots`)."""
+    along known outputs (`TeacherForcedSession.slots`)."""
     tree_rows: str | None = None
     """Class (drafter, source, sampling, randomness) of the rows of a sequence that a draft tree
     grows over; None: it drafts chains only."""
@@ -64,9 +64,9 @@ class DrafterKind:
     target's output projection."""
     exports: tuple[Program, ...] = ()
     """What can use it once it is exported; empty: it cannot be."""
-    probs_along: str | None = None
+    teacher_forced_probs: str | None = None
     """Function that says how likely a drafter drafts a known output's own tokens at every prefix
-    (`decoding/drafters/along.py`), for teacher-forced acceptance."""
+    (`decoding/drafters/teacher_forced.py`), for teacher-forced acceptance."""
 
     @property
     def is_model(self) -> bool:
@@ -101,7 +101,7 @@ _Slots = partial(
     drafts="blocks",
     states=("slot",),
     tree_rows=f"{_AT}.tree:SlotRows",
-    probs_along=f"{_AT}.along:probs_along",
+    teacher_forced_probs=f"{_AT}.teacher_forced:teacher_forced_probs",
 )
 
 NONE = DrafterKind("none", "plain decoding", f"{_AT}.none:NoDrafter", "nothing")
@@ -110,7 +110,7 @@ MAX_GRAM = DrafterKind(
     words="max-gram",
     opens=f"{_AT}.max_gram:MaxGramDrafter",
     drafts="copies",
-    probs_along=f"{_AT}.along:probs_along",
+    teacher_forced_probs=f"{_AT}.teacher_forced:teacher_forced_probs",
 )
 """Needs no training."""
 CAUSAL = _Model(
@@ -120,7 +120,7 @@ CAUSAL = _Model(
     drafts="tokens",
     states=("drawn", "token"),
     tree_rows=f"{_AT}.tree:ModelRows",
-    probs_along=f"{_AT}.causal:probs_along",
+    teacher_forced_probs=f"{_AT}.causal:teacher_forced_probs",
     exports=("custom_generate", "assisted", "servers"),
 )
 """Any language model, encoder-decoder or decoder-only."""
@@ -146,7 +146,7 @@ BLOCK_HEADS = _Model(
 STATE_DRAFTER = _Slots(
     name="state-drafter",
     words="a state drafter",
-    opens=f"{_AT}.behind_states:BehindStatesDrafter",
+    opens=f"{_AT}.state:BehindStatesDrafter",
     model=f"{_MODELS}.state_drafter:StateDrafter",
     checks=f"{_MODELS}.state_drafter:check_own_layers",
     recipe=f"{_SETTINGS}.recipes:StateDrafterRecipe",

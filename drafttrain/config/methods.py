@@ -218,10 +218,10 @@ RULES: dict[str, VerifierRule] = {
 """All rules by name."""
 
 
-def rules_for(draw_kind: DrawKind, branches: bool) -> list[str]:
+def rules_for(draw_kind: DrawKind, drafts_trees: bool) -> list[str]:
     """Names of the lossless rules of sampled decoding for trees drawn so; for chains what is for
     them."""
     lossless = [rule for rule in RULES.values() if rule.lossless]
     right = [rule for rule in lossless if rule.fits(False, draw_kind)]
-    own = [rule.name for rule in right if rule.takes_trees == branches]
+    own = [rule.name for rule in right if rule.takes_trees == drafts_trees]
     return own or [rule.name for rule in right]

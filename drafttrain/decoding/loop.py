@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafttrain.decoding.batching import BatchedSteps, as_steps, run_batched
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
+from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.shared import Steps, steps, together
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import (
     NO_TOKEN,
@@ -64,8 +64,8 @@ class Decoder:
                 f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
             )
         check_pairing(self.drafter, self.stop.rule, self.verifier.rule, self.sampling)
-        if self.drafter.branches:
-            self.target.check_branches()
+        if self.drafter.drafts_trees:
+            self.target.check_tree_attention()
         return _rounds(self, self.processors, sources, max_new_tokens, batch_size)
 
     @cached_property
@@ -130,30 +130,33 @@ class RunningSequence:
         return self._tokens[: self._length]
 
     @property
-    def room(self) -> int:
+    def draft_limit(self) -> int:
         """Most tokens of a draft: it leaves room for the one token that the verifier adds."""
         return self.remaining - 1
 
-    def propose(self) -> Steps[Proposal] | Proposal:
+    def propose(self) -> BatchedSteps[Proposal] | Proposal:
         """A draft, where there is room for one."""
-        if self.room == 0 or self.session is None:
+        if self.draft_limit == 0 or self.session is None:
             return NOTHING
-        return self.session.propose(self.tokens, self.target_state, self.stop.capped(self.room))
+        stop = self.stop.capped(self.draft_limit)
+        return self.session.propose(self.tokens, self.target_state, stop)
 
-    def judge(self, decoder: Decoder, proposal: Proposal, output: StepOutput) -> Steps[Verdict]:
+    def judge(
+        self, decoder: Decoder, proposal: Proposal, output: ForwardOutput
+    ) -> BatchedSteps[Verdict]:
         """The verifier's decision on a draft, by the target's logits. Raises NotFinite, with the
         number of the sequence, where a row that decides is not finite."""
         logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
         logits = without_ended(logits, proposal, decoder.target.eos_ids)
         given = proposal, logits, decoder.sampling, self.randomness
         try:
-            return (yield from steps(decoder.verifier.judge(*given)))
+            return (yield from as_steps(decoder.verifier.judge(*given)))
         except NotFinite as error:
             place = f"input {self.index}, new token {self._length - len(self.state.source.prefix)}"
             raise NotFinite(f"{place}: {error}") from None
 
     def commit(
-        self, drafted: list[int], verdict: Verdict, output: StepOutput, decoder: Decoder
+        self, drafted: list[int], verdict: Verdict, output: ForwardOutput, decoder: Decoder
     ) -> list[int]:
         """Append the accepted path and the next token, up to the first EOS; what was appended."""
         path = verdict.path.tolist()
@@ -173,7 +176,7 @@ class RunningSequence:
         return emitted
 
     def _verified(
-        self, output: StepOutput, drafted: int, path: list[int], wanted: TargetRequirements
+        self, output: ForwardOutput, drafted: int, path: list[int], wanted: TargetRequirements
     ) -> TargetState:
         """What the drafter reads of the rows that are committed now."""
         known = len(output.hidden) - drafted  # rows before the draft
@@ -189,13 +192,13 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     target = decoder.target
     began = perf_counter()
     try:
-        proposals = together([sequence.propose() for sequence in active])
+        proposals = run_batched([sequence.propose() for sequence in active])
         if decoder.verifier.function is not verify_greedy or decoder.processors.change_logits:
             proposals = on_host(proposals)  # all but comparing reads the tokens, and no NO_TOKEN
     except NotFinite as error:
         raise NotFinite(f"drafter {decoder.drafter.name!r}: {error}") from None
     for sequence, proposal in zip(active, proposals, strict=True):
-        check_room(sequence, proposal)
+        check_draft_length(sequence, proposal)
     proposals = [proposal.until(target.eos_ids) for proposal in proposals]
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
@@ -205,7 +208,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         proposals,
         decoder.drafter.requires.layers,
     )
-    verdicts = together(
+    verdicts = run_batched(
         [
             sequence.judge(decoder, proposal, output)
             for sequence, proposal, output in zip(active, proposals, outputs, strict=True)
@@ -229,7 +232,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
                 drafted=drafted,
                 path=verdict.path.tolist(),
                 emitted=emitted,
-                depth=proposal.depth if decoder.drafter.branches else None,
+                depth=proposal.depth if decoder.drafter.drafts_trees else None,
                 expected=proposal.expected,
                 passes=proposal.passes,
                 calls=proposal.calls,
@@ -266,12 +269,12 @@ def without_ended(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) -
     return logits.index_fill(0, torch.tensor(ends, device=logits.device), 0.0) if ends else logits
 
 
-def check_room(sequence: RunningSequence, proposal: Proposal) -> None:
+def check_draft_length(sequence: RunningSequence, proposal: Proposal) -> None:
     """Refuse a draft that is longer than asked for. Raises ValueError."""
-    if len(proposal.tokens) > sequence.room and proposal.depth > sequence.room:
+    if len(proposal.tokens) > sequence.draft_limit and proposal.depth > sequence.draft_limit:
         raise ValueError(
-            f"the drafter proposed {proposal.depth} tokens in a row where {sequence.room} were "
-            "to be drafted; it must ask stop.should_draft before each token"
+            f"the drafter proposed {proposal.depth} tokens in a row, but the limit was "
+            f"{sequence.draft_limit}; it must call stop.should_draft before each token"
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence, StateKind
 from drafttrain.config.methods import StopKind, VerifierRule
-from drafttrain.decoding.shared import Steps, alone
+from drafttrain.decoding.batching import BatchedSteps, run_single
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, Verdict
 
@@ -89,10 +89,10 @@ class DraftSession(Protocol):
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal] | Proposal:
+    ) -> BatchedSteps[Proposal] | Proposal:
         """Draft a continuation of all committed tokens ([T], the decoder prefix included).
 
-        Drafters that call a model yield these calls (`shared.Call`), so that sequences share them.
+        Drafters that call a model yield these calls (`BatchedCall`), so that sequences share them.
         target_state is None before the target's first call.
         """
         ...
@@ -104,7 +104,7 @@ class Drafter(Protocol):
     name: str
     requires: TargetRequirements = TargetRequirements()
     """What it reads of the target; nothing else is kept for it."""
-    branches: bool = False
+    drafts_trees: bool = False
     """Whether its drafts are trees wider than a chain."""
     lengths_differ: bool = False
     """Whether a draft of k tokens is not the beginning of a longer one, as slots see each other."""
@@ -128,7 +128,7 @@ class Verifier:
     """A verification rule with its settings: accepts a path of a proposal and adds one token."""
 
     rule: VerifierRule
-    function: Callable[..., Steps[Verdict] | Verdict]
+    function: Callable[..., BatchedSteps[Verdict] | Verdict]
     """(proposal, target_logits, sampling, randomness, **settings) -> a Verdict, or steps to one
     that share calls with other sequences."""
     settings: Mapping[str, float] = field(default_factory=dict)
@@ -151,11 +151,11 @@ class Verifier:
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
         """`judge` of one sequence."""
-        return alone(self.judge(proposal, target_logits, sampling, randomness))
+        return run_single(self.judge(proposal, target_logits, sampling, randomness))
 
     def judge(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> Steps[Verdict] | Verdict:
+    ) -> BatchedSteps[Verdict] | Verdict:
         """Row 0 of target_logits [N + 1, V] judges the roots, row i + 1 the children of node i.
 
         The logits have been through the target's logits processors, before temperature.

@@ -19,9 +19,9 @@ from torch import Tensor
 from drafttrain.config.decode import VerifierConfig
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence, in_words
 from drafttrain.config.methods import RULES, TREES, StopKind, VerifierRule, rules_for
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps, judge_each
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, judge_each
 from drafttrain.decoding.types import NotFinite, Proposal, Sampling, Verdict
 
 SEEN: dict[Evidence, str] = {
@@ -36,7 +36,7 @@ class Drafts(Protocol):
 
     name: str
     provides: frozenset[Evidence]
-    branches: bool
+    drafts_trees: bool
 
     def draw_kind(self, sampling: Sampling) -> DrawKind: ...
 
@@ -87,23 +87,23 @@ def check_pairing(
             f"{sampling.temperature}; set temperature to 0, or use verifier.kind=rejection"
         )
     drawn = drafter.draw_kind(sampling)
-    if drawn not in verifier.accepts_draws or (drafter.branches and not verifier.takes_trees):
+    if drawn not in verifier.accepts_draws or (drafter.drafts_trees and not verifier.takes_trees):
         raise ValueError(
             f"verifier {verifier.name!r} is not valid for {drawn} "
-            f"{'trees' if drafter.branches else 'chains'}, which {drafter.name!r} drafts; use "
-            f"{' or '.join(rules_for(drawn, drafter.branches))}"
+            f"{'trees' if drafter.drafts_trees else 'chains'}, which {drafter.name!r} drafts; use "
+            f"{' or '.join(rules_for(drawn, drafter.drafts_trees))}"
         )
 
 
 def verify_greedy(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-) -> Steps[Verdict]:
+) -> BatchedSteps[Verdict]:
     """Accept a token that is the target's arg-max; else put the arg-max in its place.
 
     Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). On a tree: go
     down while a child is the arg-max. Shapes: target_logits [N + 1, V].
     """
-    best, drafted = yield Call(judge_each, (target_logits, proposal.tokens))
+    best, drafted = yield BatchedCall(judge_each, (target_logits, proposal.tokens))
     pairs = zip(proposal.parents.tolist(), drafted, strict=True)
     child = {pair: node for node, pair in enumerate(pairs)}
     path: list[int] = []
@@ -121,7 +121,7 @@ def verify_spec(
     randomness: Randomness,
     beta: int,
     tau: float,
-) -> Steps[Verdict]:
+) -> BatchedSteps[Verdict]:
     """Accept a token among the target's top beta within tau of the first; lossy.
 
     SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta and top-1 log-probability minus the
@@ -130,7 +130,7 @@ def verify_spec(
     tree: go down to the child that the target prefers among those accepted.
     Shapes: target_logits [N + 1, V].
     """
-    best, drafted = yield Call(judge_each, (target_logits, proposal.tokens))
+    best, drafted = yield BatchedCall(judge_each, (target_logits, proposal.tokens))
     parents = proposal.parents.to(target_logits.device)
     tokens = proposal.tokens.to(target_logits.device)
     rows = target_logits[parents + 1]

@@ -17,8 +17,8 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import KINDS, DrafterKind
 from drafttrain.data.hidden.states import open_cache
-from drafttrain.decoding.drafters.along import read_outputs
-from drafttrain.decoding.shared import alone
+from drafttrain.decoding.batching import run_single
+from drafttrain.decoding.drafters.teacher_forced import read_outputs
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import Prompt
@@ -192,13 +192,13 @@ def follow_oracle(
     asked so.
     """
     kind, model, drafter = KINDS.get(pair.drafter.name), pair.model, pair.drafter
-    if kind is None or kind.probs_along is None or sampling.temperature > 0.0:
+    if kind is None or kind.teacher_forced_probs is None or sampling.temperature > 0.0:
         return None
-    along, agrees = resolve_name(kind.probs_along), []
+    along, agrees = resolve_name(kind.teacher_forced_probs), []
     outputs = decode_by(model, plain_method(sampling), sampling, prompts)
     for prompt, output in zip(prompts, outputs, strict=True):
         source, tokens = model.read(prompt.source), torch.tensor(output.tokens)
         [known] = read_outputs(model, [source], [tokens], drafter.requires)
-        probs = alone(along(drafter, known, [longest] * len(tokens), Sampling()))
+        probs = run_single(along(drafter, known, [longest] * len(tokens), Sampling()))
         agrees.append((probs > 0.5).numpy())
     return oracle_counts(agrees)

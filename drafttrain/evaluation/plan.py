@@ -149,7 +149,7 @@ def check_forced(settings: EvalConfig, methods: Sequence[PlannedMethod]) -> None
         tree, stop, verifier = config.tree.kind, config.stop.kind, config.verifier.kind
         longest = read_drafter_settings(name).k if kind.drafts == "blocks" else config.stop.k
         reasons = {
-            f"drafter = {name!r}": kind.probs_along is None or kind.drafts == "nothing",
+            f"drafter = {name!r}": kind.teacher_forced_probs is None or kind.drafts == "nothing",
             "cascade": config.cascade is not None,
             f"tree.kind = {tree!r}": TREES[tree].shape is not None,
             f"stop.kind = {stop!r}": stop != "fixed",

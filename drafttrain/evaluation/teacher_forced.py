@@ -26,11 +26,11 @@ from drafttrain.config.kinds import KINDS
 from drafttrain.config.progress import tracking
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
-from drafttrain.decoding.drafters.along import NOT_DRAFTED, KnownOutput, read_outputs
-from drafttrain.decoding.drafters.causal import rows_along
+from drafttrain.decoding.batching import BatchedSteps, as_steps, run_batched
+from drafttrain.decoding.drafters.causal import teacher_forced_rows
+from drafttrain.decoding.drafters.teacher_forced import NOT_DRAFTED, KnownOutput, read_outputs
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.sampling import exact_enough, warp
-from drafttrain.decoding.shared import Steps, steps, together
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio
@@ -94,7 +94,7 @@ def measure_forced(
     try:
         with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
             for outputs in decode_outputs(target, methods, prompts, sampling, needs_probs):
-                drafted = together([_draft_along(methods, output, drawn) for output in outputs])
+                drafted = run_batched([_draft_along(methods, output, drawn) for output in outputs])
                 for output, along in zip(outputs, drafted, strict=True):
                     tokens, pairs = output.known.tokens, zip(methods, along, strict=True)
                     counts = [count_along(*pair, output, drawn.greedy) for pair in pairs]
@@ -161,7 +161,7 @@ def decode_outputs(
 
 def _draft_along(
     methods: Sequence[Method], output: TargetOutput, sampling: Sampling
-) -> Steps[list[Tensor]]:
+) -> BatchedSteps[list[Tensor]]:
     """How likely each method drafts the output's own tokens at every prefix. [L, k] of each.
 
     Methods of one drafter share the longest's drafts, unless shorter drafts are others.
@@ -178,9 +178,9 @@ def _draft_along(
             limit = np.where(limit > 0, limit.max(), 0)
         passes[key] = torch.full((length, k), NOT_DRAFTED, dtype=torch.double)
         if limit.max() > 0:
-            along = resolve_name(KINDS[method.drafter.name].probs_along)
+            along = resolve_name(KINDS[method.drafter.name].teacher_forced_probs)
             found = along(method.drafter, output.known, limit.tolist(), sampling)
-            probs = yield from steps(found)
+            probs = yield from as_steps(found)
             passes[key][:, : probs.shape[1]] = probs.cpu()
     return [passes[key][:, : m.stop.longest] for key, m in zip(keys, methods, strict=True)]
 
@@ -236,7 +236,7 @@ def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampl
     drafts against samples of the target. Of greedy decoding only the first: there all are one.
     """
     known = output.known
-    logits = rows_along(drafter, known.source, known.tokens)[: max(output.room - 1, 0)]
+    logits = teacher_forced_rows(drafter, known.source, known.tokens)[: max(output.room - 1, 0)]
     target = output.target_probs[: len(logits)].double()
     draft = warp(logits, sampling).cpu().double()[: len(target)]
     best = draft.argmax(-1, keepdim=True)

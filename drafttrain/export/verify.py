@@ -30,8 +30,8 @@ from drafttrain.build.pairs import make_drafter
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.policy import HEAD, POLICY, dump_policy, read_policy
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.parts import Parts
 from drafttrain.models.acceptance_head import load_heads
@@ -204,7 +204,7 @@ def some_drafts(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]
         session = drafter.open(source, Sampling(), randomness)
         tokens, end = source.prefix, len(source.prefix) + NEW_TOKENS
         while (left := end - len(tokens)) > 0:
-            proposal = alone(session.propose(tokens, None, stop.capped(left)))
+            proposal = run_single(session.propose(tokens, None, stop.capped(left)))
             if len(proposal.tokens) == 0:
                 break
             tokens = torch.cat([tokens, proposal.tokens.to(tokens.device)])

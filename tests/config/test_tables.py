@@ -22,13 +22,13 @@ from drafttrain.config.methods import (
     VerifierRule,
     rules_for,
 )
-from drafttrain.decoding.drafters.behind_states import BehindStatesDrafter
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
+from drafttrain.decoding.drafters.state import BehindStatesDrafter
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.tiny_drafters import small_drafter
@@ -66,7 +66,13 @@ def test_a_drafter_draws_and_shows_what_its_kind_says(drafter):
 def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
     assert {drafter.name for drafter in DRAFTERS} == KINDS.keys()
     for kind in KINDS.values():
-        for name in (kind.opens, kind.model, kind.recipe, kind.tree_rows, kind.probs_along):
+        for name in (
+            kind.opens,
+            kind.model,
+            kind.recipe,
+            kind.tree_rows,
+            kind.teacher_forced_probs,
+        ):
             assert name is None or callable(resolve_name(name))
         assert kind.checks is None or callable(resolve_name(kind.checks))
         if kind.model is not None:
@@ -140,7 +146,7 @@ def test_a_tree_is_drawn_and_verified_as_its_row_says(tree: TreeKind):
 
 def test_every_way_to_draw_has_a_rule_that_keeps_the_targets_law():
     for draw_kind in ("deterministic", "iid", "independent", "without_replacement"):
-        for branches in (False, True):
-            rules = [RULES[name] for name in rules_for(draw_kind, branches)]
+        for drafts_trees in (False, True):
+            rules = [RULES[name] for name in rules_for(draw_kind, drafts_trees)]
             assert any(rule.lossless for rule in rules)
-    assert rules_for("iid", branches=False) == ["rejection", "block"]
+    assert rules_for("iid", drafts_trees=False) == ["rejection", "block"]

@@ -28,7 +28,7 @@ class HalfRight:
     name: str = "half-right"
     provides = frozenset()
     requires = TargetRequirements()
-    branches = False
+    drafts_trees = False
     _started: int = field(default=0, init=False)
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:

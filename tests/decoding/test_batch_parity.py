@@ -96,7 +96,9 @@ def decode(
 ) -> list[list[int]]:
     verifier = GreedyMatch()
     if not sampling.greedy:
-        verifier = RULES[drafter.draw_kind(sampling)] if drafter.branches else RejectionSampling()
+        verifier = (
+            RULES[drafter.draw_kind(sampling)] if drafter.drafts_trees else RejectionSampling()
+        )
     return tokens_of(
         decoder_of(
             model, drafter, stop, verifier, sampling, partial(sequence_randomness, 4)

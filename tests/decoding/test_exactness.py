@@ -223,10 +223,10 @@ PROCESSED = {
 @pytest.mark.parametrize("setting", PROCESSORS)
 def test_sampling_under_logits_processors_follows_the_target_exactly(setting, name):
     drafter, verifier = PROCESSED[name]
-    top_k = (2 if name == "paths" else 3) if drafter.branches else 0
+    top_k = (2 if name == "paths" else 3) if drafter.drafts_trees else 0
     sampling = Sampling(1.0, top_k=top_k)
     target = ToyTarget(1, 4, processors=[PROCESSORS[setting]])
-    sources = [toy_prompt() if drafter.branches else toy_source()]
+    sources = [toy_prompt() if drafter.drafts_trees else toy_source()]
     law = output_law(target, drafter, sampling, 2, 3, verifier, sources)
     assert total_variation(law, autoregressive_law(target, sampling, 3)) < 1e-12
 

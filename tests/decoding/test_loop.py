@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
@@ -18,7 +19,6 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import RunningSequence, play_round
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Output, Proposal, Sampling
@@ -127,7 +127,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
             close_caches(
                 sequence.state, fresh(model, source, sequence.state.tokens).past_key_values
             )
-            state = alone(sequence.session.own.begin())
+            state = run_single(sequence.session.own.begin())
             assert (
                 state.tokens
                 == (tokens[: len(tokens) - len(played.emitted)] + played.drafted)[: state.cached]
@@ -159,7 +159,7 @@ class Fixed:
     name = "fixed"
     provides = frozenset()
     requires = TargetRequirements()
-    branches = False
+    drafts_trees = False
 
     def __init__(self, path: list[int]) -> None:
         self._path = path
@@ -220,7 +220,7 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
         def propose(self, tokens, target_state, stop):
             return Proposal.chain(torch.tensor([2, 3, 4]))
 
-    with pytest.raises(ValueError, match="proposed 3 tokens in a row where 2"):
+    with pytest.raises(ValueError, match="proposed 3 tokens in a row, but the limit was 2"):
         decoder_of(Scripted([2, 3, 4], {EOS}), Ignores([]), 3).decode_all([toy_source()], 3)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.methods import RULES, STOPS
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import (
     Confidence,
     Entropy,
@@ -79,7 +79,7 @@ def scripted_drafter(tokens: Sequence[int]) -> CausalDrafter:
 
 def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    return alone(
+    return run_single(
         drafter.open(toy_prompt(), sampling, randomness).propose(torch.tensor([0]), None, stop)
     )
 
@@ -269,7 +269,7 @@ def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
     drafter = scripted_drafter([2] * 20)
     drafter.model.source_limit = drafter.model.position_limit = 4
     session = drafter.open(toy_prompt(), GREEDY, SampledRandomness(torch.Generator()))
-    proposal = alone(
+    proposal = run_single(
         session.propose(torch.zeros(committed, dtype=torch.long), None, FixedLength(9))
     )
     assert len(proposal.tokens) == proposal.passes == wanted
@@ -307,7 +307,7 @@ def test_a_policy_gets_its_notes_back_until_the_round_is_over(kind, sampling):
     for committed in ([2], [2, 3, 2]):
         tokens = torch.cat((toy_source().prefix, torch.tensor(committed)))
         asked.clear()
-        alone(session.propose(tokens, None, stop))
+        run_single(session.propose(tokens, None, stop))
         of_round = [(depth, notes) for depth, notes in asked if depth or kind != "token by token"]
         assert len(of_round) > 1
         assert [notes for _, notes in of_round] == list(range(len(of_round)))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.batching import BatchedSteps
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.shared import Steps
 from drafttrain.decoding.stopping import Confidence, Cumulative, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
@@ -167,7 +167,7 @@ class CuttingSession:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         draft = yield from self.inner.propose(tokens, target_state, stop)
         if draft.draft_probs is None:
             return draft

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafttrain.decoding.batching import BatchedSteps, as_steps
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.shared import Steps, steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Proposal
@@ -25,9 +25,9 @@ Seen = list[tuple[list[int], TargetState | None]]
 def noting(drafter: Drafter, requires: TargetRequirements, seen: Seen) -> Watched:
     """A drafter that reads so much of the target, and what it was shown."""
 
-    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+    def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         seen.append((tokens.tolist(), target_state))
-        return (yield from steps(session.propose(tokens, target_state, stop)))
+        return (yield from as_steps(session.propose(tokens, target_state, stop)))
 
     watched = Watched(drafter, watch)
     watched.requires = requires
@@ -81,9 +81,9 @@ def test_sources_hold_the_encoders_output_where_a_drafter_reads_it(asked):
     sources = sources_for(model)[:2]
     opened = []
 
-    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+    def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         opened.append(source)
-        return (yield from steps(session.propose(tokens, target_state, stop)))
+        return (yield from as_steps(session.propose(tokens, target_state, stop)))
 
     watched = Watched(HalfRight(generate(model, sources, 24), VOCAB), watch)
     watched.requires = TargetRequirements(encoder=asked)

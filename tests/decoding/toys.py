@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from drafttrain.config.kinds import DrawKind
-from drafttrain.decoding.engine.calls import StepOutput
 from drafttrain.decoding.engine.logits_processing import RowProcessors
+from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -44,16 +44,16 @@ class OneByOne:
     def encode_all(self, sources: Sequence[Any]) -> list[Any]:
         return [self.encode(source) for source in sources]
 
-    def catch_up_all(self, asked: Sequence[tuple]) -> list[StepOutput]:
-        return [self.catch_up(*one) for one in asked]
+    def extend_caches(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
+        return [self.extend_cache(*one) for one in asked]
 
-    def feed_chains(self, asked: Sequence[tuple]) -> list[StepOutput]:
-        return [self.feed(*one) for one in asked]
+    def extend_chains(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
+        return [self.request(*one) for one in asked]
 
-    def extend_all(self, asked: Sequence[tuple]) -> list[StepOutput]:
+    def extend_trees(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
         return [self.extend(*one) for one in asked]
 
-    def score_all(self, asked: Sequence[tuple]) -> list[StepOutput]:
+    def score_all(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
         return [self.score([state], [tokens], [draft])[0] for state, tokens, draft in asked]
 
 
@@ -114,7 +114,7 @@ class ToyTarget(OneByOne):
         self.hidden = LogitsTable(seed + 2000, TARGET_WIDTH)
         self.eos_ids = frozenset([EOS])
 
-    def check_branches(self) -> None:
+    def check_tree_attention(self) -> None:
         """Trees are scored."""
 
     def processors(self, sampling: Sampling) -> ToyProcessors:
@@ -132,7 +132,7 @@ class ToyTarget(OneByOne):
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
         layers: Sequence[int] = (),
-    ) -> list[StepOutput]:
+    ) -> list[ForwardOutput]:
         scores = []
         for state, committed, proposal in zip(states, tokens, proposals, strict=True):
             assert committed[: len(state)].tolist() == state, "the cache holds other tokens"
@@ -146,7 +146,7 @@ class ToyTarget(OneByOne):
             state += proposal.tokens.tolist()
             state.append(-1 - len(proposal.tokens))  # how many of the last are drafts
             hidden = torch.stack([self.hidden[path] for path in paths])
-            scores.append(StepOutput(torch.stack(rows), hidden))
+            scores.append(ForwardOutput(torch.stack(rows), hidden))
         return scores
 
     def keep(self, state: ToyState, path: Tensor, drafted=None) -> None:
@@ -176,43 +176,43 @@ class ToyModel(OneByOne):
         self.table = LogitsTable(seed, vocabulary, excluded)
         self.hidden = LogitsTable(seed + 1000, width)
 
-    def check_branches(self) -> None:
+    def check_tree_attention(self) -> None:
         """Branches are taken."""
 
     def encode(self, source: Source) -> ToyColumns:
         return ToyColumns()
 
-    def catch_up(self, state: ToyColumns, tokens: Tensor) -> StepOutput:
-        assert not state.branches, "branches are cached"
+    def extend_cache(self, state: ToyColumns, tokens: Tensor) -> ForwardOutput:
+        assert not state.has_branches, "branches are cached"
         state[:] = tokens.tolist()
-        return StepOutput(self.table[state][None], self.hidden[state][None])
+        return ForwardOutput(self.table[state][None], self.hidden[state][None])
 
-    def feed(self, state: ToyColumns, tokens: Tensor) -> StepOutput:
-        assert not state.branches, "branches are cached"
+    def request(self, state: ToyColumns, tokens: Tensor) -> ForwardOutput:
+        assert not state.has_branches, "branches are cached"
         state += tokens.tolist()
-        return StepOutput(self.table[state][None], self.hidden[state][None])
+        return ForwardOutput(self.table[state][None], self.hidden[state][None])
 
     def extend(
         self, state: ToyColumns, tokens: Tensor, visible: Tensor, positions: Tensor
-    ) -> StepOutput:
-        state.branches = True
+    ) -> ForwardOutput:
+        state.has_branches = True
         state += tokens.tolist()
         paths = [[state[c] for c in row.nonzero()[:, 0].tolist()] for row in visible]
         assert [len(path) - 1 for path in paths] == positions.tolist()
-        return StepOutput(
+        return ForwardOutput(
             torch.stack([self.table[path] for path in paths]),
             torch.stack([self.hidden[path] for path in paths]),
         )
 
     def keep_columns(self, state: ToyColumns, columns: Sequence[int], behind: int = 0) -> None:
-        state.branches = False
+        state.has_branches = False
         state[behind:] = [state[column] for column in columns]
 
 
 class ToyColumns(list):
     """Cached tokens, a column each."""
 
-    branches = False
+    has_branches = False
 
     @property
     def cached(self) -> int:
@@ -233,7 +233,7 @@ class ToyDrafter:
     name: str = "toy"
     provides = frozenset({"logits", "hidden"})
     requires = TargetRequirements()
-    branches = False
+    drafts_trees = False
 
     def __post_init__(self) -> None:
         self.table = LogitsTable(self.seed, self.vocabulary, self.excluded)

@@ -115,9 +115,9 @@ def test_outputs_stay_when_another_call_follows():
     source = sources_of(target.model)[0]
     state, found = target.encode(source), []
     path = torch.cat([source.prefix, torch.arange(6, 14, device=DEVICE)])
-    target.catch_up(state, source.prefix)
+    target.extend_cache(state, source.prefix)
     for end in range(len(source.prefix) + 1, len(path) + 1):
-        found.append(target.catch_up(state, path[:end]))
+        found.append(target.extend_cache(state, path[:end]))
     expected = reference_logits(target.model, source, path)[len(source.prefix) :]
     assert worst(torch.cat([one.logits for one in found]), expected) < SINGLE
 
@@ -155,7 +155,7 @@ def test_memory_is_returned():
     target = on_gpu("llama", max_position_embeddings=4096)
     with_model = allocated()
     state = target.encode(sources_of(target.model)[0])
-    target.catch_up(state, torch.full((4000,), 7, device=DEVICE))
+    target.extend_cache(state, torch.full((4000,), 7, device=DEVICE))
     layers, heads, width, size = target.model.config.num_hidden_layers, 2, 4, 8
     assert allocated() - with_model >= layers * 2 * heads * 4000 * width * size
     del state

@@ -74,7 +74,7 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
     if verifier is None:
         verifier = GreedyMatch()
         if not sampling.greedy:
-            rule = parity.RULES[drafter.draw_kind(sampling)] if drafter.branches else None
+            rule = parity.RULES[drafter.draw_kind(sampling)] if drafter.drafts_trees else None
             verifier = rule or RejectionSampling()
     decoder = Decoder(
         CachedModel(target),
@@ -149,12 +149,13 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(
         cached.eos_ids = frozenset([ends] if isinstance(ends, int) else ends)
         drafter = EVERY[name](target)
         decoder = Decoder(cached, drafter, FixedLength(K), verifier, Sampling(), randomness)
-        with mock.patch.object(Engine, "call", autospec=True, side_effect=Engine.call) as call:
+        whole = Engine.forward_batch
+        with mock.patch.object(Engine, "forward_batch", autospec=True, side_effect=whole) as call:
             found = [
                 (one.sequence, one.drafted, one.path, one.emitted)
                 for one in decoder.decode(sources, 12, BATCH)
             ]
-        fed = [feed.size for given in call.call_args_list for feed in given.args[1]]
+        fed = [request.size for given in call.call_args_list for request in given.args[1]]
         return [*found, fed]
 
     unending = play(-1)

@@ -30,7 +30,7 @@ class ScriptedDrafter:
 
     provides = frozenset()
     requires = TargetRequirements()
-    branches = False
+    drafts_trees = False
 
     def __init__(self, blocks: dict[tuple[int, ...], Tensor], name: str = "scripted"):
         self.blocks = blocks

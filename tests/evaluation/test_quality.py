@@ -13,7 +13,7 @@ from drafttrain.build.method import Method
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate, estimate_all
@@ -117,7 +117,7 @@ class Shaky(CachedModel):
         noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
         self.noise = size * noise.to(model.dtype)
 
-    def score(self, states, *others) -> list[StepOutput]:
+    def score(self, states, *others) -> list[ForwardOutput]:
         outputs = super().score(states, *others)
         if len(states) == 1:
             return outputs

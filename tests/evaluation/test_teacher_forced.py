@@ -13,9 +13,9 @@ from torch import Tensor
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.decoding.drafters.along import KnownOutput
 from drafttrain.decoding.drafters.causal import CausalDrafter, blocks_of
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
+from drafttrain.decoding.drafters.teacher_forced import KnownOutput
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.stopping import FixedLength
@@ -169,7 +169,7 @@ def test_expected_counts_by_hand():
 def test_rates_of_engines_by_hand(monkeypatch):
     rows = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]])
     target_probs = torch.tensor([[0.4, 0.5, 0.1], [0.2, 0.7, 0.1]])
-    monkeypatch.setattr(teacher_forced, "rows_along", lambda *_: rows.log())
+    monkeypatch.setattr(teacher_forced, "teacher_forced_rows", lambda *_: rows.log())
     drafter = CachedModel(tiny_model("llama"))
     output = TargetOutput(KnownOutput(None, torch.tensor([0, 1])), target_probs, room=9)
     match, overlap, first, count = measure_overlaps(drafter, output, Sampling(1.0)).tolist()

@@ -33,15 +33,23 @@ from drafttrain.config.commands import CacheConfig
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.hidden.states import Labelled
 from drafttrain.data.shards.outputs import ShardRow
-from drafttrain.decoding.drafters.along import KnownOutput, SessionAlong, read_outputs
+from drafttrain.decoding.batching import BatchedSteps, run_batched
+from drafttrain.decoding.drafters.teacher_forced import (
+    KnownOutput,
+    TeacherForcedSession,
+    read_outputs,
+)
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.sources import make_source, own_source, start_token
-from drafttrain.decoding.engine.teacher_forcing import Forced, forced_states, teacher_force
+from drafttrain.decoding.engine.teacher_forcing import (
+    TeacherForced,
+    teacher_force,
+    teacher_forced_states,
+)
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import draw_tokens, warp
-from drafttrain.decoding.shared import Steps, together
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draft_states import StateKind, drawn_states, state_size
 
@@ -103,7 +111,7 @@ def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[
             )
         else:  # at the tokens' own positions
             fed = [[one.tokens.tolist() for one in of_mix] for of_mix in zip(*mixed, strict=True)]
-            by_mix = [forced_states(labelling.drafter, own, tokens) for tokens in fed]
+            by_mix = [teacher_forced_states(labelling.drafter, own, tokens) for tokens in fed]
             states = zip(*by_mix, strict=True)
         for output, mixes, of_mixes in zip(group, mixed, states, strict=True):
             labelled = []
@@ -115,7 +123,11 @@ def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[
 
 
 def _mix(
-    labelling: Labelling, output: ShardRow, source: Source, target: Forced, draft: Forced
+    labelling: Labelling,
+    output: ShardRow,
+    source: Source,
+    target: TeacherForced,
+    draft: TeacherForced,
 ) -> list[Mixed]:
     """The mixes of an output: drafted tokens and their labels, by the rows of both models."""
     length, settings = len(output.target_ids), labelling.settings
@@ -216,12 +228,12 @@ def label_slots(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[l
         ]
         rows = [output.row for output in group]
         given = zip(rows, known, target_probs, strict=True)
-        yield from together([_label_blocks(labelling, drafter, *one) for one in given])
+        yield from run_batched([_label_blocks(labelling, drafter, *one) for one in given])
 
 
 def _label_blocks(
     labelling: Labelling, drafter: Drafter, row: int, known: KnownOutput, target_probs: Tensor
-) -> Steps[list[Labelled]]:
+) -> BatchedSteps[list[Labelled]]:
     """The slots that decoding would have seen in blocks along one output, for every mix: all first
     slots, then the second slots of those whose first was accepted, and so on."""
     settings, length = labelling.settings, len(known.tokens)
@@ -232,7 +244,7 @@ def _label_blocks(
     first = 1 if drafter.requires.first_row else 0
     chosen = [draw_prefixes(own[:, 0], settings.blocks_per_row, first) for own in numbers]
     width = state_size(labelling.drafter.config, labelling.state)
-    session = SessionAlong(drafter, known, labelling.sampling)
+    session = TeacherForcedSession(drafter, known, labelling.sampling)
     tokens, nothing = known.tokens.to(target_probs.device), target_probs.new_empty(0).float()
     seen: list[list[Seen]] = [[(tokens[:0], nothing.view(0, width), nothing)] for _ in numbers]
     for prefix in sorted({prefix for own in chosen for prefix in own}):

@@ -21,16 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.candidates import Link
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps
+from drafttrain.decoding.drafters.candidates import PreviousTokenCorrection
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.encoding import given_encoding
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Drafter, Randomness
-from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -50,7 +50,7 @@ class BlockDrafter(Drafter):
         self.model = model.eval()
         shape = model.shape
         self.cached = CachedModel(model, model.draftable, shape.vocab_size)
-        self.cached.check_branches()
+        self.cached.check_tree_attention()
         self.position_limit = self.cached.position_limit
         self.lengths_differ = shape.slot_attention == "bidirectional"
         self.fuses = model.fusion is not None
@@ -60,7 +60,7 @@ class BlockDrafter(Drafter):
         self.requires = TargetRequirements(
             layers=(-1,) if self.fuses else (), encoder=shape.encoder == "target"
         )
-        self.link = None if model.previous_token is None else link_of(model)
+        self.correction = None if model.previous_token is None else correction_of(model)
         self.eos_ids, self.vocabulary = self.cached.eos_ids, self.cached.vocabulary
 
     @without_gradients
@@ -87,7 +87,7 @@ class BlockDrafter(Drafter):
         Slots are fed as branches: they see the prefix and each other (causal ones those before
         them), and only the prefix stays cached.
         """
-        shape, feeds = self.model.shape, []
+        shape, batch = self.model.shape, []
         causal_slots, first = shape.slot_attention == "causal", 1 if shape.anchored else 0
         for state, prefix, masks, committed in requests:
             if shape.bidirectional:
@@ -101,8 +101,10 @@ class BlockDrafter(Drafter):
             states = None
             if self.fuses:
                 states = (committed or self.no_states).at(state.cached, len(prefix))
-            feeds.append(Feed(state, ids, masks + first, torch.from_numpy(visible), states=states))
-        outputs = self.cached.feed_all(feeds)
+            batch.append(
+                ForwardRequest(state, ids, masks + first, torch.from_numpy(visible), states=states)
+            )
+        outputs = self.cached.forward_batch(batch)
         for state, prefix, *_ in requests:
             state.settle(len(prefix))
         return [(output.hidden[-len(output.logits) :], output.logits) for output in outputs]
@@ -142,7 +144,7 @@ class BlockSession(SlotSession):
     def __init__(
         self, drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ):
-        self.drafter, self.model, self.link = drafter, drafter.model, drafter.link
+        self.drafter, self.model, self.correction = drafter, drafter.model, drafter.correction
         self.sampling, self.randomness = sampling, randomness
         shape = drafter.model.shape
         self.anchored = shape.anchored
@@ -164,21 +166,23 @@ class BlockSession(SlotSession):
         limit = self.drafter.position_limit  # the last slot's token is never fed
         return wanted if limit is None else max(0, min(wanted, limit + 1 - len(tokens)))
 
-    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[OfSlots]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[OfSlots]:
         """Caches the prefix."""
         if self.state is None:
-            self.state = yield Call(self.drafter.encode_all, self._source)
+            self.state = yield BatchedCall(self.drafter.encode_all, self._source)
         if self.drafter.fuses:  # other drafters' tokens were fed without states
             self.state.forget(min(self.state.cached, self._settled))
             self._settled = min(self._verified, len(tokens))
         masks = slots - 1 if self.anchored else slots
         request = self.state, tokens[self.skipped :], masks, self._committed
-        return (yield Call(self.drafter.slots_all, request))
+        return (yield BatchedCall(self.drafter.slots_all, request))
 
 
 @torch.inference_mode()
-def link_of(model: SpecDrafter) -> Link:
+def correction_of(model: SpecDrafter) -> PreviousTokenCorrection:
     """A Spec-Drafter's previous-token features of every token."""
     every = torch.arange(model.shape.vocab_size, device=model.device)
     features = model.previous_token.features(model.embed_tokens(every))
-    return Link(model.previous_token.hidden, model.previous_token_rows(), features)
+    return PreviousTokenCorrection(
+        model.previous_token.hidden, model.previous_token_rows(), features
+    )

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.teacher_forcing import check_projection, project, states_before
 from drafttrain.decoding.roles import Drafter, Randomness
-from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
@@ -68,9 +68,9 @@ class BlockHeadsSession(SlotSession):
         self._skipped = len(tokens) - target_state.committed
         return min(wanted, max(0, self.drafter.model.config.heads - self._skipped))
 
-    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         request = self._newest, self._skipped, self._skipped + slots
-        return (yield Call(self.drafter.rows_all, request))
+        return (yield BatchedCall(self.drafter.rows_all, request))
 
 
 @torch.inference_mode()

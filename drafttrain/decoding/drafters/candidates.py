@@ -23,7 +23,7 @@ choice: a tree of 30 nodes has 4 % more of its tokens accepted than with 64, a c
 more time to choose than that saves."""
 
 
-class Link:
+class PreviousTokenCorrection:
     """What a slot's row becomes once the token before it is known.
 
     Of each token it has what its scores (rows), and what those after it (features), are made of, so
@@ -70,24 +70,28 @@ class Candidates:
     """
 
     def __init__(
-        self, states: Tensor, logits: Tensor, link: Link | None, count: int | None = None
+        self,
+        states: Tensor,
+        logits: Tensor,
+        correction: PreviousTokenCorrection | None,
+        count: int | None = None,
     ) -> None:
         shape = logits.shape[:-1]
         scores, tokens = likeliest(logits.flatten(0, 1), count or CANDIDATES)
         self.tokens, self.scores = tokens.unflatten(0, shape), scores.unflatten(0, shape)
         """[B, K, C] each, best first."""
-        self._link = link
-        if link is not None:
-            self._from_hidden = link.from_hidden(states)
-            self._directions = F.embedding(self.tokens, link.rows)
+        self._correction = correction
+        if correction is not None:
+            self._from_hidden = correction.from_hidden(states)
+            self._directions = F.embedding(self.tokens, correction.rows)
 
     def after(self, slot: int, previous: Tensor) -> Tensor:
         """Scores of a slot's candidates after some tokens of the slot before. Shapes: [B, N] ->
         [B, N, C]."""
         scores = self.scores[:, slot, None].expand(-1, previous.shape[1], -1)
-        if self._link is None:
+        if self._correction is None:
             return scores
-        features = F.embedding(previous, self._link.features)
+        features = F.embedding(previous, self._correction.features)
         gate = F.silu(self._from_hidden[:, slot, None] + features).to(scores.dtype)
         directions = self._directions[:, slot].to(scores.dtype)  # float32, in half precision too
         return torch.baddbmm(scores, gate, directions.mT)
@@ -98,7 +102,7 @@ class Candidates:
         finite = self.scores[..., 0].isfinite()
         if finite.device.type == "cpu" and not finite.all():
             raise NotFinite.of_drafter()
-        directions, features = self._directions, self._link.features
+        directions, features = self._directions, self._correction.features
         known = directions.dtype == features.dtype in (torch.float32, torch.float64)
         if len(last) == 1 and features.device.type == "cpu" and known:
             return torch.tensor([self._likeliest_chain(last[0])])
@@ -114,7 +118,7 @@ class Candidates:
         time, and there they cost a quarter."""
         tokens, scores = self.tokens[0].numpy(), self.scores[0].numpy()
         directions, from_hidden = self._directions[0].numpy(), self._from_hidden[0].numpy()
-        features, drafted = self._link.features.numpy(), []
+        features, drafted = self._correction.features.numpy(), []
         for slot in range(len(tokens)):
             x = from_hidden[slot] + features[previous]
             gate = x * (0.5 * np.tanh(0.5 * x) + 0.5)  # SiLU; tanh cannot overflow
@@ -133,12 +137,16 @@ class LikelyTokens:
     """
 
     def __init__(
-        self, states: Tensor, logits: Tensor, wanted: Likeliest, link: Link | None
+        self,
+        states: Tensor,
+        logits: Tensor,
+        wanted: Likeliest,
+        correction: PreviousTokenCorrection | None,
     ) -> None:
         count, temperatures = wanted
         self._temperatures = [of_level(temperatures, slot) for slot in range(len(logits))]
         exact = exact_enough(logits)
-        self._found = Candidates(states[None], exact[None], link, count)
+        self._found = Candidates(states[None], exact[None], correction, count)
         self.tokens = self._found.tokens[0]
         scale = torch.tensor(self._temperatures, dtype=exact.dtype, device=exact.device)[:, None]
         total = (exact / scale).logsumexp(-1, keepdim=True)

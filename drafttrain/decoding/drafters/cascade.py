@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_of_each, as_steps
 from drafttrain.decoding.drafters.causal import OwnSequence
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, arg_max_of_each, steps
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
@@ -92,7 +92,7 @@ class ReviewedSession:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)))
         parts, length = [], len(tokens)
         while (count := len(tokens) - length) < longest and stop.should_draft(DraftState(count)):
@@ -108,11 +108,11 @@ class ReviewedSession:
                 break
         return in_a_row(parts)
 
-    def _review(self, inner: Proposal, committed: Tensor) -> Steps[Proposal]:
+    def _review(self, inner: Proposal, committed: Tensor) -> BatchedSteps[Proposal]:
         """What the reviewer makes of an inner draft."""
         reviewer, state = self.drafter.reviewer, (yield from self.own.begin())
         began = perf_counter()
-        score = yield Call(reviewer.score_all, (state, self.own.tokens(committed), inner))
+        score = yield BatchedCall(reviewer.score_all, (state, self.own.tokens(committed), inner))
         emitted, rows = review(
             inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )
@@ -175,7 +175,7 @@ class InTurnSession:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         parts, length = [], len(tokens)
         for quota, session in zip(self.drafter.quotas, self.sessions, strict=True):
             count = len(tokens) - length
@@ -197,10 +197,10 @@ NOTHING = Proposal.empty()
 
 def ask(
     session: DraftSession, name: str, tokens: Tensor, room: int, target_state: TargetState | None
-) -> Steps[Proposal]:
+) -> BatchedSteps[Proposal]:
     """What a drafter drafts behind committed tokens and others' drafts [T]; its calls counted."""
     began = perf_counter()
-    part = (yield from steps(session.propose(tokens, target_state, FixedLength(room)))).on_host()
+    part = (yield from as_steps(session.propose(tokens, target_state, FixedLength(room)))).on_host()
     own = {name: Calls(part.passes, perf_counter() - began)}
     return part if part.calls is not None else replace(part, calls=own)
 

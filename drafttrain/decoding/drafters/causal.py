@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.along import NOT_DRAFTED, KnownOutput
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_of_each
+from drafttrain.decoding.drafters.teacher_forced import NOT_DRAFTED, KnownOutput
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import own_source
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
-from drafttrain.decoding.shared import Call, Steps, arg_max_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, SourceTooLong
 from drafttrain.models.draft_states import drawn_state
@@ -71,10 +71,10 @@ class OwnSequence:
         self._model, self._source = model, own
         self.state: SequenceState | None = None
 
-    def begin(self) -> Steps[SequenceState]:
+    def begin(self) -> BatchedSteps[SequenceState]:
         """What is cached of the sequence; a source is encoded when it is first asked for."""
         if self.state is None:
-            self.state = yield Call(self._model.encode_all, self._source)
+            self.state = yield BatchedCall(self._model.encode_all, self._source)
         return self.state
 
     def tokens(self, committed: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class OwnSequence:
 class CausalSession:
     """One sequence: what the drafter has cached of the committed tokens and its own drafts.
 
-    After a round the cache still holds its drafts; the next `catch_up` keeps those that were
+    After a round the cache still holds its drafts; the next `extend_cache` keeps those that were
     accepted and feeds what is missing.
     """
 
@@ -107,7 +107,7 @@ class CausalSession:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         tokens = self.own.tokens(tokens)
         longest = self.own.longest(stop.longest, len(tokens))
         if longest == 0 or not stop.should_draft(DraftState(0)):
@@ -118,7 +118,7 @@ class CausalSession:
         logits: list[Tensor] = []
         states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        score = yield Call(self.model.catch_up_all, (state, tokens))
+        score = yield BatchedCall(self.model.extend_caches, (state, tokens))
         while True:
             row = score.logits[-1]
             token = yield from self._choose(row, probs)
@@ -132,7 +132,7 @@ class CausalSession:
                 break
             if not stop.should_draft(DraftState(depth, logits, states, notes=notes)):
                 break
-            score = yield Call(self.model.feed_chains, (state, newest))
+            score = yield BatchedCall(self.model.extend_chains, (state, newest))
             if stop.state_kind == "token":
                 states.append(score.hidden[-1])
         return Proposal.chain(
@@ -143,17 +143,17 @@ class CausalSession:
             logits=lambda: logits,
         )
 
-    def _choose(self, row: Tensor, probs: list[Tensor]) -> Steps[int]:
+    def _choose(self, row: Tensor, probs: list[Tensor]) -> BatchedSteps[int]:
         """The next token of the draft; the row it is drawn from is put into probs. Shape: [V]."""
         if self.sampling.greedy:
-            [token] = yield Call(arg_max_of_each, row[None])
+            [token] = yield BatchedCall(arg_max_of_each, row[None])
             return token
         probs.append(warp(row[None], self.sampling))
         return int(self.randomness.categorical(probs[-1]))
 
 
 @torch.inference_mode()
-def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor:
+def teacher_forced_rows(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor:
     """The drafter's rows along a known output, from one pass: row i follows its first i tokens.
 
     source: as the target has read it. Rows end where the drafter's positions do. Shapes: [L] ->
@@ -164,16 +164,16 @@ def rows_along(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor
     if model.position_limit is not None:
         fed = fed[: max(model.position_limit - len(own.prefix), 0)]
     ids = torch.cat((own.prefix, fed)).tolist()
-    [found] = model.feed_all([Feed(model.encode(own), ids, len(fed) + 1)])
+    [found] = model.forward_batch([ForwardRequest(model.encode(own), ids, len(fed) + 1)])
     return exact_enough(found.logits[: len(target_ids)])
 
 
-def probs_along(
+def teacher_forced_probs(
     drafter: CausalDrafter, known: KnownOutput, longest: Sequence[int], sampling: Sampling
 ) -> Tensor:
-    """How likely it drafts an output's own tokens (`drafters/along.py`): one pass along it, as its
-    rows depend on the tokens before them alone."""
-    rows, length = rows_along(drafter.model, known.source, known.tokens), len(known.tokens)
+    """Probabilities of the output's own tokens (`drafters/teacher_forced.py`), from one pass over
+    the output: each row depends only on the tokens before it."""
+    rows, length = teacher_forced_rows(drafter.model, known.source, known.tokens), len(known.tokens)
     probs = probs_of_tokens(rows, known.tokens[: len(rows)], sampling)
     known_probs = F.pad(probs, (0, length - len(probs)), value=NOT_DRAFTED)
     return F.pad(known_probs, (0, max(longest) - 1)).unfold(0, max(longest), 1)

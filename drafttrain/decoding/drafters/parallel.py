@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import Feed, StepOutput
+from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling, Source
 
@@ -39,7 +39,9 @@ class ParallelDrafter(CausalDrafter):
         return ParallelSession(self, OwnSequence(self.model, source), sampling, randomness)
 
     @without_gradients
-    def blocks_all(self, requests: Sequence[tuple[SequenceState, Tensor, int]]) -> list[StepOutput]:
+    def blocks_all(
+        self, requests: Sequence[tuple[SequenceState, Tensor, int]]
+    ) -> list[ForwardOutput]:
         """Rows and states of so many slots behind each sequence's committed tokens, in shared
         calls.
 
@@ -47,11 +49,11 @@ class ParallelDrafter(CausalDrafter):
         [T] each, slots K -> logits [K, V], hidden [F, D], whose last K rows belong to them.
         """
         mask = self.model.model.config.pard_token
-        feeds = [
-            Feed(state, state.align(tokens) + [mask] * (slots - 1), slots)
+        batch = [
+            ForwardRequest(state, state.align(tokens) + [mask] * (slots - 1), slots)
             for state, tokens, slots in requests
         ]
-        outputs = self.model.feed_all(feeds)
+        outputs = self.model.forward_batch(batch)
         for state, tokens, _ in requests:
             state.settle(len(tokens))
         return outputs
@@ -73,7 +75,7 @@ class ParallelSession(SlotSession):
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         return self.own.longest(wanted, len(tokens))
 
-    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         state = yield from self.own.begin()
-        score = yield Call(self.drafter.blocks_all, (state, tokens, slots))
+        score = yield BatchedCall(self.drafter.blocks_all, (state, tokens, slots))
         return score.hidden[-slots:], score.logits

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.candidates import Candidates, Link
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps, likeliest_of_each
+from drafttrain.decoding.drafters.candidates import Candidates, PreviousTokenCorrection
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import Call, Steps, likeliest_of_each
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling
 
@@ -36,9 +36,9 @@ def chain_of_slots(
     sampling: Sampling,
     randomness: Randomness,
     hidden: Tensor,
-    link: Link | None = None,
+    correction: PreviousTokenCorrection | None = None,
     last: int = 0,
-) -> Steps[Proposal]:
+) -> BatchedSteps[Proposal]:
     """The draft of slots, as far as the policy drafts.
 
     Greedy drafts are the likeliest token of every slot; with a link left to right, each after the
@@ -47,35 +47,35 @@ def chain_of_slots(
     which the policy is shown. Whether a slot is drafted depends on rows and states alone, which are
     there before its token is drawn. Shapes: logits [K, V], hidden [K, D].
     """
-    if link is not None and not sampling.greedy:
-        return _linked_draws(hidden, logits, link, last, stop, sampling, randomness)
+    if correction is not None and not sampling.greedy:
+        return _corrected_draws(hidden, logits, correction, last, stop, sampling, randomness)
     count = slots_to_draft(stop, logits, hidden)
     states, alone = hidden[:count], logits[:count]
     if count == 0:
         return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)
-    if link is not None:
-        tokens = yield Call(link.chains, (states, alone, last))
-        rows = partial(_rows_after, link, states, alone, last, tokens)
+    if correction is not None:
+        tokens = yield BatchedCall(correction.chains, (states, alone, last))
+        rows = partial(_rows_after, correction, states, alone, last, tokens)
         return Proposal.chain(tokens, hidden=hidden, logits=rows)
     if sampling.greedy:
-        tokens = yield Call(likeliest_of_each, alone)
+        tokens = yield BatchedCall(likeliest_of_each, alone)
         return Proposal.chain(tokens, hidden=hidden, logits=alone.unbind)
     probs = warp(alone, sampling)
     tokens = randomness.categorical(probs).cpu()
     return Proposal.chain(tokens, probs, hidden=hidden, logits=alone.unbind)
 
 
-def _linked_draws(
+def _corrected_draws(
     hidden: Tensor,
     logits: Tensor,
-    link: Link,
+    correction: PreviousTokenCorrection,
     last: int,
     stop: StopPolicy,
     sampling: Sampling,
     randomness: Randomness,
 ) -> Proposal:
     """`chain_of_slots` under sampling, of slots whose rows depend on the token before them."""
-    candidates = Candidates(hidden[None], logits[None], link)
+    candidates = Candidates(hidden[None], logits[None], correction)
     states, known = hidden.unbind(), list(logits.unbind())
     drawn: list[Tensor] = []
     probs: list[Tensor] = []
@@ -97,17 +97,17 @@ def _linked_draws(
 
 
 def _rows_after(
-    link: Link, states: Tensor, alone: Tensor, last: int, tokens: Tensor
+    correction: PreviousTokenCorrection, states: Tensor, alone: Tensor, last: int, tokens: Tensor
 ) -> Sequence[Tensor]:
     before = torch.cat((torch.tensor([last]).to(tokens.device), tokens))
-    return link.after(states, alone, before[: len(states)]).unbind()
+    return correction.after(states, alone, before[: len(states)]).unbind()
 
 
 class SlotSession(ABC):
     """One sequence of a drafter whose slots' rows are there at once: chains of them, and what draft
     trees grow over."""
 
-    link: Link | None = None
+    correction: PreviousTokenCorrection | None = None
     """Where a slot's row depends on the token before it."""
     sampling: Sampling
     randomness: Randomness
@@ -121,17 +121,17 @@ class SlotSession(ABC):
         return int(tokens[-1])
 
     @abstractmethod
-    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         """States and rows, without the token before, of so many slots behind all committed tokens.
         Shapes: tokens [T] -> [slots, D], [slots, V]."""
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         slots = self.longest(tokens, stop.longest, target_state)
         if slots == 0:
             return Proposal.empty()
         hidden, logits = yield from self.slot_rows(tokens, slots)
         drawing = stop, self.sampling, self.randomness, hidden
         last = self.token_before(tokens)
-        return (yield from chain_of_slots(logits, *drawing, self.link, last))
+        return (yield from chain_of_slots(logits, *drawing, self.correction, last))

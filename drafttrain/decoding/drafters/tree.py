@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps, as_steps
 from drafttrain.decoding.drafters.candidates import CANDIDATES_OF_TREES, LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
-from drafttrain.decoding.shared import Call, Steps, steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
@@ -54,10 +54,10 @@ class TreeDrafter(Drafter):
         self.draft_temperature = draft_temperature
         self.name = shape.name
         if self.kind.is_language_model:
-            drafter.model.check_branches()
+            drafter.model.check_tree_attention()
         else:
             self.name = f"{drafter.name} {shape.name}"
-        self.requires, self.branches = drafter.requires, shape.branches
+        self.requires, self.drafts_trees = drafter.requires, shape.drafts_trees
         check_width(shape, drafter.vocabulary)
 
     @property
@@ -101,7 +101,7 @@ class TreeSession:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         longest = self.rows.longest(tokens, stop.longest, target_state)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
@@ -143,17 +143,19 @@ class ModelRows:
         """Levels that can be drafted after these tokens, at most as many as wanted."""
         return self.own.longest(wanted, len(self.own.tokens(tokens)))
 
-    def first(self, tokens: Tensor, levels: int, likeliest: Likeliest | None) -> Steps[Tensor]:
+    def first(
+        self, tokens: Tensor, levels: int, likeliest: Likeliest | None
+    ) -> BatchedSteps[Tensor]:
         """The row after all committed tokens [T]: what `Tree.grow` is handed."""
         tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
         self._keep_accepted(state, tokens[self._committed : -1].tolist())
-        score = yield Call(self.model.catch_up_all, (state, tokens))
+        score = yield BatchedCall(self.model.extend_caches, (state, tokens))
         self._committed = len(tokens)
         self._lines, self._columns = {-1: []}, {}
         self.passes = 1
         return score.logits
 
-    def below(self, tree: Tree) -> Steps[Tensor]:
+    def below(self, tree: Tree) -> BatchedSteps[Tensor]:
         """The same below the nodes that are to be fed, all of one level."""
         nodes, state = tree.fed, (yield from self.own.begin())
         start = state.cached
@@ -167,8 +169,8 @@ class ModelRows:
         position = self._committed + tree.level - 1
         tokens = torch.tensor([tree.tokens[node] for node in nodes])
         positions = torch.full((len(nodes),), position)
-        score = yield Call(
-            self.model.extend_all, (state, tokens, torch.from_numpy(visible), positions)
+        score = yield BatchedCall(
+            self.model.extend_trees, (state, tokens, torch.from_numpy(visible), positions)
         )
         self.passes += 1
         return score.logits
@@ -214,30 +216,30 @@ class SlotRows:
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
-    ) -> Steps[Tensor | tuple[Array, Array]]:
+    ) -> BatchedSteps[Tensor | tuple[Array, Array]]:
         session, self._likely = self.session, None
         self._states, self._logits = yield from session.slot_rows(tokens, levels)
         before = session.token_before(tokens)
         if likeliest is not None:
             count, temperatures = likeliest
-            if session.link is not None:
+            if session.correction is not None:
                 count = max(count, CANDIDATES_OF_TREES)
             wanted = count, temperatures
-            self._likely = LikelyTokens(self._states, self._logits, wanted, session.link)
+            self._likely = LikelyTokens(self._states, self._logits, wanted, session.correction)
         return self._after(0, [before])
 
-    def below(self, tree: Tree) -> Steps[Tensor | tuple[Array, Array]]:
+    def below(self, tree: Tree) -> BatchedSteps[Tensor | tuple[Array, Array]]:
         yield from ()  # the rows are there already
         return self._after(tree.level, [tree.tokens[node] for node in tree.fed])
 
     def _after(self, level: int, previous: list[int]) -> Tensor | tuple[Array, Array]:
         if self._likely is not None:
             return self._likely.after(level, previous)
-        nodes, link = len(previous), self.session.link
+        nodes, correction = len(previous), self.session.correction
         states = self._states[level].expand(nodes, -1)
         logits = self._logits[level].expand(nodes, -1)
-        if link is not None:
-            logits = link.after(states, logits, torch.tensor(previous, device=logits.device))
+        if correction is not None:
+            logits = correction.after(states, logits, torch.tensor(previous, device=logits.device))
         return logits
 
 
@@ -248,7 +250,7 @@ class SeveralDrafters(Drafter):
     """
 
     provides: frozenset[Evidence] = frozenset()
-    branches = True
+    drafts_trees = True
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         if len(drafters) < 2:
@@ -279,10 +281,10 @@ class SeveralSessions:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         found = []
         for session in self.sessions:
-            proposal = (yield from steps(session.propose(tokens, target_state, stop))).on_host()
+            proposal = (yield from as_steps(session.propose(tokens, target_state, stop))).on_host()
             if len(proposal.tokens) > 0:
                 found.append(proposal)
         return Proposal.side_by_side(found) if found else Proposal.empty()

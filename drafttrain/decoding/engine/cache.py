@@ -38,7 +38,7 @@ class Placement:
     """Columns that the call reads, from the first one on."""
     cached: int = 0
     """Tokens in front of the call's, where the model counts positions itself (one row, a chain)."""
-    room: tuple[int, int] = (0, COLUMNS)
+    capacity: tuple[int, int] = (0, COLUMNS)
     """Rows and columns of every layer's tensors."""
 
 
@@ -52,7 +52,7 @@ class ColumnLayer(CacheLayerMixin):
         self.placement = placement
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, columns = self.placement.room
+        rows, columns = self.placement.capacity
         self.keys, self.values = (
             states.new_zeros(rows, states.shape[1], columns, states.shape[3])
             for states in (key_states, value_states)
@@ -89,7 +89,7 @@ class ColumnLayer(CacheLayerMixin):
     def grow(self) -> None:
         """Have the room that `placement` names; what is cached stays."""
         if self.is_initialized:
-            rows, columns = self.placement.room
+            rows, columns = self.placement.capacity
             more = (0, 0, 0, columns - self.keys.shape[2], 0, 0, 0, rows - self.keys.shape[0])
             self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
@@ -100,7 +100,7 @@ class ColumnLayer(CacheLayerMixin):
         return self.placement.cached
 
     def get_max_length(self) -> int:
-        return self.placement.room[1]
+        return self.placement.capacity[1]
 
     get_max_cache_shape = get_max_length  # its name before Transformers 5.20
 
@@ -122,7 +122,7 @@ class ColumnCache:
     @property
     def in_use(self) -> int:
         """Rows that somebody holds."""
-        return self.placement.room[0] - len(self._free)
+        return self.placement.capacity[0] - len(self._free)
 
     @property
     def is_ready(self) -> bool:
@@ -131,7 +131,7 @@ class ColumnCache:
 
     def open(self) -> CacheRow:
         """A free row: the first one there is, so that those in use are consecutive."""
-        rows, columns = self.placement.room
+        rows, columns = self.placement.capacity
         if not self._free:
             self._free += range(rows, max(1, 2 * rows))
             self._resize(max(1, 2 * rows), columns)
@@ -145,14 +145,14 @@ class ColumnCache:
         weakref.finalize(row, heapq.heappush, self._free, number)
         return row
 
-    def make_room(self, columns: int) -> None:
+    def reserve_columns(self, columns: int) -> None:
         """Have so many columns in every row, or more."""
-        rows, room = self.placement.room
-        if columns > room:
-            self._resize(rows, max(columns, 2 * room))
+        rows, capacity = self.placement.capacity
+        if columns > capacity:
+            self._resize(rows, max(columns, 2 * capacity))
 
     def _resize(self, rows: int, columns: int) -> None:
-        self.placement.room = (rows, columns)
+        self.placement.capacity = (rows, columns)
         for layer in self.own.layers:
             layer.grow()
         for layer in self.cross:
@@ -164,13 +164,13 @@ class ColumnCache:
             self.own.layers.clear()
             self.cross.clear()
             self._free.clear()
-            self.placement.room = (0, COLUMNS)
+            self.placement.capacity = (0, COLUMNS)
 
     def write(self, number: int, first: int, keys_values: Tensor) -> None:
         """Put these into a row's columns from `first` on: keys and values of every layer in turn
         [2 L, heads, P, head_dim]."""
         last = first + keys_values.shape[2]
-        self.make_room(last)
+        self.reserve_columns(last)
         for index, (keys, values) in enumerate(keys_values.unflatten(0, (-1, 2))):
             if index == len(self.own.layers):
                 self.own.layers.append(ColumnLayer(self.placement))
@@ -182,14 +182,14 @@ class ColumnCache:
 
     def remember_source(self, number: int, keys_values: Sequence[KeysValues]) -> None:
         """Keep a row's keys and values of cross-attention, two [heads, S, head_dim] a layer."""
-        rows, length = self.placement.room[0], keys_values[0][0].shape[1]
+        rows, length = self.placement.capacity[0], keys_values[0][0].shape[1]
         self.source_lengths[number] = length
         if not self.cross:
             self.cross = [
                 [own.new_zeros(rows, len(own), 0, own.shape[2]) for own in both]
                 for both in keys_values
             ]
-        self.make_source_room(length)
+        self.reserve_sources(length)
         if self.cross[0][0].dtype != keys_values[0][0].dtype:  # the model was converted
             self.cross = [[held.to(keys_values[0][0]) for held in layer] for layer in self.cross]
         for layer, both in zip(self.cross, keys_values, strict=True):
@@ -198,13 +198,13 @@ class ColumnCache:
                 held[number, :, length:] = 0.0  # what another left there may be no number
 
     @property
-    def source_room(self) -> int:
+    def source_capacity(self) -> int:
         """States that there is room for in each source."""
         return self.cross[0][0].shape[2] if self.cross else 0
 
-    def make_source_room(self, length: int) -> None:
+    def reserve_sources(self, length: int) -> None:
         """Have room for sources of so many states, or more."""
-        missing = length - self.source_room
+        missing = length - self.source_capacity
         if missing > 0:
             for layer in self.cross:
                 layer[:] = [F.pad(held, (0, 0, 0, missing)) for held in layer]

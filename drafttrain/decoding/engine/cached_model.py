@@ -1,8 +1,8 @@
-"""Language models with a KV cache, fed by chains and by trees.
+"""Language models with a KV cache that take chains and draft trees.
 
-Targets and drafters share every path: `catch_up` keeps what the cache has in common with the
-committed tokens and feeds the rest, `feed_chains` appends a chain, `extend_all` branches, of which
-`keep_columns` keeps one; `score` and `keep` are a target's round made of the same parts.
+Targets and drafters share these operations. `extend_cache` keeps the common prefix of the cache and
+the committed tokens and computes the rest, `extend_chains` appends a chain, `extend_trees` appends
+tree nodes, of which `keep_columns` keeps one path. `score` and `keep` are a target's round.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from drafttrain.decoding.engine.architectures import (
     refuse,
     source_limit,
 )
-from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.forward import TransformersBody
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.probe import probe
+from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.inference import without_gradients
@@ -96,13 +96,13 @@ class CachedModel:
         refuse(self.model.config, fault)
 
     @property
-    def takes_branches(self) -> bool:
-        """Whether trees and `extend_all` work: every token can be given a mask and a position."""
+    def supports_tree_attention(self) -> bool:
+        """Whether trees and `extend_trees` work: every token can be given a mask and a position."""
         return self.tree_fault is None
 
-    def check_branches(self) -> None:
-        """Raise ValueError, with the remedy, where trees and `extend_all` do not work."""
-        if not self.takes_branches:
+    def check_tree_attention(self) -> None:
+        """Raise ValueError, with the remedy, where trees and `extend_trees` do not work."""
+        if not self.supports_tree_attention:
             raise ValueError(
                 f"a {self.model.config.model_type!r} model cannot be given a draft tree: "
                 f"{self.tree_fault}; draft chains, or use another model"
@@ -165,7 +165,7 @@ class CachedModel:
         """Complete the prefixes of these states, in one call."""
         if not states:
             return
-        outputs = self.catch_up_all([(state, state.source.prefix[:1]) for state in states])
+        outputs = self.extend_caches([(state, state.source.prefix[:1]) for state in states])
         for state, output in zip(states, outputs, strict=True):
             source = state.source
             best = output.logits[0, source.chosen_from].argmax()
@@ -173,54 +173,60 @@ class CachedModel:
             prefix = torch.cat([source.prefix[:1], chosen, source.prefix[1:]])
             state.source = replace(source, prefix=prefix, chosen_from=None)
 
-    def catch_up(self, state: SequenceState, tokens: Tensor) -> StepOutput:
-        """`catch_up_all` of one sequence."""
-        return self.catch_up_all([(state, tokens)])[0]
+    def extend_cache(self, state: SequenceState, tokens: Tensor) -> ForwardOutput:
+        """`extend_caches` of one sequence."""
+        return self.extend_caches([(state, tokens)])[0]
 
-    def catch_up_all(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
+    def extend_caches(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
         """Cache exactly these tokens, feeding those that are missing, at least the last one.
 
         What a cache has in common with them is kept. Shapes: tokens [T] each, all committed tokens
         -> logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
         branches are cached (see `SequenceState.forget`).
         """
-        return self.feed_all([Feed(state, state.align(tokens), rows=1) for state, tokens in asked])
+        return self.forward_batch(
+            [ForwardRequest(state, state.align(own), logits_to_keep=1) for state, own in asked]
+        )
 
-    def feed_chains(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[StepOutput]:
+    def extend_chains(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
         """Append a chain [N] to what is cached of each sequence -> logits [N, V], hidden [N, D]."""
-        return self.feed_all([Feed(state, own.tolist(), len(own)) for state, own in asked])
+        return self.forward_batch(
+            [ForwardRequest(state, own.tolist(), len(own)) for state, own in asked]
+        )
 
-    def extend_all(
+    def extend_trees(
         self, asked: Sequence[tuple[SequenceState, Tensor, Tensor, Tensor]]
-    ) -> list[StepOutput]:
+    ) -> list[ForwardOutput]:
         """Append tokens that see only the columns marked visible, at positions of their own.
 
         Of each sequence its tokens [N], visible [N, C + N] bool (C cached columns, then the new
         ones; each token sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises
-        ValueError where `takes_branches` is false.
+        ValueError where `supports_tree_attention` is false.
         """
-        return self.feed_all(
+        return self.forward_batch(
             [
-                Feed(state, tokens.tolist(), len(tokens), visible, positions.tolist())
+                ForwardRequest(state, tokens.tolist(), len(tokens), visible, positions.tolist())
                 for state, tokens, visible, positions in asked
             ]
         )
 
     @without_gradients
-    def feed_all(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> list[StepOutput]:
-        """Feed each sequence its tokens, in shared calls; one sequence may be fed once.
+    def forward_batch(
+        self, requests: Sequence[ForwardRequest], layers: Sequence[int] = ()
+    ) -> list[ForwardOutput]:
+        """Run the requests in shared calls; at most one request per sequence.
 
-        The outputs of some layers are kept too, where a drafter reads them. Raises ValueError for
-        branches where `takes_branches` is false, for chains behind branches, and for more tokens
-        than there are positions.
+        layers: decoder layers whose outputs are returned too. Raises ValueError for trees if
+        `supports_tree_attention` is false, for a chain after tree nodes that are still cached, and
+        for more tokens than the model has positions.
         """
-        for feed in feeds:
-            if feed.visible is not None:
-                self.check_branches()
-            elif feed.state.chain < feed.state.cached:
+        for request in requests:
+            if request.visible is not None:
+                self.check_tree_attention()
+            elif request.state.chain < request.state.cached:
                 raise ValueError("branches are cached; forget them before feeding a chain")
-            self._check_room(max(feed.places) + 1)
-        return self.engine.call(feeds, layers)
+            self._check_positions(max(request.token_positions) + 1)
+        return self.engine.forward_batch(requests, layers)
 
     @without_gradients
     def keep_columns(self, state: SequenceState, columns: Sequence[int], behind: int = 0) -> None:
@@ -250,28 +256,28 @@ class CachedModel:
         tokens: Sequence[Tensor],
         proposals: Sequence[Proposal],
         layers: Sequence[int] = (),
-    ) -> list[StepOutput]:
+    ) -> list[ForwardOutput]:
         """Logits of each sequence's draft, N + 1 rows each, and hidden states of all tokens fed,
         in one call for all.
 
         tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
         not cached yet are fed in front of the draft. The outputs of some layers are kept too, where
-        a drafter reads them. Raises ValueError for trees where `takes_branches` is false.
+        a drafter reads them. Raises ValueError for trees where `supports_tree_attention` is false.
         """
-        feeds = [
+        requests = [
             self._scoring(state, committed, proposal)
             for state, committed, proposal in zip(states, tokens, proposals, strict=True)
         ]
-        outputs = self.feed_all(feeds, layers)
-        for feed, committed in zip(feeds, tokens, strict=True):
-            feed.state.committed = len(committed)
-            if feed.visible is not None:
-                feed.state.chain = len(committed)
+        outputs = self.forward_batch(requests, layers)
+        for request, committed in zip(requests, tokens, strict=True):
+            request.state.committed = len(committed)
+            if request.visible is not None:
+                request.state.chain = len(committed)
         return outputs
 
     def score_all(
         self, asked: Sequence[tuple[SequenceState, Tensor, Proposal]]
-    ) -> list[StepOutput]:
+    ) -> list[ForwardOutput]:
         """`score`, of a list of what belongs to a sequence."""
         return self.score(*zip(*asked, strict=True))
 
@@ -289,15 +295,15 @@ class CachedModel:
             state.name(first, drafted)
         state.gather(first, [first + node for node in path.tolist()])
 
-    def _scoring(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> Feed:
+    def _scoring(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> ForwardRequest:
         """What is missing of the committed tokens, and the draft behind them."""
         missing = state.align(tokens)
         if proposal.is_on_device:
-            return Feed(state, missing, len(proposal.tokens) + 1, drafted=proposal.tokens)
+            return ForwardRequest(state, missing, len(proposal.tokens) + 1, drafted=proposal.tokens)
         nodes = proposal.tokens.tolist()
         rows = len(nodes) + 1
         if rows <= 2 or proposal.is_chain:
-            return Feed(state, missing + nodes, rows)
+            return ForwardRequest(state, missing + nodes, rows)
         cached, length = state.cached, len(tokens)
         lines = ancestry(proposal.parents)
         depths = lines.sum(dim=1).tolist()
@@ -306,9 +312,9 @@ class CachedModel:
             visible[row, cached + row + 1 :] = False
         visible[len(missing) :, length:] = lines
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
-        return Feed(state, missing + nodes, rows, torch.from_numpy(visible), positions)
+        return ForwardRequest(state, missing + nodes, rows, torch.from_numpy(visible), positions)
 
-    def _check_room(self, length: int) -> None:
+    def _check_positions(self, length: int) -> None:
         if self.position_limit is not None and length > self.position_limit:
             raise ValueError(
                 f"{length} tokens are more than the {self.position_limit} positions of this "

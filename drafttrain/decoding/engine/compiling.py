@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from drafttrain.decoding.engine.cache import ColumnCache
-from drafttrain.decoding.engine.calls import Feed
-from drafttrain.decoding.engine.forward import BatchedCall, Body, CallOutput, version_of
+from drafttrain.decoding.engine.forward import BatchOutput, Body, ForwardBatch, version_of
+from drafttrain.decoding.engine.requests import ForwardRequest
 
 TOKENS = (1, 4, 8, 16, 32)
 """New tokens of a call; longer ones run uncompiled."""
@@ -174,28 +174,28 @@ class CompiledBody:
     def __init__(self, body: Body) -> None:
         self.body, self.graphs = body, Graphs(body.modules, body.device)
 
-    def bucket_of(self, cache: ColumnCache, feeds: Sequence[Feed]) -> Bucket | None:
+    def bucket_of(self, cache: ColumnCache, requests: Sequence[ForwardRequest]) -> Bucket | None:
         """The shape that these feeds are called in; None: they run uncompiled."""
-        new = max(feed.size for feed in feeds)
-        numbers = [feed.state.columns.number for feed in feeds]
+        new = max(request.size for request in requests)
+        numbers = [request.state.columns.number for request in requests]
         tokens = next((size for size in TOKENS if size >= new), None)
         rows = next((size for size in BATCHES if size > max(numbers)), None)
         if self.graphs.failed or tokens is None or rows is None or not cache.is_ready:
             return None
-        cache.make_room(max(feed.state.cached for feed in feeds) + new + 1)
-        if rows > cache.placement.room[0]:
+        cache.reserve_columns(max(request.state.cached for request in requests) + new + 1)
+        if rows > cache.placement.capacity[0]:
             return None
         source = 0
         if self.body.cross_attends:
-            source = cache.source_room
+            source = cache.source_capacity
             if self.body.masks_sources:
                 source = source_bucket(source)
-                cache.make_source_room(source)
+                cache.reserve_sources(source)
             elif {cache.source_lengths[number] for number in numbers} != {source}:
                 return None
-        return Bucket(rows, tokens, cache.placement.room[1], source)
+        return Bucket(rows, tokens, cache.placement.capacity[1], source)
 
-    def __call__(self, call: BatchedCall, bucket: Bucket) -> CallOutput:
+    def __call__(self, call: ForwardBatch, bucket: Bucket) -> BatchOutput:
         """One call in the shape of a bucket, inside `Body.prepared`."""
         given = {name: getattr(call, name) for name in TENSORS}
         there = tuple(given[name] is not None for name in TENSORS)
@@ -205,7 +205,7 @@ class CompiledBody:
         )
         static = [one for layer in call.cache.layers for one in (layer.keys, layer.values)]
         key, make = (bucket, tuple(call.layers), there), partial(_make_step, self.body, call)
-        return CallOutput(*self.graphs.run(key, make, given, what, static))
+        return BatchOutput(*self.graphs.run(key, make, given, what, static))
 
 
 class CompiledEncoder:
@@ -250,12 +250,12 @@ TENSORS = (
 COUNT = itertools.count()
 
 
-def _make_step(body: Body, like: BatchedCall) -> Step:
+def _make_step(body: Body, like: ForwardBatch) -> Step:
     """A call in the shape of another."""
     cache, layers = like.cache, like.layers  # `like` itself holds tensors of one call
 
     def step(**given: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
-        call = BatchedCall(scored=None, cache=cache, layers=layers, **given)
+        call = ForwardBatch(scored=None, cache=cache, layers=layers, **given)
         output = body.compute(call)
         return output.logits, output.hidden, output.layers
 

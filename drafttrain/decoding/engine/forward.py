@@ -51,7 +51,7 @@ class EncoderOutput(BaseModelOutput):
 
 
 @dataclass
-class BatchedCall:
+class ForwardBatch:
     """What one call computes: N new tokens of each of B sequences, shorter ones padded."""
 
     ids: Tensor
@@ -83,7 +83,7 @@ class BatchedCall:
 
 
 @dataclass
-class CallOutput:
+class BatchOutput:
     logits: Tensor
     """[B, R, V] of the scored rows."""
     hidden: Tensor
@@ -91,7 +91,7 @@ class CallOutput:
     layers: Mapping[int, Tensor] = field(default_factory=dict)
     """[B, N, D] of each wanted layer."""
     sources: list[KeysValues] = field(default_factory=list)
-    """Keys and values of cross-attention that a first call made, as in `BatchedCall`."""
+    """Keys and values of cross-attention that a first call made, as in `ForwardBatch`."""
 
 
 class Body(Protocol):
@@ -110,7 +110,7 @@ class Body(Protocol):
         """Where `compute` can be called, for outputs of these layers."""
         ...
 
-    def compute(self, call: BatchedCall) -> CallOutput:
+    def compute(self, call: ForwardBatch) -> BatchOutput:
         """One call, inside `prepared`; torch.compile can trace it."""
         ...
 
@@ -183,7 +183,7 @@ class TransformersBody:
                 self.model.set_attn_implementation("sdpa")
             yield
 
-    def compute(self, call: BatchedCall) -> CallOutput:
+    def compute(self, call: ForwardBatch) -> BatchOutput:
         self._current.call = call
         given = self._inputs(call)
         output = self.model(**given, use_cache=True)
@@ -201,9 +201,9 @@ class TransformersBody:
         kept = {number: self._kept[number] for number in (-1, *call.layers)}
         self._kept.clear()
         self._current.call = None
-        return CallOutput(logits, kept.pop(-1), kept, made)
+        return BatchOutput(logits, kept.pop(-1), kept, made)
 
-    def run_decoder(self, call: BatchedCall) -> Tensor:
+    def run_decoder(self, call: ForwardBatch) -> Tensor:
         """Last hidden states [B, N, D] of an encoder-decoder's decoder alone, with gradients.
 
         call.encoded holds the states [B, S, D] that it reads; call.cache may be None.
@@ -229,7 +229,7 @@ class TransformersBody:
         self._current.call = None
         return hidden
 
-    def _inputs(self, call: BatchedCall) -> dict[str, Any]:
+    def _inputs(self, call: ForwardBatch) -> dict[str, Any]:
         ids = call.ids
         if self._vocabulary is not None:
             ids = known_ids(ids, self.model.get_input_embeddings().num_embeddings)
@@ -247,7 +247,7 @@ class TransformersBody:
         given |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
         return given | self._encoder_inputs(call)
 
-    def _encoder_inputs(self, call: BatchedCall) -> dict[str, Any]:
+    def _encoder_inputs(self, call: ForwardBatch) -> dict[str, Any]:
         """The encoder's states and their mask, and a cache with cross-attention where known.
 
         Where keys and values are cached the states are not read, but must be there: some families

@@ -17,7 +17,7 @@ class Current:
     """The call that is being computed, for functions that models call."""
 
     call: Any = None
-    """A `BatchedCall`, while there is one."""
+    """A `ForwardBatch`, while there is one."""
 
 
 Replacement = tuple[nn.Module, str, Callable[..., Tensor]]

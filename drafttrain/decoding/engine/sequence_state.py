@@ -60,11 +60,11 @@ class SequenceState:
         """Positions of some of them."""
         return [self._positions[column] for column in columns]
 
-    def append(self, tokens: Sequence[int], positions: Sequence[int], chained: bool) -> None:
+    def append(self, tokens: Sequence[int], positions: Sequence[int], is_chain: bool) -> None:
         """Note what has been fed: the rest of a chain, or branches."""
         self._tokens.extend(tokens)
         self._positions.extend(positions)
-        if chained:
+        if is_chain:
             self.chain = self.cached
 
     def name(self, first: int, tokens: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.forward import BatchedCall, TransformersBody, filled
+from drafttrain.decoding.engine.forward import ForwardBatch, TransformersBody, filled
 from drafttrain.models.spec_drafter.layout import Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
@@ -80,7 +80,7 @@ class RowReader:
             keys = torch.cat((before.positions, keys), dim=1)
         elif keep:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        call = BatchedCall(
+        call = ForwardBatch(
             ids=rows.tokens,
             positions=rows.positions,
             visible=rows.visible(self.model.shape, before),

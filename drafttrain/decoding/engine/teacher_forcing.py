@@ -34,7 +34,7 @@ instead of its inputs where it holds that."""
 
 
 @dataclass(frozen=True)
-class Forced:
+class TeacherForced:
     """What a model computes for one known output y_1..y_L; row i - 1 belongs to y_i."""
 
     logits: Tensor
@@ -48,7 +48,7 @@ class Forced:
 @torch.inference_mode()
 def teacher_force(
     model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
-) -> list[Forced]:
+) -> list[TeacherForced]:
     """Logits and hidden states of each output, given its source (or prompt).
 
     The decoder starts from decoder_start_token_id, or from the whole prompt where the model is
@@ -64,13 +64,13 @@ def teacher_force(
         logits = few.index_copy_(-1, drafted, logits.index_select(-1, drafted))
     by_output = logits.split([len(target) for target in targets])
     return [
-        Forced(exact_enough(own), rows[1:], rows[:-1])
+        TeacherForced(exact_enough(own), rows[1:], rows[:-1])
         for own, rows in zip(by_output, hidden, strict=True)
     ]
 
 
 @torch.inference_mode()
-def forced_states(
+def teacher_forced_states(
     model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """The hidden states of `teacher_force` alone, without paying for logits. B x [L_b, D]."""
@@ -81,7 +81,7 @@ def forced_states(
 def states_before(
     model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """`Forced.before` of `teacher_force` alone: what each row of logits would be computed from.
+    """`TeacherForced.before` of `teacher_force`: the state each row of logits is computed from.
 
     Without gradient, but usable where there is one. Shapes and errors: as there -> B x [L_b, D].
     """

@@ -48,7 +48,7 @@ class Optimal(Shape):
         return f"opt-tree({self.nodes})"
 
     @property
-    def branches(self) -> bool:
+    def drafts_trees(self) -> bool:
         return self.nodes > 1
 
     def likeliest(self, sampling: Sampling) -> Likeliest | None:

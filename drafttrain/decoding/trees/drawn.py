@@ -26,7 +26,7 @@ class Paths(Shape):
         return f"paths({self.count})"
 
     @property
-    def branches(self) -> bool:
+    def drafts_trees(self) -> bool:
         return self.count > 1
 
     def grow(self, tree: Tree, logits: Tensor) -> range:

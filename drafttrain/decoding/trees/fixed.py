@@ -51,7 +51,7 @@ class Fixed(Shape):
         return f"{self.kind}({len(self.paths)})"
 
     @property
-    def branches(self) -> bool:
+    def drafts_trees(self) -> bool:
         return len(self.paths) > self.deepest
 
     def likeliest(self, sampling: Sampling) -> Likeliest:

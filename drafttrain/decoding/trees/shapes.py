@@ -35,7 +35,7 @@ class Shape(Protocol):
 
     name: str
     draw_kind: DrawKind = "deterministic"
-    branches: bool = True
+    drafts_trees: bool = True
     estimates: bool = False
     """Whether `Tree.expected` is worked out, for stop policies that go by it."""
     widest: int = 1

@@ -16,11 +16,11 @@ from drafttrain.data.hidden.cache import build_cache
 from drafttrain.data.inputs.clips import hear
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.decoding.drafters.along import probs_along, read_outputs
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.block_along import block_states
+from drafttrain.decoding.drafters.teacher_forced import read_outputs, teacher_forced_probs
+from drafttrain.decoding.drafters.teacher_forced_blocks import block_states
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -87,7 +87,7 @@ def test_slots_are_labelled_as_the_clips_read_anew_have_them(project):
         close(own[: len(output)], states[:, 0], 2e-3)  # the clips' encodings are kept in halves
         drafts = BlockDrafter(drafter)
         [known] = read_outputs(reader, [source], [output], drafts.requires)
-        along = alone(probs_along(drafts, known, [3] * len(output), Sampling()))
+        along = run_single(teacher_forced_probs(drafts, known, [3] * len(output), Sampling()))
         for start, block in enumerate(along.tolist()):
             for own in block[: len(output) - start]:
                 expected.append(own)

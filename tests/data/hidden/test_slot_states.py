@@ -18,13 +18,13 @@ from drafttrain.data.hidden.cache import build_cache, check_cache
 from drafttrain.data.hidden.labels import Labelling, draw_prefixes, label_slots
 from drafttrain.data.hidden.states import open_cache
 from drafttrain.data.shards.outputs import ShardRow, load_distilled
-from drafttrain.decoding.drafters.along import probs_along, read_outputs
-from drafttrain.decoding.drafters.block_along import block_states
+from drafttrain.decoding.batching import run_single
+from drafttrain.decoding.drafters.teacher_forced import read_outputs, teacher_forced_probs
+from drafttrain.decoding.drafters.teacher_forced_blocks import block_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before, teacher_force
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
@@ -105,7 +105,7 @@ def real_rounds(pair) -> dict[tuple[int, ...], float]:
 
     def one_round(randomness) -> tuple[int, ...]:
         session = drafts.open(source, SAMPLING, randomness)
-        proposal = alone(session.propose(tokens, shown, FixedLength(2)))
+        proposal = run_single(session.propose(tokens, shown, FixedLength(2)))
         drafted = proposal.tokens.tolist()
         verdict = RejectionSampling().verify(proposal, judge(target, drafted), SAMPLING, randomness)
         return tuple(drafted[: len(verdict.path)])
@@ -179,7 +179,7 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
     most = [4] * len(output)
     drafts = make_drafter(drafter, target)
     [known] = read_outputs(CachedModel(target), [read], [output], drafts.requires)
-    found_along = alone(probs_along(drafts, known, most, Sampling()))
+    found_along = run_single(teacher_forced_probs(drafts, known, most, Sampling()))
     expected = []
     for prefix, block in enumerate(found_along.tolist()):
         for place, own in enumerate(block[: len(output) - prefix], prefix):
@@ -203,7 +203,7 @@ def test_states_are_those_that_a_policy_is_shown(shape: str):
         source = make_source(SOURCE, target)
         session = make_drafter(drafter).open(source, Sampling(), None)
         tokens = torch.cat([source.prefix, torch.tensor(output[:prefix], dtype=torch.long)])
-        shown.append(alone(session.propose(tokens, None, FixedLength(3))).hidden)
+        shown.append(run_single(session.propose(tokens, None, FixedLength(3))).hidden)
     first = torch.stack([states[0] for states in shown]).float()
     assert labelled.positions[:5].tolist() == [0, 1, 2, 3, 4]  # first slots come first
     torch.testing.assert_close(labelled.hidden[:5], first, rtol=0, atol=1e-5)

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from drafttrain.config.methods import STOPS
+from drafttrain.decoding.batching import run_batched, run_single
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.block_along import block_rows, block_states
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows, block_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import alone, together
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Sampling
@@ -131,10 +131,10 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     session = drafter.open(toy_source(), sampling, randomness)
     tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
-    proposal = alone(session.propose(tokens, None, FixedLength(3)))
+    proposal = run_single(session.propose(tokens, None, FixedLength(3)))
     fresh = drafter.open(toy_source(), sampling, randomness)
     with torch.inference_mode():
-        hidden = alone(fresh.slot_rows(tokens, 3))[0]
+        hidden = run_single(fresh.slot_rows(tokens, 3))[0]
         previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
         coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.model.logits(hidden)
         best = uncoupled >= uncoupled.sort(descending=True).values[:, count - 1 : count]
@@ -152,10 +152,12 @@ def test_its_rows_before_warping_are_those_that_tokens_were_chosen_from(
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     session = drafter.open(toy_source(), sampling, randomness)
     tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
-    proposal = alone(session.propose(tokens, None, FixedLength(3)))
+    proposal = run_single(session.propose(tokens, None, FixedLength(3)))
     with torch.inference_mode():
         rows = torch.stack(list(proposal.logits()))
-        hidden = alone(drafter.open(toy_source(), sampling, randomness).slot_rows(tokens, 3))[0]
+        hidden = run_single(drafter.open(toy_source(), sampling, randomness).slot_rows(tokens, 3))[
+            0
+        ]
         expected = drafter.model.logits(hidden)
         if rank:
             previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
@@ -189,8 +191,8 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) 
         fresh = drafter.open(toy_source(), Sampling(), randomness)
         with torch.inference_mode():
             seen, expected = (
-                alone(session.slot_rows(tokens, 3))[0],
-                alone(fresh.slot_rows(tokens, 3))[0],
+                run_single(session.slot_rows(tokens, 3))[0],
+                run_single(fresh.slot_rows(tokens, 3))[0],
             )
         assert (seen - expected).abs().max() < 1e-12
 
@@ -230,11 +232,11 @@ def test_every_committed_token_is_fed_with_the_state_that_it_was_predicted_from(
         before[verified:] = 0.0
         with torch.inference_mode():
             session.longest(tokens, 3, state)
-            seen = alone(session.slot_rows(tokens, 3))[0]
+            seen = run_single(session.slot_rows(tokens, 3))[0]
             expected = behind(drafter, output, before, given)
             late = drafter.open(source, Sampling(), randomness)
             late.longest(tokens, 3, TargetState(committed, {-1: every}))
-            seen_late = alone(late.slot_rows(tokens, 3))[0]
+            seen_late = run_single(late.slot_rows(tokens, 3))[0]
         assert (seen - expected).abs().max() < 1e-12, output
         assert (seen_late - expected).abs().max() < 1e-12, output
 
@@ -270,7 +272,7 @@ def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> No
             tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
             session.longest(tokens, 3, state)
             works.append(session.slot_rows(tokens, 3))
-        return [hidden for hidden, _ in together(works)]
+        return [hidden for hidden, _ in run_batched(works)]
 
     alike = zip(slots_of([0, 1]), [*slots_of([0]), *slots_of([1])], strict=True)
     assert all((one - other).abs().max() < 1e-12 for one, other in alike)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.block_heads import (
     BlockHeadsDrafter,
     BlockHeadsSession,
@@ -12,12 +13,11 @@ from drafttrain.decoding.drafters.block_heads import (
 )
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import project
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
@@ -49,7 +49,7 @@ class ToyWithStates(ToyTarget):
             paths.append([chain[: len(committed) + i] for i in range(len(proposal.tokens) + 1)])
         hidden = LogitsTable(seed=7, vocabulary=16)
         return [
-            StepOutput(score.logits, torch.stack([hidden[path] for path in of_score]))
+            ForwardOutput(score.logits, torch.stack([hidden[path] for path in of_score]))
             for score, of_score in zip(super().score(states, tokens, proposals), paths, strict=True)
         ]
 
@@ -111,7 +111,7 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
 def test_behind_drafts_of_others_later_heads_go_on(others: int) -> None:
     """In a horizontal cascade; the first call of a session may already be such a one."""
     drafts, state, rows = session()
-    proposal = alone(drafts.propose(torch.arange(6 + others), state, FixedLength(10)))
+    proposal = run_single(drafts.propose(torch.arange(6 + others), state, FixedLength(10)))
     assert proposal.tokens.tolist() == rows.argmax(-1)[others:].tolist()
     assert proposal.passes == (1 if others < 3 else 0)
     assert proposal.draw_kind == "deterministic"
@@ -119,14 +119,14 @@ def test_behind_drafts_of_others_later_heads_go_on(others: int) -> None:
 
 def test_nothing_is_drafted_before_the_target_has_said_anything() -> None:
     drafts, state, _ = session()
-    assert len(alone(drafts.propose(torch.arange(2), None, FixedLength(3))).tokens) == 0
-    assert len(alone(drafts.propose(torch.arange(6), state, FixedLength(3))).tokens) == 3
+    assert len(run_single(drafts.propose(torch.arange(2), None, FixedLength(3))).tokens) == 0
+    assert len(run_single(drafts.propose(torch.arange(6), state, FixedLength(3))).tokens) == 3
 
 
 def test_drawn_rows_are_handed_out_with_their_tokens() -> None:
     sampling = Sampling(temperature=0.8, top_k=5)
     drafts, state, rows = session(sampling)
-    proposal = alone(drafts.propose(torch.arange(7), state, FixedLength(10)))
+    proposal = run_single(drafts.propose(torch.arange(7), state, FixedLength(10)))
     assert proposal.draw_kind == "iid" and len(proposal.tokens) == 2
     assert (proposal.draft_probs - expected_probs(rows[1:], sampling)).abs().max() < 1e-12
     assert (torch.stack(list(proposal.logits())) - rows[1:]).abs().max() < 1e-12
@@ -138,10 +138,10 @@ def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> 
     probs = rows.softmax(-1)
     entropies = -(probs * probs.log()).sum(-1)
     stop = Entropy(entropies[place].item() - 1e-6, 3)
-    proposal = alone(drafts.propose(torch.arange(6), state, stop))
+    proposal = run_single(drafts.propose(torch.arange(6), state, stop))
     assert len(proposal.tokens) == (entropies > stop.value).nonzero()[0]
-    assert len(alone(drafts.propose(torch.arange(6), state, Entropy(100.0, 3))).tokens) == 3
-    assert len(alone(drafts.propose(torch.arange(6), state, FixedLength(2))).tokens) == 2
+    assert len(run_single(drafts.propose(torch.arange(6), state, Entropy(100.0, 3))).tokens) == 3
+    assert len(run_single(drafts.propose(torch.arange(6), state, FixedLength(2))).tokens) == 2
 
 
 def test_a_target_whose_logits_are_more_than_a_projection_is_refused() -> None:

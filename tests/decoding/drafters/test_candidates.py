@@ -3,7 +3,11 @@
 import numpy as np
 import torch
 
-from drafttrain.decoding.drafters.candidates import CANDIDATES, LikelyTokens, Link
+from drafttrain.decoding.drafters.candidates import (
+    CANDIDATES,
+    LikelyTokens,
+    PreviousTokenCorrection,
+)
 
 VOCABULARY, RANK = 5 * CANDIDATES, 6
 
@@ -14,10 +18,10 @@ def test_chains_are_those_of_each_sequence_alone() -> None:
     lengths, last = [3, 1, 4], [5, 9, 0]
     logits = torch.randn(8, VOCABULARY, dtype=torch.float64)
     from_hidden = torch.randn(8, RANK, dtype=torch.float64)
-    link = Link(lambda hidden: hidden, rows, features)
+    correction = PreviousTokenCorrection(lambda hidden: hidden, rows, features)
     asked = list(zip(from_hidden.split(lengths), logits.split(lengths), last, strict=True))
-    for one, chain in zip(asked, link.chains(asked), strict=True):
-        assert link.chains([one])[0].tolist() == chain.tolist()
+    for one, chain in zip(asked, correction.chains(asked), strict=True):
+        assert correction.chains([one])[0].tolist() == chain.tolist()
 
 
 def test_the_token_before_decides_among_candidates() -> None:
@@ -29,8 +33,8 @@ def test_the_token_before_decides_among_candidates() -> None:
     logits[0, 2], logits[1, 3:5] = 1.0, 1.0
     for first, second in ((2, 4), (1, 3)):
         logits[0, first] = 2.0
-        link = Link(lambda hidden: hidden, rows, features)
-        [chain] = link.chains([(torch.zeros(2, 2), logits, 0)])
+        correction = PreviousTokenCorrection(lambda hidden: hidden, rows, features)
+        [chain] = correction.chains([(torch.zeros(2, 2), logits, 0)])
         assert chain.tolist() == [first, second]
 
 
@@ -40,11 +44,11 @@ def test_tables_of_a_type_that_numpy_does_not_know_score_alike() -> None:
     states, logits = torch.randn(3, RANK), torch.randn(3, VOCABULARY)
     found = []
     for tables in ((rows.float(), features.float()), (rows, features)):
-        link = Link(lambda hidden: 2 * hidden, *tables)
-        likely = LikelyTokens(states, logits, (20, (0.7, 1.0)), link)
+        correction = PreviousTokenCorrection(lambda hidden: 2 * hidden, *tables)
+        likely = LikelyTokens(states, logits, (20, (0.7, 1.0)), correction)
         above = likely.tokens[0, [7, 0, 3]].tolist()
         found.append([likely.after(0, [5]), likely.after(1, above), likely.after(2, [above[0]])])
-        found[-1].append((link.chains([(states, logits, 5)])[0].numpy(), 0.0))
+        found[-1].append((correction.chains([(states, logits, 5)])[0].numpy(), 0.0))
     for (tokens, log_probs), (others, same) in zip(*found, strict=True):
         assert (tokens == others).all()
         assert np.abs(log_probs - same).max() < 1e-5

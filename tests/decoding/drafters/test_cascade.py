@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.batching import BatchedSteps, run_single
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
 from drafttrain.decoding.drafters.cascade import (
@@ -21,11 +22,10 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter, Randomness, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
@@ -61,7 +61,7 @@ class ToyReviewer(ToyModel):
             state.committed = len(committed)
             paths = [state[: len(committed) + i] for i in range(len(drafted) + 1)]
             rows = torch.stack([self.table[path] for path in paths])
-            scores.append(StepOutput(rows, torch.zeros(len(rows), 1)))
+            scores.append(ForwardOutput(rows, torch.zeros(len(rows), 1)))
         return scores
 
     def keep(self, state, path):
@@ -137,7 +137,7 @@ def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
 
     def run(randomness: Randomness) -> int:
         session = drafter.open(toy_prompt(), Sampling(1.0), randomness)
-        proposal = alone(session.propose(torch.tensor([0]), None, FixedLength(1)))
+        proposal = run_single(session.propose(torch.tensor([0]), None, FixedLength(1)))
         seen["row"] = proposal.draft_probs[0]
         return int(proposal.tokens[0])
 
@@ -152,7 +152,7 @@ class HidesItsRow(ReviewedDrafter):
         session = super().open(source, sampling, randomness)
         propose = session.propose
 
-        def pretend(tokens: Tensor, target_state, stop) -> Steps[Proposal]:
+        def pretend(tokens: Tensor, target_state, stop) -> BatchedSteps[Proposal]:
             found = yield from propose(tokens, target_state, stop)
             path, rows = tokens.tolist(), []
             for token in found.tokens.tolist():
@@ -179,7 +179,7 @@ def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(asked):
     drafter = cascade(levels(*models), [[5, 3, 2], [2, 1], [10]], 1.5)
     for sampling in (Sampling(), Sampling(1.0)):
         session = drafter.open(toy_prompt(), sampling, SampledRandomness(torch.Generator()))
-        proposal = alone(session.propose(torch.tensor([0]), None, FixedLength(asked)))
+        proposal = run_single(session.propose(torch.tensor([0]), None, FixedLength(asked)))
         assert len(proposal.tokens) == min(asked, 10)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.batching import BatchedSteps, run_single
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import (
     Confidence,
     Entropy,
@@ -58,7 +58,7 @@ def stops() -> dict[str, StopPolicy]:
 def checked(drafter: CausalDrafter, drafts: list[Proposal]) -> Watched:
     """Notes every draft, after which the drafter's cache is compared with a fresh prefill."""
 
-    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+    def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         proposal = yield from session.propose(tokens, target_state, stop)
         drafts.append(proposal)
         drafted = proposal.tokens.tolist()
@@ -81,7 +81,7 @@ def check_states(
     """Cache and states of a session equal those of one prefill of the whole path."""
     model = session.model
     fresh = model.encode(source)
-    score = model.catch_up(fresh, torch.tensor(path))
+    score = model.extend_cache(fresh, torch.tensor(path))
     for layer in range(len(model.engine.cache.own.layers)):
         for seen, wanted in zip(
             keys_values(session.own.state, layer), keys_values(fresh, layer), strict=True
@@ -167,7 +167,7 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
         assert [output.tokens] == generate(model, [source], LONGEST)
     session = drafter.open(sources[0], Sampling(), SampledRandomness(torch.Generator()))
     committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
-    proposal = alone(session.propose(committed, None, FixedLength(2)))
+    proposal = run_single(session.propose(committed, None, FixedLength(2)))
     own = make_source(sources[0].input_ids, other)
     with torch.no_grad():
         path = torch.cat([own.prefix, torch.tensor([7, 8])])
@@ -197,7 +197,9 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
     every, part = CachedModel(whole), drafter.model
     assert part.vocabulary == VOCAB
     source = make_source(torch.tensor([5, 6, 7]), target)
-    scores = [model.catch_up(model.encode(source), source.prefix).logits for model in (every, part)]
+    scores = [
+        model.extend_cache(model.encode(source), source.prefix).logits for model in (every, part)
+    ]
     close(scores[0][:, tokens], scores[1][:, tokens])
     others = [token for token in range(VOCAB) if token not in tokens]
     assert (scores[1].softmax(-1)[:, others] == 0).all()
@@ -227,7 +229,7 @@ def test_what_policies_see_says_nothing_of_tokens_that_are_not_drafted(sampling)
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     source = make_source(torch.tensor([5, 6, 7]), target)
     session = drafter.open(source, sampling, randomness)
-    proposal = alone(session.propose(source.prefix, None, stop))
+    proposal = run_single(session.propose(source.prefix, None, stop))
     whole = torch.stack(list(proposal.logits()))
     assert whole.shape == (4, VOCAB) and [len(rows) for rows in seen] == [0, 1, 2, 3]
     for row, of_all in zip(seen[-1], whole, strict=False):

@@ -11,7 +11,7 @@ from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
 
 from drafttrain.build.pairs import make_drafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
-from drafttrain.decoding.drafters.causal import rows_along
+from drafttrain.decoding.drafters.causal import teacher_forced_rows
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
@@ -190,12 +190,12 @@ def test_scores_are_the_drafters_own(rows):
     fitted, own = make_drafter(model, target).model, CachedModel(model)
     source, known = make_source([5, 6, 7], target), min(rows, VOCAB)
     one, other = (
-        model.catch_up(model.encode(source), source.prefix).logits for model in (fitted, own)
+        model.extend_cache(model.encode(source), source.prefix).logits for model in (fitted, own)
     )
     assert one.shape == (1, VOCAB) and fitted.vocabulary == known
     close(one[:, :known], other[:, :known])
     assert (one[:, known:] == -torch.inf).all()
-    along = rows_along(fitted, source, torch.tensor([39, 38, 5, 9]))
+    along = teacher_forced_rows(fitted, source, torch.tensor([39, 38, 5, 9]))
     assert along.shape == (4, VOCAB)
     assert along.argmax(-1).max() < known
 

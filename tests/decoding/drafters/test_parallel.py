@@ -10,18 +10,18 @@ from transformers import GPTJConfig, GPTJForCausalLM
 
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.methods import STOPS as STOP_KINDS
-from drafttrain.decoding.drafters.along import probs_along, read_outputs
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
+from drafttrain.decoding.drafters.teacher_forced import read_outputs, teacher_forced_probs
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import Confidence, Cumulative, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
@@ -113,7 +113,7 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
     session = drafter.open(make_source(PROMPT, drafter.model.model), sampling, randomness())
     for output in ([], [11, 30], [11, 30, 3, 3], [11, 4], [11, 4, 3, 25]):
         tokens = torch.tensor([*PROMPT, *output])
-        proposal = alone(session.propose(tokens, None, FixedLength(4)))
+        proposal = run_single(session.propose(tokens, None, FixedLength(4)))
         with torch.no_grad():
             fed = torch.tensor([[*tokens, *[MASK] * 3]])
             fresh = drafter.model.model(fed, output_hidden_states=True)
@@ -137,7 +137,7 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
     for place in range(len(output)):
         session = drafter.open(source, sampling, randomness())
         tokens = torch.cat([source.prefix, output[:place]])
-        proposal = alone(session.propose(tokens, None, FixedLength(4)))
+        proposal = run_single(session.propose(tokens, None, FixedLength(4)))
         assert len(proposal.tokens) == min(4, 8 - place)  # the last one needs no position
         expected = proposed_probs(proposal, output[place:])
         expected += [-1.0] * (4 - len(expected))
@@ -149,12 +149,12 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
 
 def along(drafter: ParallelDrafter, source, output, k: int, sampling: Sampling) -> torch.Tensor:
     [known] = read_outputs(drafter.model, [source], [output], drafter.requires)
-    return alone(probs_along(drafter, known, [k] * len(output), sampling))
+    return run_single(teacher_forced_probs(drafter, known, [k] * len(output), sampling))
 
 
 def greedy_block(drafter: ParallelDrafter, source, k: int) -> list[int]:
     session = drafter.open(source, Sampling(), randomness())
-    return alone(session.propose(source.prefix, None, FixedLength(k))).tokens.tolist()
+    return run_single(session.propose(source.prefix, None, FixedLength(k))).tokens.tolist()
 
 
 def proposed_probs(proposal, output: torch.Tensor) -> list[float]:
@@ -211,7 +211,7 @@ def test_a_stop_policy_ends_a_block_before_the_row_that_it_looks_at() -> None:
 
     def drafted(stop) -> int:
         session = drafter.open(source, Sampling(), randomness())
-        return len(alone(session.propose(source.prefix, None, stop)).tokens)
+        return len(run_single(session.propose(source.prefix, None, stop)).tokens)
 
     with torch.no_grad():
         logits = drafter.model.model(torch.tensor([[*PROMPT, *[MASK] * 3]])).logits[0, -4:]

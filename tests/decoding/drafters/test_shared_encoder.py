@@ -12,11 +12,11 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.block_along import block_rows
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
@@ -68,7 +68,7 @@ def decode(
     sampling: Sampling = GREEDY,
 ) -> list[Output]:
     verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
-    if drafter.branches:
+    if drafter.drafts_trees:
         verifier = TargetWalk
 
     def randomness(row: int) -> SampledRandomness:
@@ -148,9 +148,9 @@ def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
     target, drafter = target_of(family), BlockDrafter(drafter_of(family, **settings))
     source = sources_for(target.model)[0]
     state = target.encode(source)
-    target.catch_up(state, state.source.prefix)
+    target.extend_cache(state, state.source.prefix)
     [made] = drafter.encode_all([replace(state.source, encoded=state.encoded)])
-    drafter.cached.catch_up(made, state.source.prefix)
+    drafter.cached.extend_cache(made, state.source.prefix)
     ours, theirs = cross_keys_values(made, 0), cross_keys_values(state, 1)
     for own, of_target in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, group_means(of_target, pooling)[0], rtol=1e-10, atol=1e-10)

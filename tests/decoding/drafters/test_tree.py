@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from drafttrain.decoding.batching import BatchedSteps, run_single
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.candidates import LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -16,7 +17,6 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import Steps, alone
 from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
@@ -150,12 +150,13 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
     session = drafter.open(source, Sampling(), SampledRandomness(torch.Generator()))
-    states, last = alone(session.slot_rows(source.prefix, 4))[0], int(source.prefix[-1])
+    states, last = run_single(session.slot_rows(source.prefix, 4))[0], int(source.prefix[-1])
     vocabulary = drafter.vocabulary
     rows = drafter.model.logits(states)
     temperatures = (0.7, 0.4)
     every, few = (
-        LikelyTokens(states, rows, (count, temperatures), session.link) for count in (vocabulary, 5)
+        LikelyTokens(states, rows, (count, temperatures), session.correction)
+        for count in (vocabulary, 5)
     )
     for slot in range(4):
         previous = every.tokens[slot - 1].tolist() if slot else [last]
@@ -207,7 +208,7 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
     for asked in (shape, WholeRows(shape)):
         randomness = SampledRandomness(torch.Generator())
         session = TreeDrafter(drafter, asked).open(source, Sampling(), randomness)
-        proposals.append(alone(session.propose(source.prefix, None, FixedLength(4))))
+        proposals.append(run_single(session.propose(source.prefix, None, FixedLength(4))))
     likeliest, whole = proposals
     assert likeliest.passes == whole.passes == 1
     assert set(paths_of(likeliest)) == set(paths_of(whole))
@@ -251,10 +252,10 @@ class Seen:
 def checked(drafter: TreeDrafter, seen: Seen) -> Watched:
     """Before every catch-up the drafter's cache is compared with a fresh prefill of its path."""
 
-    def watch(session, source, tokens, target_state, stop) -> Steps[Proposal]:
+    def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         assert isinstance(session.rows, ModelRows)
         model = session.rows.model
-        catch_up_all = model.catch_up_all
+        extend_caches = model.extend_caches
 
         def watched(asked):
             [(state, committed)] = asked
@@ -262,11 +263,11 @@ def checked(drafter: TreeDrafter, seen: Seen) -> Watched:
                 assert state.tokens == committed[: state.cached].tolist()
                 close_caches(state, cached_after(model.model, source, state.tokens))
                 seen.kept += state.cached - seen.before
-            return catch_up_all(asked)
+            return extend_caches(asked)
 
-        model.catch_up_all = watched
+        model.extend_caches = watched
         proposal = yield from session.propose(tokens, target_state, stop)
-        del model.catch_up_all
+        del model.extend_caches
         seen.before = len(tokens)
         seen.proposals.append(proposal)
         return proposal
@@ -369,7 +370,7 @@ class Untouched:
 
 def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
     class Flat(ToyTarget):
-        def check_branches(self) -> None:
+        def check_tree_attention(self) -> None:
             raise ValueError("this attention takes no tree mask")
 
     decoder = decoder_of(Flat(1), toy(Beam(2)), 2, RecursiveRejection, Sampling(1.0))

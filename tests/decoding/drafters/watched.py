@@ -8,12 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from drafttrain.decoding.batching import BatchedSteps
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
-from drafttrain.decoding.shared import Steps
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
-Watch = Callable[[DraftSession, Source, Tensor, TargetState | None, StopPolicy], Steps[Proposal]]
+Watch = Callable[
+    [DraftSession, Source, Tensor, TargetState | None, StopPolicy], BatchedSteps[Proposal]
+]
 """Is handed the session with what it is asked, and gives its answer."""
 
 
@@ -38,5 +40,5 @@ class WatchedSession:
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Steps[Proposal]:
+    ) -> BatchedSteps[Proposal]:
         return self.watch(self.inner, self.source, tokens, target_state, stop)

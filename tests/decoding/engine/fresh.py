@@ -69,7 +69,7 @@ def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
     tokens = [source.prefix.tolist() for source in sources]
     generator, precision = torch.Generator().manual_seed(3), precision_of(model)
     for turn in range(4):
-        proposals = drafts(generator, target.takes_branches)
+        proposals = drafts(generator, target.supports_tree_attention)
         proposals = (proposals[turn:] + proposals[:turn])[: len(sources)]  # each gets each of them
         scores = target.score(states, [torch.tensor(own) for own in tokens], proposals)
         for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import Feed
 from drafttrain.decoding.engine.probe import reference_logits
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.types import Source
 from tests.comparing import close
 from tests.decoding.engine.fresh import check_rounds, close_caches, fresh, sources_of
@@ -23,7 +23,7 @@ def test_rounds_of_a_batch_equal_fresh_passes_of_each_sequence(family, attention
     if attention is not None:
         model.set_attn_implementation(attention)
     target = CachedModel(model)
-    assert target.takes_branches == (family != "Bloom")
+    assert target.supports_tree_attention == (family != "Bloom")
     check_rounds(target, sources_of(model))
 
 
@@ -44,7 +44,7 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
     def check(*numbers: int) -> None:
         for number in numbers:
             paths[number].append(7 + number)
-        scores = target.catch_up_all(
+        scores = target.extend_caches(
             [(states[number], torch.tensor(paths[number])) for number in numbers]
         )
         for number, score in zip(numbers, scores, strict=True):
@@ -74,7 +74,7 @@ def test_a_row_that_is_given_up_during_a_call_is_left_alone_until_the_next():
     target = CachedModel(model)
     sources = [tiny_source([5, 9, 17 + i], model) for i in range(3)]
     states = target.encode_all(sources)
-    target.catch_up_all([(states[i], sources[i].prefix) for i in range(3)])
+    target.extend_caches([(states[i], sources[i].prefix) for i in range(3)])
 
     def give_up(*_: object) -> None:
         states[0] = None
@@ -82,7 +82,7 @@ def test_a_row_that_is_given_up_during_a_call_is_left_alone_until_the_next():
     model.model.layers[0].register_forward_hook(give_up)
     pairs = [(states[i], torch.tensor([5, 9, 17 + i, 30])) for i in (1, 2)]
     for _ in range(2):
-        found = target.catch_up_all(pairs)
+        found = target.extend_caches(pairs)
         for i, output in zip((1, 2), found, strict=True):
             reference = fresh(model, sources[i], [5, 9, 17 + i, 30])
             close(output.logits[-1], reference.logits[0, -1])
@@ -96,10 +96,10 @@ def test_room_is_made_once_and_kept():
     source = tiny_source([5, 9, 17], model)
     path = torch.randint(4, VOCAB, (400,), generator=torch.Generator().manual_seed(0))
     states = target.encode_all([source, source])
-    target.catch_up(states[0], path[:100])
+    target.extend_cache(states[0], path[:100])
     layer = target.engine.cache.own.layers[0]
     assert layer.keys.shape[::2] == (2, 128)
-    score = target.catch_up_all([(states[0], path[:300]), (states[1], path)])
+    score = target.extend_caches([(states[0], path[:300]), (states[1], path)])
     assert layer.keys.shape[::2] == (2, 400)
     for i, length in enumerate((300, 400)):
         reference = fresh(model, source, path[:length].tolist())
@@ -116,7 +116,7 @@ def test_padding_beside_the_last_position_stands_anywhere(family):
     states = target.encode_all(sources)
     for lengths in ((62, 4), (64, 14)):
         paths = [path[:length] for length in lengths]
-        scores = target.catch_up_all(list(zip(states, paths, strict=True)))
+        scores = target.extend_caches(list(zip(states, paths, strict=True)))
         for source, own, score in zip(sources, paths, scores, strict=True):
             close(score.logits[-1], fresh(model, source, own.tolist()).logits[0, -1])
 
@@ -126,7 +126,7 @@ def test_what_is_not_a_number_stays_with_its_sequence():
     model = tiny_model("qwen2")
     target, source = CachedModel(model), tiny_source([5, 9, 17], model)
     states = target.encode_all([source, source])
-    target.catch_up_all([(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
+    target.extend_caches([(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
     with torch.inference_mode():
         for layer in target.engine.cache.own.layers:
             layer.keys.fill_(torch.nan)
@@ -134,7 +134,7 @@ def test_what_is_not_a_number_stays_with_its_sequence():
     del states
     states = target.encode_all([source, source])
     for paths in ([[5, 9], [5, 9, 17, 30]], [[5, 9, 21], [5, 9, 17, 30, 21]]):
-        scores = target.catch_up_all([(states[i], torch.tensor(paths[i])) for i in range(2)])
+        scores = target.extend_caches([(states[i], torch.tensor(paths[i])) for i in range(2)])
         for path, score in zip(paths, scores, strict=True):
             close(score.logits[-1], fresh(model, source, path).logits[0, -1])
 
@@ -142,10 +142,11 @@ def test_what_is_not_a_number_stays_with_its_sequence():
 def test_prompts_are_not_padded_to_the_longest_of_a_batch():
     target = CachedModel(tiny_model("llama"))
     states = target.encode_all([tiny_source([5], target.model)] * 5)
-    feeds = [
-        Feed(state, [5] * size, 1) for state, size in zip(states, (40, 3, 30, 16, 1), strict=True)
+    requests = [
+        ForwardRequest(state, [5] * size, 1)
+        for state, size in zip(states, (40, 3, 30, 16, 1), strict=True)
     ]
-    assert list(target.engine._groups(feeds)) == [[0, 2], [1, 3, 4]]
+    assert list(target.engine._groups(requests)) == [[0, 2], [1, 3, 4]]
 
 
 def test_sources_that_cannot_be_masked_share_no_call_with_others_of_another_length():
@@ -161,7 +162,7 @@ def test_sources_that_cannot_be_masked_share_no_call_with_others_of_another_leng
     sources = [Source({}, prefix, encoded=own) for own in encoded]
     states = target.encode_all(sources)
     for tokens in (prefix, torch.tensor([1, 5, 6, 9])):
-        found = target.catch_up_all([(state, tokens) for state in states])
+        found = target.extend_caches([(state, tokens) for state in states])
         for own, output in zip(encoded, found, strict=True):
             with torch.inference_mode():
                 given = {"encoder_outputs": (own[None],), "decoder_input_ids": tokens[None]}
@@ -179,11 +180,11 @@ def test_a_source_that_is_not_a_number_stays_with_its_sequence():
         return Source({"input_ids": torch.ones(length).long()}, prefix, encoded=own)
 
     states = target.encode_all([source(7, torch.nan), source(7)])
-    target.catch_up_all([(state, prefix) for state in states])
+    target.extend_caches([(state, prefix) for state in states])
     del states
     states = target.encode_all([source(4), source(7)])
     for tokens in (prefix, torch.tensor([1, 5, 9])):
-        found = target.catch_up_all([(state, tokens) for state in states])
+        found = target.extend_caches([(state, tokens) for state in states])
         assert all(output.logits.isfinite().all() for output in found)
 
 
@@ -193,7 +194,7 @@ def test_single_tokens_of_unequal_sequences_see_their_own_text_alone():
     target, source = CachedModel(model), tiny_source([5, 9, 20, 7], model)
     paths = [torch.tensor([BOS, *own]) for own in ([8, 11, 4, 17], [30, 6])]
     states = target.encode_all([source, source])
-    target.catch_up_all([(state, path[:-1]) for state, path in zip(states, paths, strict=True)])
-    outputs = target.catch_up_all([*zip(states, paths, strict=True)])
+    target.extend_caches([(state, path[:-1]) for state, path in zip(states, paths, strict=True)])
+    outputs = target.extend_caches([*zip(states, paths, strict=True)])
     for path, output in zip(paths, outputs, strict=True):
         close(output.logits[0], reference_logits(model, source, path)[-1])

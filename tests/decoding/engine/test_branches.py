@@ -11,7 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 from drafttrain.decoding.engine.cache import CacheRow
 from drafttrain.decoding.engine.cached_model import CachedModel, ancestry
-from drafttrain.decoding.engine.calls import StepOutput
+from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
@@ -31,8 +31,8 @@ PROMPT = PATHS[0]
 NODES, PARENTS = TREE.tokens, TREE.parents
 
 
-def extend(model: CachedModel, state: SequenceState, *given: Tensor) -> StepOutput:
-    return model.extend_all([(state, *given)])[0]
+def extend(model: CachedModel, state: SequenceState, *given: Tensor) -> ForwardOutput:
+    return model.extend_trees([(state, *given)])[0]
 
 
 def load(family: str, attention: str) -> PreTrainedModel:
@@ -55,7 +55,7 @@ def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention)
     model = load(family, attention)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state, tokens = drafter.encode(source), committed_after(source)
-    drafter.catch_up(state, torch.tensor(tokens))
+    drafter.extend_cache(state, torch.tensor(tokens))
     lines, length = ancestry(PARENTS), len(tokens)
     for level in ([0, 1], [2, 3, 4], [5, 6]):
         visible = torch.ones(len(level), state.cached + len(level), dtype=torch.bool)
@@ -70,7 +70,7 @@ def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention)
     drafter.keep_columns(state, columns)
     path = [*tokens, *tokens_to(TREE, 6)]
     close_caches(state, fresh(model, source, path).past_key_values, precision_of(model))
-    score = drafter.catch_up(state, torch.tensor([*path, 27]))
+    score = drafter.extend_cache(state, torch.tensor([*path, 27]))
     expected = fresh(model, source, [*path, 27]).logits[0, -1]
     close(score.logits[-1], expected, precision_of(model))
 
@@ -81,7 +81,7 @@ def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
     model = load(family, attention)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state, prompt = drafter.encode(source), committed_after(source)
-    drafter.catch_up(state, torch.tensor(prompt))
+    drafter.extend_cache(state, torch.tensor(prompt))
     first, second = [*prompt], [*prompt]
     columns = {"first": list(range(len(prompt))), "second": list(range(len(prompt)))}
     for pair in ([8, 9], [30, 30], [11, 7]):
@@ -100,11 +100,11 @@ def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
             close(score.logits[row], reference.logits[0, -1], precision_of(model))
             close(score.hidden[row], last_hidden(reference)[-1], precision_of(model))
     with pytest.raises(ValueError, match="6 columns of branches are cached"):
-        drafter.catch_up(state, torch.tensor(prompt))
+        drafter.extend_cache(state, torch.tensor(prompt))
     with pytest.raises(ValueError, match="branches are cached"):
-        drafter.feed_chains([(state, torch.tensor([5]))])
+        drafter.extend_chains([(state, torch.tensor([5]))])
     state.forget(len(prompt))
-    score = drafter.catch_up(state, torch.tensor(first))
+    score = drafter.extend_cache(state, torch.tensor(first))
     close(score.logits[-1], fresh(model, source, first).logits[0, -1], precision_of(model))
 
 
@@ -122,7 +122,7 @@ def test_a_tree_that_fails_leaves_the_models_own_positions_as_they_were(family):
 def two_branches(drafter: CachedModel, source) -> SequenceState:
     """Behind the prompt's three columns, 8 30 in columns 3 and 5, 9 11 in columns 4 and 6."""
     state = drafter.encode(source)
-    drafter.catch_up(state, torch.tensor(PROMPT))
+    drafter.extend_cache(state, torch.tensor(PROMPT))
     for pair in ([8, 9], [30, 11]):
         start, depth = state.cached, state.cached // 2
         visible = torch.zeros(2, start + 2, dtype=torch.bool)
@@ -146,7 +146,7 @@ def test_the_columns_of_a_branch_can_be_kept_and_fed_again(family, columns, path
     assert (state.tokens, state.positions) == (tokens, list(range(len(tokens))))
     close_caches(state, fresh(model, source, tokens).past_key_values)
     tokens += [27, 12]
-    score = drafter.catch_up(state, torch.tensor(tokens))
+    score = drafter.extend_cache(state, torch.tensor(tokens))
     assert score.hidden.shape[0] == 2  # what was kept is not fed again
     close(score.logits[-1], fresh(model, source, tokens).logits[0, -1])
 
@@ -208,14 +208,14 @@ def test_trees_are_refused_where_they_have_other_logits_than_their_paths():
     """Bloom's positions come from a mask of one dimension: it decodes chains alone."""
     model = any_family("Bloom")
     target, source = CachedModel(model), tiny_source(PROMPT, model)
-    assert not target.takes_branches
+    assert not target.supports_tree_attention
     state = target.encode(source)
     refuses_trees(target, state, source, "'bloom' model cannot be given a draft tree: .*chains")
 
 
 def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        target.check_branches()
+        target.check_tree_attention()
     with pytest.raises(ValueError, match=reason):
         target.score([state], [source.prefix], [TREE])
     with pytest.raises(ValueError, match=reason):

@@ -23,14 +23,14 @@ def test_catching_up_equals_a_fresh_prefill_wherever_the_cache_diverges(family):
     cached, source = CachedModel(model), tiny_source(PATHS[0], model)
     state = cached.encode(source)
     for path, draft in zip(PATHS, DRAFTS, strict=True):
-        score = cached.catch_up(state, torch.tensor(path))
+        score = cached.extend_cache(state, torch.tensor(path))
         reference = fresh(model, source, path)
         close(score.logits[-1], reference.logits[0, -1])
         close(score.hidden[-1], last_hidden(reference)[-1])
         close_caches(state, reference.past_key_values)
         for token in draft:  # one a call, as drafters do
             path = [*path, token]
-            score = cached.feed_chains([(state, torch.tensor([token]))])[0]
+            score = cached.extend_chains([(state, torch.tensor([token]))])[0]
             reference = fresh(model, source, path)
             close(score.logits, reference.logits[0, -1:])
             close(score.hidden, last_hidden(reference)[-1:])
@@ -41,16 +41,18 @@ def test_only_tokens_that_are_missing_are_fed(monkeypatch):
     model = tiny_model("llama")
     cached, source = CachedModel(model), tiny_source([5, 9, 17], model)
     fed: list[int] = []
-    call = cached.engine.call
+    call = cached.engine.forward_batch
     monkeypatch.setattr(
         cached.engine,
-        "call",
-        lambda feeds, layers: fed.extend(len(f.tokens) for f in feeds) or call(feeds, layers),
+        "forward_batch",
+        lambda requests, layers: (
+            fed.extend(len(f.tokens) for f in requests) or call(requests, layers)
+        ),
     )
     state = cached.encode(source)
     for path in ([5, 9, 17], [5, 9, 17, 8, 9], [5, 9, 17, 8, 9], [5, 9, 17, 8, 11, 12], [5, 9]):
-        cached.catch_up(state, torch.tensor(path))
-    cached.feed_chains([(state, torch.tensor([3, 4]))])
+        cached.extend_cache(state, torch.tensor(path))
+    cached.extend_chains([(state, torch.tensor([3, 4]))])
     assert fed == [3, 2, 1, 2, 1, 2]
     assert state.tokens == [5, 9, 3, 4]
 
@@ -64,7 +66,7 @@ def test_long_catch_ups_behind_a_cache_see_all_of_it_and_nothing_ahead():
         path = torch.randint(4, VOCAB, (330,), generator=torch.Generator().manual_seed(0)).tolist()
         state = cached.encode(source)
         for length in (3, 10, 150, 153, 160, 320, 330):
-            score = cached.catch_up(state, torch.tensor(path[:length]))
+            score = cached.extend_cache(state, torch.tensor(path[:length]))
             expected = fresh(model, source, path[:length]).logits[0, -1]
             close(score.logits[-1], expected, precision_of(model))
 
@@ -86,7 +88,7 @@ def test_rows_that_nobody_asked_for_do_not_meet_the_vocabulary(family, monkeypat
     state = cached.encode(source)
     path = torch.cat([source.prefix, torch.tensor([5, 6])])
     cached.score([state], [path], [Proposal.chain(torch.tensor([7, 8]))])
-    cached.catch_up(state, torch.cat([path, torch.tensor([7, 9, 10])]))
+    cached.extend_cache(state, torch.cat([path, torch.tensor([7, 9, 10])]))
     assert projected == [3, 1]
 
 
@@ -106,9 +108,9 @@ def test_positions_count_the_prompt_of_a_decoder_only_model():
         source = tiny_source([5] * 60, model)
         assert cached.max_new_tokens(source, 1000) == 5  # four are fed, the fifth is not
         state = cached.encode(source)
-        cached.catch_up(state, torch.tensor([5] * 64))
+        cached.extend_cache(state, torch.tensor([5] * 64))
         with pytest.raises(ValueError, match="65 tokens are more than the 64 positions"):
-            cached.feed_chains([(state, torch.tensor([5]))])
+            cached.extend_chains([(state, torch.tensor([5]))])
         with pytest.raises(ValueError, match="65 tokens but the model takes 64"):
             cached.encode(tiny_source([5] * 65, model))
 
@@ -116,7 +118,7 @@ def test_positions_count_the_prompt_of_a_decoder_only_model():
 def test_half_precision_models_give_logits_in_float32():
     model = tiny_model("llama").to(torch.bfloat16)
     cached, source = CachedModel(model), tiny_source(SOURCE, model)
-    score = cached.catch_up(cached.encode(source), source.prefix)
+    score = cached.extend_cache(cached.encode(source), source.prefix)
     assert (score.logits.dtype, score.hidden.dtype) == (torch.float32, torch.bfloat16)
 
 
@@ -124,7 +126,7 @@ def test_columns_that_are_not_there_cannot_be_kept():
     model = tiny_model("llama")
     cached, source = CachedModel(model), tiny_source(SOURCE, model)
     state = cached.encode(source)
-    cached.catch_up(state, source.prefix)
+    cached.extend_cache(state, source.prefix)
     with pytest.raises(ValueError, match="7 columns cannot be kept; 6 are cached"):
         state.forget(7)
 

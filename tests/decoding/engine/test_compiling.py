@@ -86,7 +86,7 @@ def test_weights_adapters_and_hooks_that_change_are_compiled_again():
     body = compiled(target)
 
     def logits_after(token: int) -> torch.Tensor:
-        score = target.catch_up(target.encode(source), torch.tensor([5, 9, 17, token]))
+        score = target.extend_cache(target.encode(source), torch.tensor([5, 9, 17, token]))
         close(score.logits[-1], fresh(model, source, [5, 9, 17, token]).logits[0, -1])
         return score.logits
 
@@ -126,9 +126,9 @@ def test_room_that_doubles_is_compiled_once_more():
     body, state = compiled(target), target.encode(source)
     path = torch.randint(4, 40, (300,), generator=torch.Generator().manual_seed(0))
     path[:3] = source.prefix
-    target.catch_up(state, path[:100])
+    target.extend_cache(state, path[:100])
     for end in range(101, 140):
-        score = target.catch_up(state, path[:end])
+        score = target.extend_cache(state, path[:end])
         if end in (102, 127, 128, 139):
             close(score.logits[-1], fresh(model, source, path[:end].tolist()).logits[0, -1])
     assert body.graphs.compilations == 2
@@ -141,7 +141,7 @@ def test_columns_that_are_reserved_are_compiled_once():
     reserve(130)
     state = target.encode(make_source([5, 9, 17], model))
     for end in range(3, 132):
-        target.catch_up(state, torch.arange(end) % 30 + 4)
+        target.extend_cache(state, torch.arange(end) % 30 + 4)
     assert body.graphs.compilations == 2  # of 4 tokens and of one
 
 
@@ -169,8 +169,8 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(capsys):
     model.model.layers[0].mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
     target, source = CachedModel(model), make_source([5, 9, 17], model)
     body, state = compiled(target), target.encode(source)
-    target.catch_up(state, source.prefix)
-    score = target.catch_up(state, torch.tensor([5, 9, 17, 8]))
+    target.extend_cache(state, source.prefix)
+    score = target.extend_cache(state, torch.tensor([5, 9, 17, 8]))
     close(score.logits[-1], fresh(model, source, [5, 9, 17, 8]).logits[0, -1])
     assert "calls run uncompiled from here on" in capsys.readouterr().err
     assert body.graphs.compilations == 0
@@ -190,8 +190,8 @@ def test_a_drafter_of_few_tokens_is_compiled_and_follows_its_weights():
     body, state = compiled(drafter), drafter.encode(source)
     for token in (8, 9):
         path = [5, 9, 17, token]
-        drafter.catch_up(state, source.prefix)
-        found = drafter.catch_up(state, torch.tensor(path)).logits[-1]
+        drafter.extend_cache(state, source.prefix)
+        found = drafter.extend_cache(state, torch.tensor(path)).logits[-1]
         expected = fresh(model, source, path).logits[0, -1]
         close(found[[1, 6, 9, 22]], expected[[1, 6, 9, 22]])
         assert found.argmax() in (1, 6, 9, 22)

@@ -28,7 +28,7 @@ class Moves:
 
 def state_of(tokens: Sequence[int]) -> SequenceState:
     state = SequenceState(Moves(), Source.of_text(NOTHING, NOTHING))
-    state.append(tokens, range(len(tokens)), chained=True)
+    state.append(tokens, range(len(tokens)), is_chain=True)
     return state
 
 
@@ -51,7 +51,7 @@ def test_the_last_token_is_fed_anew_though_it_is_cached() -> None:
 
 def test_only_columns_that_change_their_place_are_copied() -> None:
     state = state_of([5, 6])
-    state.append([10, 11, 12, 13], [2, 3, 3, 4], chained=False)
+    state.append([10, 11, 12, 13], [2, 3, 3, 4], is_chain=False)
     state.gather(2, [2, 4, 5])
     assert state.columns.moved == [(3, [4, 5])]
     assert (state.tokens, state.positions) == ([5, 6, 10, 12, 13], [0, 1, 2, 3, 4])

@@ -202,5 +202,5 @@ def test_one_pass_along_outputs_gives_the_rows_of_decoding():
     found = teacher_force(cached.model, sources, outputs)
     for source, output, forced in zip(sources, outputs, found, strict=True):
         path = torch.cat([source.prefix, torch.tensor(output)])
-        [rows] = cached.feed_chains([(cached.encode(source), path)])
+        [rows] = cached.extend_chains([(cached.encode(source), path)])
         close(forced.logits, rows.logits[len(source.prefix) - 1 : -1], 1e-10)

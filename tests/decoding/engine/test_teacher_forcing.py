@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.causal import rows_along
+from drafttrain.decoding.drafters.causal import teacher_forced_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import (
-    forced_states,
     projection_scale,
     teacher_force,
+    teacher_forced_states,
 )
 from tests.tiny_families import any_family
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
@@ -48,7 +48,7 @@ def test_a_padded_batch_equals_each_sequence_run_alone(family):
     name, *projected = family.split("-projected")
     model = any_family(name, **({"word_embed_proj_dim": 8} if projected else {}))
     forced = teacher_force(model, SOURCES, TARGETS)
-    states = forced_states(model, SOURCES, TARGETS)
+    states = teacher_forced_states(model, SOURCES, TARGETS)
     for source, target, seen, state in zip(SOURCES, TARGETS, forced, states, strict=True):
         logits, hidden = alone(model, source, target)
         torch.testing.assert_close(seen.logits, logits, rtol=1e-10, atol=1e-10)
@@ -64,7 +64,7 @@ def test_only_rows_of_the_output_are_projected():
         lambda module, inputs, output: rows.append(output.shape[:-1].numel())
     )
     teacher_force(model, SOURCES, TARGETS)
-    forced_states(model, SOURCES, TARGETS)
+    teacher_forced_states(model, SOURCES, TARGETS)
     assert rows == [sum(map(len, TARGETS)), 0]
 
 
@@ -96,7 +96,7 @@ def test_rows_of_a_drafter_of_few_tokens_are_those_that_the_engine_drafts_with(f
     for source, target, forced, whole in zip(
         SOURCES, TARGETS, teacher_force(model, SOURCES, TARGETS), everything, strict=True
     ):
-        ours = rows_along(engine, make_source(source, model), torch.tensor(target))
+        ours = teacher_forced_rows(engine, make_source(source, model), torch.tensor(target))
         torch.testing.assert_close(forced.logits, ours, atol=1e-9, rtol=0)
         assert torch.isin(forced.logits.argmax(-1), torch.tensor(few)).all()
         torch.testing.assert_close(forced.logits[:, few], whole[:, few])

@@ -10,7 +10,7 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.examples import Example
-from drafttrain.decoding.drafters.block_along import block_states
+from drafttrain.decoding.drafters.teacher_forced_blocks import block_states
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.engine.teacher_forcing import states_before

@@ -1,10 +1,10 @@
-"""Work on many sequences that shares its calls, written as if there were one sequence only.
+"""Coroutine scheduler that batches model calls across sequences.
 
-What a drafter does for a sequence is a generator. Where it wants something that costs no more for
-all sequences than for one (a call of a model, most of all) it yields a `Call`, and goes on with the
-result. `together` runs the generators of all sequences side by side and makes one call of all that
-ask for the same function. So every method is written, read and proven for one sequence, and runs
-in batches.
+What a drafter does for one sequence is a generator. It yields a `BatchedCall` for each function
+that costs no more for all sequences than for one (above all a model call), and continues with the
+result. `run_batched` advances the generators of all sequences and merges their pending calls of the
+same function into one. Every method is therefore written, read and proven for one sequence, and
+runs in batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Call:
+class BatchedCall:
     """One sequence's part in a call that is made for several."""
 
     function: Callable[[Sequence[Any]], Sequence[Any]]
@@ -33,38 +33,38 @@ class Call:
     argument: Any
 
 
-Steps = Generator[Call, Any, T]
+BatchedSteps = Generator[BatchedCall, Any, T]
 """Work that ends in a T and yields the calls that it needs on the way."""
 
 
 @without_gradients
-def together(works: Sequence[Steps[T] | T]) -> list[T]:
+def run_batched(works: Sequence[BatchedSteps[T] | T]) -> list[T]:
     """The results of all works, which share their calls; work without calls is its own result."""
     results: list[Any] = list(works)
-    asked: list[tuple[int, Call]] = []
+    waiting: list[tuple[int, BatchedCall]] = []
     for place, work in enumerate(works):
         if isinstance(work, Generator):
-            _go_on(place, work, None, results, asked)
-    while asked:
+            _go_on(place, work, None, results, waiting)
+    while waiting:
         groups: dict[Any, list[tuple[int, Any]]] = {}
-        for place, call in asked:
+        for place, call in waiting:
             groups.setdefault(call.function, []).append((place, call.argument))
-        asked = []
+        waiting = []
         for function, group in groups.items():
             found = function([argument for _, argument in group])
             for (place, _), result in zip(group, found, strict=True):
-                _go_on(place, works[place], result, results, asked)
+                _go_on(place, works[place], result, results, waiting)
     return results
 
 
-def steps(work: Steps[T] | T) -> Steps[T]:
+def as_steps(work: BatchedSteps[T] | T) -> BatchedSteps[T]:
     """A work as steps, for `yield from`, though it may have none."""
     return (yield from work) if isinstance(work, Generator) else work
 
 
-def alone(work: Steps[T] | T) -> T:
+def run_single(work: BatchedSteps[T] | T) -> T:
     """The result of one work."""
-    return together([work])[0]
+    return run_batched([work])[0]
 
 
 def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
@@ -98,27 +98,27 @@ Judged = tuple[list[int], list[int]]
 """The likeliest token of every row that judges a draft, and the draft's own tokens."""
 
 
-def judge_each(asked: Sequence[tuple[Tensor, Tensor]]) -> list[Judged]:
+def judge_each(drafts: Sequence[tuple[Tensor, Tensor]]) -> list[Judged]:
     """The likeliest token of every row, `NOT_FINITE` where its maximum is no finite number, and the
     tokens of each draft, at one wait for the device. Shapes: rows [N + 1, V], tokens [N] each.
 
     Raises NotFinite for drafts with `NOT_FINITE`.
     """
-    if asked[0][0].device.type == "cpu":
-        return [(_finite_arg_max(rows), tokens.tolist()) for rows, tokens in asked]
-    top, best = torch.cat([rows for rows, _ in asked]).max(dim=-1)
-    waiting = [tokens for _, tokens in asked if tokens.device.type != "cpu"]
+    if drafts[0][0].device.type == "cpu":
+        return [(_finite_arg_max(rows), tokens.tolist()) for rows, tokens in drafts]
+    top, best = torch.cat([rows for rows, _ in drafts]).max(dim=-1)
+    waiting = [tokens for _, tokens in drafts if tokens.device.type != "cpu"]
     values = iter(torch.cat([torch.where(top.isfinite(), best, NOT_FINITE), *waiting]).tolist())
-    found = [list(itertools.islice(values, len(rows))) for rows, _ in asked]
-    drafts = [
+    found = [list(itertools.islice(values, len(rows))) for rows, _ in drafts]
+    known = [
         list(itertools.islice(values, len(tokens)))
         if tokens.device.type != "cpu"
         else tokens.tolist()
-        for _, tokens in asked
+        for _, tokens in drafts
     ]
-    if any(NOT_FINITE in tokens for tokens in drafts):
+    if any(NOT_FINITE in tokens for tokens in known):
         raise NotFinite.of_drafter()
-    return list(zip(found, drafts, strict=True))
+    return list(zip(found, known, strict=True))
 
 
 def _finite_arg_max(rows: Tensor) -> list[int]:
@@ -129,10 +129,10 @@ def _finite_arg_max(rows: Tensor) -> list[int]:
 
 
 def _go_on(
-    place: int, work: Any, result: Any, results: list, asked: list[tuple[int, Call]]
+    place: int, work: Any, result: Any, results: list, waiting: list[tuple[int, BatchedCall]]
 ) -> None:
     """Let a work go on with a result, up to its next call or its end."""
     try:
-        asked.append((place, work.send(result)))
+        waiting.append((place, work.send(result)))
     except StopIteration as end:
         results[place] = end.value

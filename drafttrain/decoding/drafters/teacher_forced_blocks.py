@@ -50,7 +50,7 @@ def block_states(
     Hidden states without previous-token features, and the token of the output before each one
     predicted. source: token ids, or the target's encoder states, where the drafter reads those.
     given: tokens between the decoder start token and the output. before: the target's hidden states
-    that the output's tokens were predicted from (`Forced.before`), where the drafter fuses them.
+    that the output's tokens were predicted from (`TeacherForced.before`), if it fuses them.
     Shapes: [S] or [S, D], [L], [L, E] -> [L, k, D], [L, k].
     """
     shape, config, device = model.shape, model.config, model.device

@@ -1,13 +1,13 @@
-"""Drafters along a known output of the target: called at its prefixes as in decoding.
+"""Teacher-forced drafting: what a drafter proposes after each prefix of a known target output.
 
-Acceptance heads learn from slots that decoding judges, and teacher-forced acceptance is of
-what they draft. Each kind that can tell has a function (`DrafterKind.probs_along`) of the drafter,
-the output [L], the most tokens of a draft at each prefix [L] and the sampling; outputs share calls
-(`shared.Steps`). It gives [L, K] in float64, K >= 1 being the largest of those. Entry (p, d) is the
-probability that a draft after the first p tokens of the output has the output's token p + d in
-place d, where it has the output's own tokens in the places before. In greedy decoding that is 1 or
-0. It is 0 after the end of the output, where any token is wrong, and NOT_DRAFTED where a draft has
-no such place.
+Acceptance heads learn from these drafts, and teacher-forced acceptance measures them. A drafter
+kind that supports this has a function (`DrafterKind.teacher_forced_probs`) of the drafter, the
+output [L], the longest draft at each prefix [L] and the sampling. Sequences share its model calls
+(`batching.BatchedSteps`). It returns probabilities [L, K] in float64, where K >= 1 is the largest
+of these lengths: entry (p, d) is the probability that a draft after the first p tokens of the
+output holds the output's token p + d at draft position d, given that the draft positions before
+hold the output's tokens. In greedy decoding it is 1 or 0. It is 0 after the end of the output,
+where every token is wrong, and NOT_DRAFTED at positions that a draft does not have.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.batching import BatchedSteps, as_steps
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.calls import Feed
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness, probs_of_tokens
-from drafttrain.decoding.shared import Steps, steps
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
@@ -66,18 +66,18 @@ def read_outputs(
     if not wanted.layers and not wanted.context_layers:
         return known
     states = target.encode_all(sources)
-    feeds = [
-        Feed(state, one.committed(len(one.tokens) - 1).tolist(), 0)
+    requests = [
+        ForwardRequest(state, one.committed(len(one.tokens) - 1).tolist(), 0)
         for state, one in zip(states, known, strict=True)
     ]
-    read = target.feed_all(feeds, wanted.layers)
+    read = target.forward_batch(requests, wanted.layers)
     return [
         KnownOutput(one.source, one.tokens, {n: found.layer(n) for n in wanted.layers}, state)
         for one, state, found in zip(known, states, read, strict=True)
     ]
 
 
-class SessionAlong:
+class TeacherForcedSession:
     """One session of a drafter, called at rising prefixes of a known output."""
 
     def __init__(self, drafter: Drafter, known: KnownOutput, sampling: Sampling) -> None:
@@ -95,15 +95,15 @@ class SessionAlong:
         hidden = {layer: states[rows] for layer, states in self.known.hidden.items()}
         return TargetState(len(tokens), hidden, self.known.columns)
 
-    def draft(self, prefix: int, most: int) -> Steps[Tensor]:
+    def draft(self, prefix: int, most: int) -> BatchedSteps[Tensor]:
         """A draft [N] of up to `most` tokens."""
         tokens = self.known.committed(prefix)
         if most == 0:
             return torch.empty(0, dtype=torch.long)
         drafted = self.session.propose(tokens, self._state(tokens, prefix), FixedLength(most))
-        return (yield from steps(drafted)).tokens
+        return (yield from as_steps(drafted)).tokens
 
-    def slots(self, prefix: int, most: int) -> Steps[tuple[Tensor, Tensor]]:
+    def slots(self, prefix: int, most: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         """A block of up to `most` slots: their states, before a token is drawn, and their rows
         after the output's own tokens. Shapes: -> [N, D], [N, V]."""
         session, tokens = self.session, self.known.committed(prefix)
@@ -112,19 +112,19 @@ class SessionAlong:
         if count == 0:
             return torch.empty(0, 0), torch.empty(0, 0)
         states, rows = yield from session.slot_rows(tokens, count)
-        if session.link is not None:
+        if session.correction is not None:
             own = self.known.tokens
             before = own[torch.arange(prefix - 1, prefix + count - 1).clamp(0, len(own) - 1)]
             before[0] = session.token_before(tokens)
-            rows = session.link.after(states, rows, before.to(rows.device))
+            rows = session.correction.after(states, rows, before.to(rows.device))
         return states, rows
 
 
-def probs_along(
+def teacher_forced_probs(
     drafter: Drafter, known: KnownOutput, longest: Sequence[int], sampling: Sampling
-) -> Steps[Tensor]:
+) -> BatchedSteps[Tensor]:
     """The same of drafters of slots, and of those whose drafts have no chance in them."""
-    tokens, session = known.tokens, SessionAlong(drafter, known, sampling)
+    tokens, session = known.tokens, TeacherForcedSession(drafter, known, sampling)
     found = torch.full((len(tokens), max(longest)), NOT_DRAFTED, dtype=torch.double)
     for prefix, most in enumerate(longest):
         if isinstance(session.session, SlotSession):

@@ -17,17 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.candidates import Link
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps
+from drafttrain.decoding.drafters.candidates import PreviousTokenCorrection
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.architectures import check_states, position_limit
-from drafttrain.decoding.engine.calls import Feed, StepOutput
 from drafttrain.decoding.engine.engine import Engine
-from drafttrain.decoding.engine.forward import BatchedCall, CallOutput, DraftableHead, additive
+from drafttrain.decoding.engine.forward import BatchOutput, DraftableHead, ForwardBatch, additive
+from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import exact_enough
-from drafttrain.decoding.shared import Call, Steps
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draftable import draftable_tokens
@@ -38,7 +38,7 @@ from drafttrain.models.state_drafter import StateDrafter
 class StateBody:
     """The layers of a state drafter over the engine's cache, and the target's output projection.
 
-    What it is fed comes with the request (`Feed.embedded`).
+    What it is fed comes with the request (`ForwardRequest.embedded`).
     """
 
     cross_attends = False
@@ -54,7 +54,7 @@ class StateBody:
             self._head.refresh()
         return nullcontext()
 
-    def compute(self, call: BatchedCall) -> CallOutput:
+    def compute(self, call: ForwardBatch) -> BatchOutput:
         mask = additive(call.visible, self.model.dtype)[:, None]
         hidden = self.model.decoder(
             inputs_embeds=call.embedded.to(self.model.dtype),
@@ -66,8 +66,8 @@ class StateBody:
         scored = hidden if call.scored is None else hidden[:, call.scored]
         scored = scored.to(self.output.weight.dtype)
         if self._head is None:
-            return CallOutput(exact_enough(self.output(scored)), hidden)
-        return CallOutput(self._head.drafted(exact_enough(self._head(scored))), hidden)
+            return BatchOutput(exact_enough(self.output(scored)), hidden)
+        return BatchOutput(self._head.drafted(exact_enough(self._head(scored))), hidden)
 
 
 class BehindStatesDrafter(Drafter):
@@ -107,16 +107,16 @@ class BehindStatesDrafter(Drafter):
         """The tokens that it drafts, in rising order; None: all."""
         self.body = StateBody(model, self.output, drafted)
         self.engine = Engine(self.body, None, self.position_limit)
-        self.link = None if model.previous_token is None else self._make_link()
+        self.correction = None if model.previous_token is None else self._make_correction()
         """The previous-token features of later slots of a block."""
 
     @torch.inference_mode()
-    def _make_link(self) -> Link:
+    def _make_correction(self) -> PreviousTokenCorrection:
         """Features of every token, and of none behind them."""
-        link = self.model.previous_token
-        rows = self.output.weight.to(link.out.weight.dtype) @ link.out.weight
-        features = F.pad(link.features(self.embedding), (0, 0, 0, 1), value=SHUT)
-        return Link(link.hidden, rows, features)
+        correction = self.model.previous_token
+        rows = self.output.weight.to(correction.out.weight.dtype) @ correction.out.weight
+        features = F.pad(correction.features(self.embedding), (0, 0, 0, 1), value=SHUT)
+        return PreviousTokenCorrection(correction.hidden, rows, features)
 
     def open(
         self, source: Source, sampling: Sampling, randomness: Randomness
@@ -126,13 +126,13 @@ class BehindStatesDrafter(Drafter):
     @without_gradients
     def blocks_all(
         self, requests: Sequence[tuple[BehindStatesSession, Tensor, int]]
-    ) -> list[StepOutput]:
+    ) -> list[ForwardOutput]:
         """Rows and states of so many slots after each sequence's committed tokens [T].
 
         Where others have drafted after what is verified, the later slots go on.
         """
-        return self.engine.call(
-            [session.feed(tokens, slots) for session, tokens, slots in requests]
+        return self.engine.forward_batch(
+            [session.request(tokens, slots) for session, tokens, slots in requests]
         )
 
 
@@ -146,7 +146,7 @@ class BehindStatesSession(SlotSession):
         sampling: Sampling,
         randomness: Randomness,
     ) -> None:
-        self.drafter, self.link = drafter, drafter.link
+        self.drafter, self.correction = drafter, drafter.correction
         self.sampling, self.randomness = sampling, randomness
         self._source = source
         self.state: SequenceState | None = None
@@ -168,13 +168,13 @@ class BehindStatesSession(SlotSession):
             most = min(most, self.drafter.position_limit + 1 - length)
         return max(0, most)
 
-    def slot_rows(self, tokens: Tensor, slots: int) -> Steps[tuple[Tensor, Tensor]]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         if self.state is None:
-            self.state = yield Call(self.drafter.engine.begin, self._source)
-        score = yield Call(self.drafter.blocks_all, (self, tokens, slots))
+            self.state = yield BatchedCall(self.drafter.engine.begin, self._source)
+        score = yield BatchedCall(self.drafter.blocks_all, (self, tokens, slots))
         return score.hidden[-slots:], score.logits
 
-    def feed(self, tokens: Tensor, slots: int) -> Feed:
+    def request(self, tokens: Tensor, slots: int) -> ForwardRequest:
         """The slots of a block, behind what the target has verified by now of these tokens [T];
         slots of before are dropped."""
         state, seen, drafter = self.state, self._target_state, self.drafter
@@ -195,4 +195,4 @@ class BehindStatesSession(SlotSession):
             F.embedding(ids, drafter.embedding),
             torch.arange(count, device=ids.device),
         )
-        return Feed(state, ids.tolist(), slots, embedded=fed)
+        return ForwardRequest(state, ids.tolist(), slots, embedded=fed)

@@ -11,13 +11,13 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 
 
 @dataclass(frozen=True)
-class Feed:
+class ForwardRequest:
     """Tokens that follow what is cached of one sequence: a chain, or branches."""
 
     state: SequenceState
     tokens: Sequence[int]
     """[N]."""
-    rows: int
+    logits_to_keep: int
     """So many of the last ones are given logits."""
     visible: Tensor | None = None
     """[N, C + N] bool, which of C cached and N new columns each sees; None: they are a chain."""
@@ -36,7 +36,7 @@ class Feed:
         return len(self.tokens) + (0 if self.drafted is None else len(self.drafted))
 
     @property
-    def places(self) -> Sequence[int]:
+    def token_positions(self) -> Sequence[int]:
         """[N] where they stand."""
         if self.positions is not None:
             return self.positions
@@ -44,7 +44,7 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class StepOutput:
+class ForwardOutput:
     """What a model says after the tokens it was fed; the last rows of both belong together."""
 
     logits: Tensor

@@ -11,18 +11,18 @@ from drafttrain.build.pairs import make_drafter
 from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters import candidates, slots
-from drafttrain.decoding.drafters.along import probs_along, read_outputs
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.teacher_forced import read_outputs, teacher_forced_probs
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.shared import alone
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
@@ -150,9 +150,9 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
     tokens = torch.tensor(output.tokens)
     source = make_source(prompt, target)
     [known] = read_outputs(CachedModel(target), [source], [tokens], drafter.requires)
-    found = alone(probs_along(drafter, known, [K] * len(tokens), Sampling()))
+    found = run_single(teacher_forced_probs(drafter, known, [K] * len(tokens), Sampling()))
     assert (found[0] == -1).all()
-    longer = alone(probs_along(drafter, known, [K + 2] * len(tokens), Sampling()))
+    longer = run_single(teacher_forced_probs(drafter, known, [K + 2] * len(tokens), Sampling()))
     assert longer[:, :K].tolist() == found.tolist()  # right or wrong: greedy, 1 or 0
     assert (longer[:, K:] == -1).all()  # no such slots
 
