@@ -17,7 +17,7 @@ from drafttrain.export.verify import compare
 from drafttrain.models.state_drafter import StateDrafter, check_state_recipe
 from recipes import train_acceptance_head
 from recipes.train_state_drafter import main
-from tests.commands.test_tune import SMALL
+from tests.commands.test_tune import small
 from tests.comparing import same_weights
 from tests.recipes.tiny_recipe import (
     QUICK,
@@ -98,7 +98,7 @@ def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureF
     assert exit_code(train_acceptance_head.main, *given) == 0, capsys.readouterr().err
     quick = [*QUICK, "--temperature", "1", "--sweep", "h=0.5", "--head", str(heads)]
     assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
-    quick = [*SMALL, "trees=[opt-tree]", f"report={tmp_path / 'tune.json'}"]
+    quick = [*small(), "trees=[opt-tree]", f"report={tmp_path / 'tune.json'}"]
     quick += ["--drafter", str(tmp_path / "run")]
     assert exit_code(drafttrain, "tune", "--heads", str(heads), *quick) == 0
     search = read_report(tmp_path / "tune.json").search
