@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all lint families quickstart quickstart-heads
+.PHONY: help install test test-all lint families quickstart quickstart-heads results
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 30
@@ -43,3 +43,6 @@ quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedd
 
 quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (7 to 8 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart_heads.sh
+
+results: quickstart quickstart-heads  ## Measure all tables of docs/results.md that need no other data (1 h)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/results.sh

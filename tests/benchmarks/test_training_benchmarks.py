@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import paper_sizes, train
-from drafttrain.config.commands import EvalConfig
-from drafttrain.config.reading import load_settings
-from drafttrain.config.recipes import SpecDrafterRecipe, TargetRecipe
+from benchmarks import train
 from tests.tiny_drafters import shared
 from tests.tiny_targets import random_sentences, save_target
 
@@ -51,21 +48,3 @@ def test_a_step_and_its_parts_are_measured_on_a_recipe(
     for name in ("glancing_share", "optimizer_share"):
         assert shares[name] > 0
     assert figures["step_ms"] > 0 and figures["real_share"] > 0.5
-
-
-def test_paper_sizes_are_what_the_commands_ask_for(tmp_path: Path) -> None:
-    given = paper_sizes.parse_arguments(["--data", "multi30k", "--out", str(tmp_path)])
-    stages = paper_sizes.stages(given)
-    target = load_settings(TargetRecipe, None, overrides_of(stages["target"][0]))
-    assert (target.model["encoder_layers"], target.model["decoder_layers"]) == (6, 6)
-    assert target.model["d_model"] == 512
-    drafter = load_settings(SpecDrafterRecipe, None, overrides_of(stages["drafter"][0]))
-    shape = drafter.drafter
-    assert (shape.encoder_layers, shape.decoder_layers, shape.k) == (12, 2, 25)
-    decoding = [load_settings(EvalConfig, None, overrides_of(one)) for one in stages["eval"]]
-    assert [one.target.dtype for one in decoding] == ["float32", "bfloat16"]
-    assert all(one.sweep == {"beta": [3], "tau": [1.0]} for one in decoding)
-
-
-def overrides_of(command: list[str]) -> list[str]:
-    return [part for part in command if "=" in part]
