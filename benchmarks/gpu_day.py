@@ -127,7 +127,7 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
     run, began = given.out / "quickstart", perf_counter()
     recipe = ["recipes/train_spec_drafter.py", "--config", "recipes/quickstart.yaml", f"run={run}"]
     if given.rehearse:
-        recipe += ["data.limit=20", "held_out.limit=5", "validation_rows=2", "train.max_steps=2"]
+        recipe += ["data.limit=20", "held_out.limit=5", "train.max_steps=2"]
     subprocess.run([sys.executable, *recipe], cwd=ROOT, check=True)
     yield {"way": "training, distilling included", "seconds": perf_counter() - began}
     rows = load_inputs(DataConfig(path=str(TEXTS), limit=3 if given.rehearse else 64))

@@ -18,14 +18,13 @@ from functools import partial
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import TargetRecipe
+from drafttrain.config.recipes import VALIDATION_ROWS, TargetRecipe
 from drafttrain.data.batches.examples import Examples, PairCollator, TextCollator
 from drafttrain.data.distill.recipe_rows import count_tokens, row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import describe_inputs, usable
-from drafttrain.models.drafters import check_tokenizers
 from drafttrain.models.language_models import family_defaults, random_model
-from drafttrain.models.loading import check_target, load_target, load_tokenizer, read_tokenizer
+from drafttrain.models.loading import check_target, load_target, load_tokenizer
 from drafttrain.training.loop import Task, count_steps, make_plan
 from drafttrain.training.losses import constant_loss
 from drafttrain.training.objectives.language_modelling import LanguageModelling
@@ -123,9 +122,7 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     check_teacher(settings, pairs)
     check_run(settings.run, settings)
     inputs = usable(load_inputs(settings.data))
-    if settings.tokenizer is not None:
-        tokenizer = read_tokenizer(settings.tokenizer, f"tokenizer = {settings.tokenizer!r}")
-    elif settings.teacher is not None:
+    if settings.teacher is not None:
         tokenizer = load_tokenizer(settings.teacher)
     else:
         texts = list(inputs["source"]) + [text for text in inputs["reference"] if text is not None]
@@ -139,7 +136,7 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     if settings.held_out is not None:
         others = usable(load_inputs(settings.held_out, "held_out"))
         others = tokenize_rows(others, tokenizer, settings.max_tokens, pairs)
-        held_out = others.select(range(min(settings.validation_rows, len(others))))
+        held_out = others.select(range(min(VALIDATION_ROWS, len(others))))
     model = build_model(settings, tokenizer, pairs)
     task = make_task(settings, model, rows, held_out, pairs)
     accelerator = Accelerator() if dry_run else begin_run(settings)
@@ -201,7 +198,7 @@ def make_task(
 
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
-    """A teacher is of the trained model's kind and has its tokenizer. Raises ConfigError."""
+    """A teacher is of the trained model's kind. Raises ConfigError."""
     if settings.teacher is None:
         return
     if check_target(settings.teacher).is_encoder_decoder != pairs:
@@ -209,10 +206,6 @@ def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
         raise ConfigError(
             f"teacher.path = {settings.teacher.path!r} is {other}, unlike model.model_type = "
             f"{settings.model['model_type']!r}; give a model_type of the teacher's kind"
-        )
-    if settings.tokenizer is not None:
-        check_tokenizers(
-            settings.teacher, settings.tokenizer, f"tokenizer = {settings.tokenizer!r}"
         )
 
 

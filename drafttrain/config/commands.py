@@ -242,8 +242,6 @@ class CacheConfig(Config):
     """Folder of the target's outputs, made by `drafttrain distill`."""
     out: Path
     """Folder for the shards and manifest.json."""
-    sampling: SamplingConfig | None = None
-    """Sampling that labels are made for. Default: as the outputs were decoded."""
     state: Literal["drawn", "token"] = "drawn"
     """Token by token, heads read the state that a token is drawn from, or the one at its own
     position, a pass later (SpecDec++)."""

@@ -13,6 +13,9 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
 Part = Annotated[float, Field(ge=0.0, le=1.0)]
 
+VALIDATION_ROWS = 200
+"""Held-out rows used in validation, at most."""
+
 
 class TrainConfig(Config):
     """The training loop, the same for every objective."""
@@ -73,7 +76,7 @@ class Recipe(Config):
     data: DataConfig
     """Training inputs; for a target from scratch with references."""
     held_out: DataConfig | None = None
-    """Inputs for validation, and for a bare `drafttrain eval` or `tune`."""
+    """Inputs for validation, at most 200 of them, and for a bare `drafttrain eval` or `tune`."""
     train: TrainConfig = TrainConfig()
 
 
@@ -91,8 +94,6 @@ class DistillingRecipe(TargetedRecipe):
 
     distilled: Path | None = None
     """Folder of distilled shards, made where they are missing. Default: RUN/distilled."""
-    validation_rows: Count = 500
-    """Held-out rows used in validation."""
 
 
 class DrafterConfig(Config):
@@ -227,20 +228,16 @@ class TargetRecipe(Recipe):
 
     model: dict[str, Any]
     """Fields of the Transformers configuration; model_type names the family."""
-    tokenizer: str | None = None
-    """Existing tokenizer. Default: the teacher's, else a BPE trained on the data."""
     teacher: TargetConfig | None = None
     """A target whose distribution is learned instead of the references' tokens, for drafters."""
-    vocab_size: Annotated[Count, CountsFor("tokenizer=null"), _NO_TEACHER] = 4000
-    """Size of the BPE trained on the data."""
+    vocab_size: Annotated[Count, _NO_TEACHER] = 4000
+    """Size of the BPE trained on the data. A teacher's own tokenizer is used."""
     save_dtype: Precision = "float32"
     """Type of the weights in final/."""
     label_smoothing: Annotated[Smoothing, _NO_TEACHER] = 0.1
     """Share of the target probability that is spread over the whole vocabulary."""
     max_tokens: Count = 96
     """Longer pairs (on either side; decoder-only: together) are left out, and counted."""
-    validation_rows: Count = 500
-    """Held-out rows used in validation."""
 
 
 class CausalDrafterShape(Config):

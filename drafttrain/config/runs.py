@@ -28,8 +28,6 @@ from drafttrain.config.sweep import check_sweep
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"
 """model_type of an acceptance head."""
-LAYOUT = "input_column template reference_column prefix suffix chat".split()
-"""Settings of prompts that say how they are read, not which they are."""
 
 
 @dataclass(frozen=True)
@@ -232,8 +230,7 @@ def fill_data(values: dict[str, Any]) -> dict[str, Any]:
 def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
     """Drafter, target, prompts and sampling, as the heads and their run recorded them.
 
-    Prompts given without columns, prefix or suffix are read as the run's own. Raises ConfigError
-    where there are no heads, or nothing says which drafter they are for.
+    Raises ConfigError where there are no heads, or nothing says which drafter they are for.
     """
     folders, run = head_folders(heads), head_run_of(heads)
     if not folders:
@@ -247,14 +244,8 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
         values["drafter"] = values.get("drafter") or recipe.drafter
         if _group(values, "target").get("path") is None:
             values["target"] = recipe.target.model_dump(mode="json") | values["target"]
-        prompts = (recipe.held_out or recipe.data).model_dump(mode="json")
-        layout = {name: prompts[name] for name in LAYOUT}
-        for name in ("data", "report_data"):
-            if _group(values, name).get("path") is not None:
-                values[name] = layout | values[name]
-        if recipe.held_out is not None:
-            values["data"] = prompts | values["data"]
-        values["report_data"] = values["report_data"] or None
+        if recipe.held_out is not None and _group(values, "data").get("path") is None:
+            values["data"] = recipe.held_out.model_dump(mode="json") | values["data"]
         limit = (recipe.distill.get("sampling") or {}).get("max_new_tokens")
         known |= {} if limit is None else {"max_new_tokens": limit}
     values["sampling"] = known | _group(values, "sampling")

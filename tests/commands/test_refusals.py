@@ -22,7 +22,7 @@ CAUSAL = f"{EVAL} --target llama --drafter small"
 SAMPLED = f"{CAUSAL} --temperature 1"
 FORCED = f"{CAUSAL} --mode teacher-forced"
 ENTROPY = "'others={x: {drafter: small, stop: {kind: entropy}}}'"
-TWICE = "'others={x: {drafter: small}, x k=4: {drafter: small, stop: {k: 1}}}'"
+TWICE = "'others={small k=4 greedy: {drafter: small, stop: {k: 1}}}'"
 GENERATE = "drafttrain generate --target llama --drafter small --text w5"
 TUNE = "drafttrain tune --heads heads"
 ALONE = "drafttrain tune --target llama --drafter small --data rows.jsonl"
@@ -127,7 +127,7 @@ PLACES = {
     "drafttrain bigrams --distilled shards --out table.json": ("out", ".safetensors"),
 }
 READ_FIRST = {
-    f"{FORCED} --sweep k=2,4 {TWICE}": ("x k=4", "give each once"),
+    f"{FORCED} --sweep k=2,4 {TWICE}": ("small k=4 greedy", "give each once"),
     f"{DISTILL} --out shards --data rows.jsonl --method beam": (
         "shards/manifest.json",
         "method",

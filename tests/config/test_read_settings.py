@@ -49,7 +49,7 @@ UNREAD = [
         "initialise.path=null",
     ),
     (SpecDrafterRecipe, [*TRAIN, "drafter.slots=paper"], "objective.prefix_weight=1", "anchored"),
-    (TargetRecipe, [*TRAIN[::2], "model={}", "tokenizer=t"], "vocab_size=99", "tokenizer=null"),
+    (TargetRecipe, [*TRAIN[::2], "model={}", "teacher.path=t"], "vocab_size=99", "teacher=null"),
 ]
 
 

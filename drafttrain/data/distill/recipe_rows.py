@@ -14,7 +14,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import settings_of_group
-from drafttrain.config.recipes import DistillingRecipe, HeadRecipe
+from drafttrain.config.recipes import VALIDATION_ROWS, DistillingRecipe, HeadRecipe
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.decoding.engine.architectures import position_limit
@@ -26,8 +26,7 @@ def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
     out = settings.distilled or settings.run / "distilled"
     found = {"data": distill_settings(settings, settings.data, out)}
     if settings.held_out is not None:
-        most = settings.validation_rows
-        limit = min(settings.held_out.limit or most, most)
+        limit = min(settings.held_out.limit or VALIDATION_ROWS, VALIDATION_ROWS)
         data = settings.held_out.model_copy(update={"limit": limit})
         out = settings.run / "held_out"
         found["held_out"] = distill_settings(settings, data, out)

@@ -172,9 +172,9 @@ def _labelling(
 ) -> Labelling:
     """Models and settings together. Raises ValueError where decoding would refuse them."""
     state, sampling = state_of(config, drafter.config), Sampling()
-    if config.sampling is not None or distilled.settings.method == "sample":
-        asked = config.sampling or distilled.settings.sampling  # as the outputs were decoded
-        sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+    if distilled.settings.method == "sample":  # labels are of the outputs' own distribution
+        drawn = distilled.settings.sampling
+        sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p)
     k, slots, limits = config.k, None, [position_limit(target.model.config)]
     if state == "slot":
         k = config.k or drafter.config.k
