@@ -21,7 +21,8 @@ from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.data.batches.packing import DocumentCollator, share_sequences
+from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.data.batches.packing import share_sequences
 from drafttrain.data.distill.recipe_rows import check_positions, frequent_tokens, row_lengths
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.drafters.causal import blocks_of
@@ -78,7 +79,7 @@ def make_task(
     check_positions(drafter.config, rows)
     lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    alone = DocumentCollator(target.tokenizer.pad_token_id or 0)
+    alone = BlocksCollator(target.tokenizer.pad_token_id or 0)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
     examples = training_examples(settings, rows, target, draftable)
     most = settings.objective.packed_tokens
@@ -90,7 +91,7 @@ def make_task(
     return Task(objective, packed, lengths, alone, validate)
 
 
-def draft_along(collate: DocumentCollator, k: int, objective: FollowTarget, row: Example) -> Drafts:
+def draft_along(collate: BlocksCollator, k: int, objective: FollowTarget, row: Example) -> Drafts:
     """Greedy drafts of k tokens at every prefix of a row's output, and how likely its sampled
     tokens are accepted."""
     batch = collate.alone([row]).to(objective.model.device)

@@ -10,7 +10,7 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data import teacher
-from drafttrain.data.batches.packing import DocumentCollator
+from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.teacher import (
     TeacherManifest,
@@ -89,7 +89,7 @@ def test_with_all_tokens_kept_it_teaches_what_the_online_target_does(pair, draft
     examples = training_examples(asked, rows, target, draftable)
     taught = examples.__getitems__([(0, row) for row in range(len(rows))])
     online = [example._replace(target_rows=None) for example in taught]
-    collate, losses, gradients = DocumentCollator(0), [], []
+    collate, losses, gradients = BlocksCollator(0), [], []
     for examples in (taught, online):
         drafter = tiny_model("llama", seed=5).float()
         objective = FollowTarget(drafter, EVERY, target.model, draftable).train()

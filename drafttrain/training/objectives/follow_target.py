@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.examples import causal_mask
-from drafttrain.data.batches.packing import DocumentBatch
+from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import exact_enough
@@ -59,7 +59,7 @@ class FollowTarget(nn.Module):
         self.teacher = None if target is None else Teacher(target)
         self.register_buffer("draftable", draftable, persistent=False)
 
-    def forward(self, batch: DocumentBatch, progress: float) -> LossSums:
+    def forward(self, batch: BlocksBatch, progress: float) -> LossSums:
         """In eval mode: the cross entropy of outputs, whatever it is trained on."""
         logits, labels = self.rows(batch)
         places = self.places(labels)
@@ -75,7 +75,7 @@ class FollowTarget(nn.Module):
         correct = (logits.argmax(-1) == places).sum()
         return LossSums(loss, weight, correct, torch.ones_like(places).sum())
 
-    def rows(self, batch: DocumentBatch) -> tuple[Tensor, Tensor]:
+    def rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
         """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
         and the labels [N], by the target's vocabulary."""
         logits = text_rows(self.model, batch, self.draftable)
@@ -89,7 +89,7 @@ class FollowTarget(nn.Module):
         """Tokens of the vocabulary by their places among those that can be drafted."""
         return places if self.draftable is None else self.draftable[places]
 
-    def compared_rows(self, batch: DocumentBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def compared_rows(self, batch: BlocksBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of target and drafter for the same outcomes, at every labelled
         position: all tokens that can be drafted; where the target's rows are known, the likeliest
         and all others as one (`merged_rows`). Shapes: logits [N, C] -> [N, M] both."""
@@ -102,7 +102,7 @@ class FollowTarget(nn.Module):
         return target.to(draft.dtype), merged_rows(draft, self.places(tokens), merge)
 
     @torch.no_grad()
-    def target_log_probs(self, batch: DocumentBatch) -> Tensor:
+    def target_log_probs(self, batch: BlocksBatch) -> Tensor:
         """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
         logits = text_rows(self.teacher.on(batch.input_ids.device), batch.text)
         rows = exact_enough(logits).log_softmax(-1)
@@ -110,7 +110,7 @@ class FollowTarget(nn.Module):
         return rows[batch.same_in_text()]
 
     @torch.no_grad()
-    def overlap(self, batch: DocumentBatch, logits: Tensor) -> Tensor:
+    def overlap(self, batch: BlocksBatch, logits: Tensor) -> Tensor:
         """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
         probability that a token drawn from the drafter is accepted. Shapes: logits [N, C] of `rows`
         -> [N]."""
@@ -118,7 +118,7 @@ class FollowTarget(nn.Module):
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 
 
-def text_rows(model: PreTrainedModel, batch: DocumentBatch, wanted: Tensor | None = None) -> Tensor:
+def text_rows(model: PreTrainedModel, batch: BlocksBatch, wanted: Tensor | None = None) -> Tensor:
     """A decoder-only model's logits at every labelled position, of all tokens or of some.
 
     Where logits are a projection of the last hidden state, other positions go without it: it takes

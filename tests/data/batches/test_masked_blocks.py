@@ -18,7 +18,6 @@ from drafttrain.data.batches.masked_blocks import (
     shares,
     tasks_of_blocks,
 )
-from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.models.spec_drafter.layout import IGNORED
 from tests.comparing import close
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
@@ -69,7 +68,7 @@ def test_every_row_of_a_packed_pass_is_that_of_its_context_and_masks_alone(famil
 def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
     batch = collator(k=3, kept=1.0)([examples()[1:], examples()[:1]])
     assert batch.columns == 8 and batch.input_ids[0, 8:].tolist() == [MASK] + [0] * 8
-    text = DocumentCollator(0)([examples()[1:], examples()[:1]])
+    text = BlocksCollator(0)([examples()[1:], examples()[:1]])
     for name in ("input_ids", "positions", "labels", "documents"):
         assert torch.equal(getattr(batch.text, name), getattr(text, name))
     row = batch.anchors[1], batch.positions[1], batch.before[1], batch.places[1]
@@ -80,7 +79,7 @@ def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
 
 
 def test_texts_of_one_row_a_sequence_need_no_mask_where_the_target_reads_them() -> None:
-    assert collator().alone(examples()).text.documents is None
+    assert collator().alone(examples()).text.mask(torch.float32) is None
 
 
 def test_rows_of_the_target_are_found_by_their_place_in_the_text() -> None:

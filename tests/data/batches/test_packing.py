@@ -9,13 +9,8 @@ import torch
 
 from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.examples import Example, Examples
-from drafttrain.data.batches.packing import (
-    DocumentCollator,
-    PackedExamples,
-    lay_out_texts,
-    pack,
-    share_sequences,
-)
+from drafttrain.data.batches.masked_blocks import BlocksCollator, lay_out_texts
+from drafttrain.data.batches.packing import PackedExamples, pack, share_sequences
 from drafttrain.data.distill.recipe_rows import taught_rows
 from drafttrain.models.spec_drafter.layout import IGNORED
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
@@ -55,7 +50,7 @@ def test_packing_loses_and_doubles_no_row(most: int) -> None:
 
 def test_a_packed_sequence_counts_from_0_in_each_row_and_learns_outputs_alone() -> None:
     first, second, third = examples()
-    batch = DocumentCollator(pad_token_id=0)([[first, third], [second]])
+    batch = BlocksCollator(pad_token_id=0)([[first, third], [second]])
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 12, 13], [10, 11, 0, 0, 0, 0, 0]]
     assert batch.positions.tolist()[0] == [0, 1, 2, 3, 4, 0, 1]
     nothing = IGNORED
@@ -75,14 +70,14 @@ def test_where_the_target_reads_prompts_it_tells_the_first_token() -> None:
 
 
 def test_a_sequence_of_one_row_needs_no_mask() -> None:
-    batch = DocumentCollator(pad_token_id=0).alone(examples())
-    assert batch.documents is None and batch.mask(torch.float32) is None
+    batch = BlocksCollator(pad_token_id=0).alone(examples())
+    assert batch.mask(torch.float32) is None
     assert batch.labels.tolist()[2] == [IGNORED, 1, *[IGNORED] * 3]
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_a_model_says_of_a_packed_row_what_it_says_of_the_row_alone(family: str) -> None:
-    model, collate = tiny_model(family), DocumentCollator(pad_token_id=0)
+    model, collate = tiny_model(family), BlocksCollator(pad_token_id=0)
     packed = collate([examples(), examples()[1:]])
     with torch.no_grad():
         found = model(

@@ -8,14 +8,14 @@ from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
 
 from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.examples import Example
-from drafttrain.data.batches.packing import DocumentCollator
+from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.objectives.follow_target import FollowTarget
 from tests.comparing import close
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 
 ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS]), ([12, 13], [EOS])]
-COLLATE = DocumentCollator(pad_token_id=0)
+COLLATE = BlocksCollator(pad_token_id=0)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
 """Without 11 and 20."""
 EVERY = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)

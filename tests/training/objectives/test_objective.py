@@ -16,7 +16,6 @@ from drafttrain.config.recipes import (
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
 from drafttrain.data.batches.masked_blocks import BlocksCollator
-from drafttrain.data.batches.packing import DocumentCollator
 from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.training.objective import Batch, Objective
 from drafttrain.training.objectives.follow_states import FollowStates
@@ -54,7 +53,7 @@ def follow_target(packed: bool) -> tuple[Objective, Batch]:
     drafter, draftable = tiny_model("llama", num_hidden_layers=1), torch.tensor([1, 7, 8, 30])
     settings = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)
     objective = FollowTarget(drafter, settings, tiny_model("llama", seed=2), draftable)
-    collate = DocumentCollator(0)
+    collate = BlocksCollator(0)
     return objective, collate([EXAMPLES]) if packed else collate.alone(EXAMPLES)
 
 

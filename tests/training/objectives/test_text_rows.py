@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafttrain.data.batches.examples import Example
-from drafttrain.data.batches.packing import DocumentCollator
+from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.training.objectives.follow_target import text_rows
 from tests.comparing import close
 from tests.tiny_families import any_family
@@ -24,7 +24,7 @@ def test_rows_of_packed_texts_are_those_of_each_alone(family: str) -> None:
     """With windows of 5 tokens, by kind of layer or in all; and logits that are scaled."""
     model, wanted = any_family(family), torch.tensor([4, 8, 30])
     examples = [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
-    batch = DocumentCollator(0)([examples[:2], examples[2:]])
+    batch = BlocksCollator(0)([examples[:2], examples[2:]])
     with torch.no_grad():
         packed, some = text_rows(model, batch), text_rows(model, batch, wanted)
         apart = [
