@@ -24,8 +24,8 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget
 
-TAUGHT = 100_000
-"""Most inputs of a training that those of an evaluation are compared with."""
+TAUGHT, TAUGHT_CLIPS = 100_000, 2_000
+"""Most inputs of a training, texts or clips, that those of an evaluation are compared with."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
 
 
 def say_taught(drafter: str, rows: Dataset) -> None:
-    """A line where inputs, texts or chats, are among the first TAUGHT of the training in whose run
-    a drafter lies."""
-    run = run_of(drafter)
-    if run is None or AUDIO in rows.column_names or not Path(run.recipe.data.path).exists():
+    """Prints how many inputs are among the first ones that the drafter of a run was trained on."""
+    run, audio = run_of(drafter), AUDIO in rows.column_names
+    if run is None or not Path(run.recipe.data.path).exists():
         return
-    most = min(run.recipe.data.limit or TAUGHT, TAUGHT)
+    most = TAUGHT_CLIPS if audio else TAUGHT
+    most = min(run.recipe.data.limit or most, most)
     with suppress(ConfigError):  # they may have changed since
-        taught = load_inputs(run.recipe.data.model_copy(update={"limit": most}))
+        taught = load_inputs(run.recipe.data.model_copy(update={"limit": most}), audio=audio)
         known, keys = set(input_keys(usable(taught))), input_keys(usable(rows))
         if shared := sum(key in known for key in keys):
             say(f"the drafter's training data hold {shared:,} of {len(keys):,} inputs too")

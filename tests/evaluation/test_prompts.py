@@ -14,6 +14,7 @@ from drafttrain.evaluation.prompts import say_taught
 from tests.commanding import ended
 from tests.small_pair import save_run
 from tests.tiny_models import tiny_model
+from tests.tiny_speech import save_clips
 from tests.tiny_targets import save_target
 
 
@@ -37,6 +38,17 @@ def test_inputs_of_the_drafters_training_are_counted(capsys):
         assert capsys.readouterr().err.endswith(said) and (said or True)
     say_taught("max-gram", rows)
     assert capsys.readouterr().err == ""
+
+
+def test_clips_of_the_drafters_training_are_counted(capsys):
+    run = save_run(Path("run"), save_target(tiny_model("marian").float(), Path("target")))
+    recipe = run / "run.yaml"
+    recipe.write_text(recipe.read_text().replace("texts.txt", str(save_clips(Path("old"), 2))))
+    rows = load_inputs(DataConfig(path=str(save_clips(Path("new"), 3))), audio=True)
+    capsys.readouterr()
+    say_taught(str(run), rows)
+    said = capsys.readouterr().err
+    assert said.endswith("the drafter's training data hold 2 of 3 inputs too\n")
 
 
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
