@@ -1,9 +1,9 @@
 """Coroutine scheduler that batches model calls across sequences.
 
-What a drafter does for one sequence is a generator. It yields a `BatchedCall` for each function
-that costs no more for all sequences than for one (above all a model call), and continues with the
-result. `run_batched` advances the generators of all sequences and merges their pending calls of the
-same function into one. Every method is therefore written, read and proven for one sequence, and
+Drafting for one sequence is a generator. It yields a `BatchedCall` for each function that costs
+about as much for one sequence as for all of them (mainly model calls), and receives the result.
+`run_batched` advances the generators of all sequences and merges their pending calls of the same
+function into one call. A method is therefore written, read and proven for one sequence, and still
 runs in batches.
 """
 
@@ -26,57 +26,61 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BatchedCall:
-    """One sequence's part in a call that is made for several."""
+    """One sequence's share of a call that is batched across sequences."""
 
     function: Callable[[Sequence[Any]], Sequence[Any]]
-    """From a list of arguments to the list of results, in the same order."""
+    """Maps the list of arguments, one per sequence, to the list of results in the same order."""
     argument: Any
+    """This sequence's argument."""
 
 
 BatchedSteps = Generator[BatchedCall, Any, T]
-"""Work that ends in a T and yields the calls that it needs on the way."""
+"""A generator that yields its batched calls and returns a T."""
 
 
 @without_gradients
-def run_batched(works: Sequence[BatchedSteps[T] | T]) -> list[T]:
-    """The results of all works, which share their calls; work without calls is its own result."""
-    results: list[Any] = list(works)
-    waiting: list[tuple[int, BatchedCall]] = []
-    for place, work in enumerate(works):
-        if isinstance(work, Generator):
-            _go_on(place, work, None, results, waiting)
-    while waiting:
+def run_batched(tasks: Sequence[BatchedSteps[T] | T]) -> list[T]:
+    """Runs all tasks to their end, batching their calls, and returns their results in order.
+
+    A task that is no generator needs no calls and is its own result.
+    """
+    results: list[Any] = list(tasks)
+    pending: list[tuple[int, BatchedCall]] = []
+    for index, task in enumerate(tasks):
+        if isinstance(task, Generator):
+            _advance(index, task, None, results, pending)
+    while pending:
         groups: dict[Any, list[tuple[int, Any]]] = {}
-        for place, call in waiting:
-            groups.setdefault(call.function, []).append((place, call.argument))
-        waiting = []
+        for index, call in pending:
+            groups.setdefault(call.function, []).append((index, call.argument))
+        pending = []
         for function, group in groups.items():
-            found = function([argument for _, argument in group])
-            for (place, _), result in zip(group, found, strict=True):
-                _go_on(place, works[place], result, results, waiting)
+            returned = function([argument for _, argument in group])
+            for (index, _), result in zip(group, returned, strict=True):
+                _advance(index, tasks[index], result, results, pending)
     return results
 
 
-def as_steps(work: BatchedSteps[T] | T) -> BatchedSteps[T]:
-    """A work as steps, for `yield from`, though it may have none."""
-    return (yield from work) if isinstance(work, Generator) else work
+def as_steps(task: BatchedSteps[T] | T) -> BatchedSteps[T]:
+    """Wraps a task that may be a plain result, so that `yield from` works for both."""
+    return (yield from task) if isinstance(task, Generator) else task
 
 
-def run_single(work: BatchedSteps[T] | T) -> T:
-    """The result of one work."""
-    return run_batched([work])[0]
+def run_single(task: BatchedSteps[T] | T) -> T:
+    """Runs one task and returns its result."""
+    return run_batched([task])[0]
 
 
 def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
-    """A drafter's likeliest token of every row, at one wait for the device. Shapes: [R, V] each.
+    """Returns the drafter's most likely token of every row, with one device synchronisation.
 
-    Raises NotFinite for a row whose maximum is no finite number.
+    Shapes: [R, V] each -> R tokens each. Raises NotFinite if the maximum of a row is not finite.
     """
     if scores[0].device.type == "cpu":
-        found = [_finite_arg_max(rows) for rows in scores]
-        if any(NOT_FINITE in tokens for tokens in found):
+        best = [_finite_arg_max(rows) for rows in scores]
+        if any(NOT_FINITE in tokens for tokens in best):
             raise NotFinite.of_drafter()
-        return found
+        return best
     tokens = torch.cat(likeliest_of_each(scores)).tolist()
     if NOT_FINITE in tokens:
         raise NotFinite.of_drafter()
@@ -85,8 +89,11 @@ def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
 
 
 def likeliest_of_each(scores: Sequence[Tensor]) -> list[Tensor]:
-    """A drafter's likeliest token of every row, not waited for: `NOT_FINITE` on a device where
-    there is none. Shapes: [R, V] -> [R] each."""
+    """Returns the drafter's most likely token of every row, without a device synchronisation.
+
+    On a device, a row without a finite maximum gives `NOT_FINITE`; on the CPU it raises NotFinite.
+    Shapes: [R, V] each -> [R] each.
+    """
     if scores[0].device.type == "cpu":
         return [torch.tensor(tokens) for tokens in arg_max_of_each(scores)]
     top, best = torch.cat(list(scores)).max(dim=-1)
@@ -95,44 +102,45 @@ def likeliest_of_each(scores: Sequence[Tensor]) -> list[Tensor]:
 
 
 Judged = tuple[list[int], list[int]]
-"""The likeliest token of every row that judges a draft, and the draft's own tokens."""
+"""The arg-max of each of a draft's N + 1 rows of target logits, and its N draft tokens."""
 
 
 def judge_each(drafts: Sequence[tuple[Tensor, Tensor]]) -> list[Judged]:
-    """The likeliest token of every row, `NOT_FINITE` where its maximum is no finite number, and the
-    tokens of each draft, at one wait for the device. Shapes: rows [N + 1, V], tokens [N] each.
+    """Returns each draft's arg-max rows and its tokens, with one device synchronisation.
 
-    Raises NotFinite for drafts with `NOT_FINITE`.
+    The arg-max is `NOT_FINITE` if the maximum of its row is not finite. Shapes: rows of target
+    logits [N + 1, V], tokens [N] each. Raises NotFinite if a draft contains `NOT_FINITE`.
     """
     if drafts[0][0].device.type == "cpu":
         return [(_finite_arg_max(rows), tokens.tolist()) for rows, tokens in drafts]
     top, best = torch.cat([rows for rows, _ in drafts]).max(dim=-1)
-    waiting = [tokens for _, tokens in drafts if tokens.device.type != "cpu"]
-    values = iter(torch.cat([torch.where(top.isfinite(), best, NOT_FINITE), *waiting]).tolist())
-    found = [list(itertools.islice(values, len(rows))) for rows, _ in drafts]
-    known = [
+    on_device = [tokens for _, tokens in drafts if tokens.device.type != "cpu"]
+    # one transfer: the arg-max of all rows, then the draft tokens that are not on the host yet
+    values = iter(torch.cat([torch.where(top.isfinite(), best, NOT_FINITE), *on_device]).tolist())
+    arg_maxes = [list(itertools.islice(values, len(rows))) for rows, _ in drafts]
+    drafted = [
         list(itertools.islice(values, len(tokens)))
         if tokens.device.type != "cpu"
         else tokens.tolist()
         for _, tokens in drafts
     ]
-    if any(NOT_FINITE in tokens for tokens in known):
+    if any(NOT_FINITE in tokens for tokens in drafted):
         raise NotFinite.of_drafter()
-    return list(zip(found, known, strict=True))
+    return list(zip(arg_maxes, drafted, strict=True))
 
 
 def _finite_arg_max(rows: Tensor) -> list[int]:
     values = rows.detach().numpy()
-    best = np.argmax(values, axis=-1)  # of the first NaN, where there is one
+    best = np.argmax(values, axis=-1)  # NaN counts as the maximum
     top = np.take_along_axis(values, best[:, None], axis=-1)[:, 0]
     return np.where(np.isfinite(top), best, NOT_FINITE).tolist()
 
 
-def _go_on(
-    place: int, work: Any, result: Any, results: list, waiting: list[tuple[int, BatchedCall]]
+def _advance(
+    index: int, task: Any, result: Any, results: list, pending: list[tuple[int, BatchedCall]]
 ) -> None:
-    """Let a work go on with a result, up to its next call or its end."""
+    """Resumes a task with a result and runs it up to its next call or its end."""
     try:
-        waiting.append((place, work.send(result)))
+        pending.append((index, task.send(result)))
     except StopIteration as end:
-        results[place] = end.value
+        results[index] = end.value

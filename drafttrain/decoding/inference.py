@@ -1,4 +1,4 @@
-"""Computing without gradients."""
+"""Inference mode as a decorator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def without_gradients(function: Callable[P, T]) -> Callable[P, T]:
-    """The function in inference mode, which is entered only where it is not on already.
+    """Runs the function in inference mode, entering it only if it is not active already.
 
-    Entering takes longer than many an operation of a round, in which such functions call others.
+    Entering takes longer than many operations of a round, and such functions call each other.
     """
 
     @functools.wraps(function)

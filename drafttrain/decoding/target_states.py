@@ -1,4 +1,4 @@
-"""What drafters may read of the target, beside the tokens that it emits."""
+"""The target's hidden states and cache, as far as drafters read them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetRequirements:
-    """What a drafter reads of the target, beside the tokens that it emits."""
+    """What a drafter reads from the target in addition to the emitted tokens."""
 
     layers: tuple[int, ...] = ()
-    """Layers whose hidden states it reads: 0 is the first decoder layer's output, -1 the last
+    """Decoder layers whose hidden states it reads: 0 is the output of the first layer, -1 the last
     hidden state, after the final norm."""
     encoder: bool = False
-    """Whether it reads the encoder's output: its sequences' sources then hold that."""
+    """Whether it reads the target's encoder states; they are then in `Source.encoded`."""
     context_layers: tuple[int, ...] = ()
-    """Decoder layers whose keys and values of all that is verified its own cache has: target states
-    then have them at hand."""
+    """Decoder layers whose keys and values its own cache contains for all verified tokens; target
+    states then give access to them (`TargetState.columns`)."""
     first_row: bool = False
-    """Whether nothing is drafted before the target's first call."""
+    """Whether it drafts nothing before the target's first call."""
 
     @staticmethod
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
-        """What several drafters read together."""
+        """Returns the requirements of several drafters together."""
         parts = list(parts)
         layers = sorted({layer for part in parts for layer in part.layers})
         contexts = sorted({layer for part in parts for layer in part.context_layers})
@@ -40,18 +40,18 @@ class TargetRequirements:
 
 @dataclass(frozen=True)
 class TargetState:
-    """The target's states at the rows verified since the sequence's last round.
+    """The target's states at the rows verified in the sequence's last round.
 
-    After the target's first call these are the prefix's rows too. The last committed token has no
-    row yet: it came from the last one. Inside a cascade a drafter may be shown the same state
-    several times, and more tokens than are committed: drafts that others put behind them.
+    The first call of the target also gives the rows of the prefix. The last committed token has no
+    row yet, since it was chosen from the last row. Inside a cascade a drafter may get the same
+    state several times, together with tokens that follow the committed ones: other levels' drafts.
     """
 
     committed: int
-    """Tokens of the sequence, the decoder prefix included, the last of which came from the last
-    row: row r of R stands at position committed - 1 - R + r."""
+    """Number of committed tokens, the decoder prefix included. The last one was chosen from the
+    last row, so row r of R has position committed - 1 - R + r."""
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
-    """[R, D] of each layer that the drafter asked for (`TargetRequirements`)."""
+    """[R, D] for each layer in `TargetRequirements.layers`."""
     columns: SequenceState | None = None
-    """The target's cache, where the drafter asked for layers of it: of all committed tokens but the
-    last one; until the target's next call."""
+    """The target's cache of all committed tokens except the last one, valid until the target's next
+    call; None if `TargetRequirements.context_layers` is empty."""
