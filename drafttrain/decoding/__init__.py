@@ -1,1 +1,1 @@
-"""One loop, three roles: drafter, stop policy, verifier."""
+"""Speculative decoding: one loop with three roles, drafter, stop policy and verifier."""

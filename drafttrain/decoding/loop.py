@@ -1,4 +1,4 @@
-"""The one loop: rounds of drafting, scoring and verifying, for every drafter and every rule."""
+"""The decoding loop: rounds of drafting, scoring and verifying, shared by all methods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from drafttrain.decoding.types import (
 )
 from drafttrain.decoding.verifiers import check_pairing, verify_greedy
 
-NOTHING = Proposal.empty()
+NO_DRAFT = Proposal.empty()
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Decoder:
     verifier: Verifier
     sampling: Sampling
     randomness: Callable[[int], Randomness]
-    """The random choices of sequence number i: each has a source of its own."""
+    """Returns the random source of sequence number i; every sequence has its own."""
 
     def decode(
         self, sources: Iterable[Source], max_new_tokens: int, batch_size: int = 1
     ) -> Iterator[Round]:
-        """Decode every source, yielding each round as it is done.
+        """Decodes every source and yields each round when it is done.
 
-        At most batch_size sequences are under way; the next one enters when one has ended. Raises
-        ValueError at once, before any model runs, for a verifier that does not fit the drafter or
-        the sampling, for settings of the target that cannot be honoured, and for draft trees of a
-        target whose trees have other logits than their paths.
+        At most batch_size sequences are active; when one ends, the next one enters. Raises
+        ValueError immediately, before any model runs, if the verifier does not fit the drafter or
+        the sampling, if the target's generation_config has settings that are not supported, or if
+        the drafter drafts trees and the target does not support tree attention.
         """
         if max_new_tokens < 1 or batch_size < 1:
             raise ValueError(
@@ -70,32 +70,34 @@ class Decoder:
 
     @cached_property
     def processors(self) -> TargetProcessors:
-        """The target's own, as its `generation_config` asks for them when they are first wanted:
-        to make them takes as long as a round or two of a small model."""
+        """The logits processors of the target's `generation_config`, built on first use.
+
+        Building them takes as long as one or two rounds of a small model.
+        """
         return self.target.processors(self.sampling)
 
     def decode_all(
         self, sources: Sequence[Source], max_new_tokens: int, batch_size: int = 1
     ) -> list[Output]:
-        """Decode every source; one Output each, in order. Errors as in `decode`.
+        """Decodes every source and returns one Output each, in order. Raises as `decode` does.
 
-        Output.seconds counts from when the sequence entered to its own end.
+        Output.seconds is the time from when the sequence entered the batch until it ended.
         """
         outputs = [Output() for _ in sources]
         entered = [perf_counter()] * min(batch_size, len(sources))
-        for played in self.decode(sources, max_new_tokens, batch_size):
-            output = outputs[played.sequence]
-            output.tokens.extend(played.emitted)
-            output.rounds.append(played)
-            if played.finished:
+        for round_ in self.decode(sources, max_new_tokens, batch_size):
+            output = outputs[round_.sequence]
+            output.tokens.extend(round_.emitted)
+            output.rounds.append(round_)
+            if round_.finished:
                 now = perf_counter()
-                output.seconds = now - entered[played.sequence]
-                entered.append(now)  # of the next sequence in order, if there is one
+                output.seconds = now - entered[round_.sequence]
+                entered.append(now)  # the next sequence in order, if any, enters now
         return outputs
 
 
 class RunningSequence:
-    """One sequence under way: its committed tokens, the target's cache and states of it."""
+    """One active sequence: its committed tokens, draft session and target cache."""
 
     def __init__(
         self,
@@ -110,11 +112,10 @@ class RunningSequence:
         self.process = processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
         self.stop = decoder.stop
-        wanted = decoder.drafter.requires
-        if wanted.encoder:
+        if decoder.drafter.requires.encoder:
             source = replace(source, encoded=state.encoded)
         self.session: DraftSession | None = None
-        """None: the source is longer than the drafter takes, and nothing is drafted."""
+        """None: the source is too long for the drafter, and nothing is drafted."""
         with suppress(SourceTooLong):
             self.session = decoder.drafter.open(source, decoder.sampling, self.randomness)
         self.state = state
@@ -122,43 +123,46 @@ class RunningSequence:
         self._length = len(source.prefix)
         self._tokens = torch.empty(self._length + self.remaining, dtype=torch.long)
         self._tokens[: self._length] = source.prefix.cpu()
-        self._written = self._tokens.numpy()
+        self._written = self._tokens.numpy()  # shares memory with _tokens
 
     @property
     def tokens(self) -> Tensor:
-        """[T] all committed tokens, the decoder prefix included, on the CPU."""
+        """[T] all committed tokens including the decoder prefix, on the CPU."""
         return self._tokens[: self._length]
 
     @property
     def draft_limit(self) -> int:
-        """Most tokens of a draft: it leaves room for the one token that the verifier adds."""
+        """Maximal draft length; the verifier's bonus token takes the last remaining place."""
         return self.remaining - 1
 
     def propose(self) -> BatchedSteps[Proposal] | Proposal:
-        """A draft, where there is room for one."""
+        """Drafts with the session; returns an empty draft if none is possible."""
         if self.draft_limit == 0 or self.session is None:
-            return NOTHING
+            return NO_DRAFT
         stop = self.stop.capped(self.draft_limit)
         return self.session.propose(self.tokens, self.target_state, stop)
 
     def judge(
         self, decoder: Decoder, proposal: Proposal, output: ForwardOutput
     ) -> BatchedSteps[Verdict]:
-        """The verifier's decision on a draft, by the target's logits. Raises NotFinite, with the
-        number of the sequence, where a row that decides is not finite."""
+        """Verifies a draft with the target's logits.
+
+        Raises NotFinite, naming the sequence and token, if the verifier needs a row of logits that
+        is not finite.
+        """
         logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
         logits = without_ended(logits, proposal, decoder.target.eos_ids)
-        given = proposal, logits, decoder.sampling, self.randomness
+        arguments = proposal, logits, decoder.sampling, self.randomness
         try:
-            return (yield from as_steps(decoder.verifier.judge(*given)))
+            return (yield from as_steps(decoder.verifier.judge(*arguments)))
         except NotFinite as error:
-            place = f"input {self.index}, new token {self._length - len(self.state.source.prefix)}"
-            raise NotFinite(f"{place}: {error}") from None
+            where = f"input {self.index}, new token {self._length - len(self.state.source.prefix)}"
+            raise NotFinite(f"{where}: {error}") from None
 
     def commit(
         self, drafted: list[int], verdict: Verdict, output: ForwardOutput, decoder: Decoder
     ) -> list[int]:
-        """Append the accepted path and the next token, up to the first EOS; what was appended."""
+        """Appends the accepted path and the bonus token, up to the first EOS; returns them."""
         path = verdict.path.tolist()
         emitted = [*(drafted[node] for node in path), verdict.next_token]
         for i, token in enumerate(emitted):
@@ -171,30 +175,31 @@ class RunningSequence:
         self._length = new_length
         self.remaining -= len(emitted)
         accepted = path[: len(emitted) - 1]
-        wanted = decoder.drafter.requires
-        self.target_state = self._verified(output, len(drafted), accepted, wanted)
+        requires = decoder.drafter.requires
+        self.target_state = self._committed_state(output, len(drafted), accepted, requires)
         return emitted
 
-    def _verified(
-        self, output: ForwardOutput, drafted: int, path: list[int], wanted: TargetRequirements
+    def _committed_state(
+        self, output: ForwardOutput, drafted: int, path: list[int], requires: TargetRequirements
     ) -> TargetState:
-        """What the drafter reads of the rows that are committed now."""
-        known = len(output.hidden) - drafted  # rows before the draft
-        rows = [*range(known), *(known + node for node in path)]
-        states = {layer: output.layer(layer)[rows] for layer in wanted.layers}
-        columns = self.state if wanted.context_layers else None
+        """Selects the target's states at the committed rows, as the drafter requires."""
+        before = len(output.hidden) - drafted  # rows before the draft
+        rows = [*range(before), *(before + node for node in path)]
+        states = {layer: output.layer(layer)[rows] for layer in requires.layers}
+        columns = self.state if requires.context_layers else None
         return TargetState(self._length, states, columns)
 
 
 @without_gradients
 def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Round]:
-    """One round of every active sequence: draft, score in shared calls, verify, commit."""
+    """Runs one round of every active sequence in batched calls: draft, score, verify, commit."""
     target = decoder.target
     began = perf_counter()
     try:
         proposals = run_batched([sequence.propose() for sequence in active])
         if decoder.verifier.function is not verify_greedy or decoder.processors.change_logits:
-            proposals = on_host(proposals)  # all but comparing reads the tokens, and no NO_TOKEN
+            # only the greedy rule works on device tokens and accepts NO_TOKEN
+            proposals = on_host(proposals)
     except NotFinite as error:
         raise NotFinite(f"drafter {decoder.drafter.name!r}: {error}") from None
     for sequence, proposal in zip(active, proposals, strict=True):
@@ -247,20 +252,22 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
 
 
 def on_host(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """The same with tokens that the host knows, at one wait for the device."""
-    away = [proposal.tokens for proposal in proposals if proposal.is_on_device]
-    if not away:
+    """Moves all draft tokens to the host, with one device synchronisation."""
+    on_device = [proposal.tokens for proposal in proposals if proposal.is_on_device]
+    if not on_device:
         return list(proposals)
-    known = iter(torch.cat(away).cpu().split([len(tokens) for tokens in away]))
+    copied = iter(torch.cat(on_device).cpu().split([len(tokens) for tokens in on_device]))
     return [
-        proposal.with_tokens(next(known)) if proposal.is_on_device else proposal
+        proposal.with_tokens(next(copied)) if proposal.is_on_device else proposal
         for proposal in proposals
     ]
 
 
 def without_ended(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) -> Tensor:
-    """The rows that judge a draft, zero after EOS: what follows it is dropped, and the row that it
-    is drawn from need not be finite. Shapes: [N + 1, V]."""
+    """Sets the rows of target logits after an EOS in the draft to zero. Shapes: [N + 1, V].
+
+    Tokens after EOS are dropped, so those rows may be NaN or infinite and must not be an error.
+    """
     if not eos_ids or len(proposal.tokens) == 0:
         return logits
     if proposal.is_on_device:
@@ -270,7 +277,7 @@ def without_ended(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) -
 
 
 def check_draft_length(sequence: RunningSequence, proposal: Proposal) -> None:
-    """Refuse a draft that is longer than asked for. Raises ValueError."""
+    """Raises ValueError if a draft is longer than the limit of its sequence."""
     if len(proposal.tokens) > sequence.draft_limit and proposal.depth > sequence.draft_limit:
         raise ValueError(
             f"the drafter proposed {proposal.depth} tokens in a row, but the limit was "
@@ -296,7 +303,7 @@ def _rounds(
                     RunningSequence(decoder, processors, index, state, max_new_tokens)
                     for (index, _), state in zip(entering, states, strict=True)
                 ]
-                del states  # of a sequence that ends, the cache is given back at once
+                del states  # else the cache rows of finished sequences would stay in use
         if not active:
             return
         yield from play_round(decoder, active)

@@ -1,9 +1,8 @@
-"""The roles of a round of speculative decoding, and what all their random choices go through.
+"""The roles of a round of speculative decoding, and the interface for their random choices.
 
-A *drafter* proposes a tree of tokens (a chain is a tree of width one), a *stop policy* says how far
-to draft, a *verifier* decides the accepted path and one more token. Every method in drafttrain is a
-triple of these; `decoding/loop.py` is the one loop that runs them on the plain data of
-`decoding/types.py`.
+A *drafter* proposes a tree of tokens (a chain is a tree of width one), a *stop policy* decides how
+far to draft, and a *verifier* chooses the accepted path and the bonus token. Every method is a
+triple of these. `decoding/loop.py` runs them; `decoding/types.py` has the data that they exchange.
 """
 
 from __future__ import annotations
@@ -22,64 +21,65 @@ from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, Ve
 
 
 class Randomness(Protocol):
-    """Every random choice of drafting and verification goes through here.
+    """The source of every random choice in drafting and verification.
 
-    `SampledRandomness` draws from a `torch.Generator`; the tests' `EnumeratedRandomness` visits
-    every outcome with its probability, so that exactness is proven on the production code.
+    `SampledRandomness` draws from a `torch.Generator`. The tests' `EnumeratedRandomness` visits
+    every outcome with its probability, which proves exactness on the production code.
     """
 
     def categorical(self, probs: Tensor) -> Tensor:
-        """One index from each row. Shapes: probs [R, V] -> [R]."""
+        """Samples one index per row. Shapes: probs [R, V] -> [R]."""
         ...
 
     def accept_run(self, probs: Tensor) -> int:
-        """How many independent events in a row come true before the first that does not.
+        """Samples N independent events and returns how many occur before the first that does not.
 
-        Shapes: probs [N], probability of each -> a count in 0..N.
+        Shapes: probs [N], the probability of each event -> a count in 0..N.
         """
         ...
 
     def without_replacement(self, probs: Tensor, count: int) -> Tensor:
-        """Indices drawn one after another from each row, none twice; -1 where none is left.
+        """Samples distinct indices per row, in the order drawn; -1 if no probability is left.
 
         Shapes: probs [R, V] -> [R, count], count at most V.
         """
         ...
 
     def gumbel(self, like: Tensor) -> Tensor:
-        """Independent draws of the standard Gumbel distribution, of the shape of `like`."""
+        """Samples independent standard Gumbel values in the shape of `like`."""
         ...
 
 
 @dataclass(frozen=True)
 class StopPolicy:
-    """Says, before each token (or slot) is drafted, whether to draft it.
+    """Decides before each draft token (or slot) whether to draft it.
 
-    It is never shown the token's own value, so stopping cannot bias the output.
+    It never sees the value of that token, so stopping cannot bias the output.
     """
 
     rule: StopKind
-    goes_on: Callable[[DraftState, float], bool]
+    continues: Callable[[DraftState, float], bool]
     """(state, value) -> whether to draft one more token."""
     value: float
-    """The setting that it goes by (`StopKind.varied`)."""
+    """The second argument of `continues`: the policy's threshold, or k (`StopKind.varied`)."""
     longest: int
-    """Most tokens (levels of a tree) of a round, whatever is seen: a block has so many slots."""
+    """Maximal number of draft tokens (levels of a tree) in a round; a block has as many slots."""
     state_kind: StateKind | None = None
-    """The kind of states that a drafter is to show it; None: it looks at none."""
+    """The kind of hidden states that it reads from `DraftState.hidden`; None: it reads none."""
 
     @property
     def name(self) -> str:
-        """As reports have it: `k=10`, `head(0.7)`."""
+        """The name in reports, for example `k=10` or `head(0.7)`."""
         return self.rule.named(self.value, self.longest)
 
     def should_draft(self, state: DraftState) -> bool:
-        return state.depth < self.longest and self.goes_on(state, self.value)
+        """Returns whether to draft token number depth + 1."""
+        return state.depth < self.longest and self.continues(state, self.value)
 
     def capped(self, limit: int) -> StopPolicy:
-        """The same, but never more than so many tokens, what is left to generate, say.
+        """Returns the same policy with at most `limit` tokens a round.
 
-        The limit counts tokens and knows none of their values, so it cannot bias the output.
+        The limit depends on no token's value, so it cannot bias the output.
         """
         return self if limit >= self.longest else replace(self, longest=limit)
 
@@ -90,53 +90,57 @@ class DraftSession(Protocol):
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal] | Proposal:
-        """Draft a continuation of all committed tokens ([T], the decoder prefix included).
+        """Drafts a continuation of the committed tokens [T], which include the decoder prefix.
 
-        Drafters that call a model yield these calls (`BatchedCall`), so that sequences share them.
-        target_state is None before the target's first call.
+        Drafters that call a model yield each call as a `BatchedCall`, which is then batched across
+        sequences. target_state is None before the target's first call.
         """
         ...
 
 
 class Drafter(Protocol):
-    """What proposes tokens. One of a kind of its own has what the kind's row says (`KINDS`)."""
+    """Proposes draft tokens. The defaults of its properties come from its row in `KINDS`."""
 
     name: str
     requires: TargetRequirements = TargetRequirements()
-    """What it reads of the target; nothing else is kept for it."""
+    """The target's states that it reads; only these are kept after a call."""
     drafts_trees: bool = False
     """Whether its drafts are trees wider than a chain."""
     lengths_differ: bool = False
-    """Whether a draft of k tokens is not the beginning of a longer one, as slots see each other."""
+    """Whether a draft of k tokens differs from the first k of a longer one, because slots attend to
+    each other."""
 
     @property
     def provides(self) -> frozenset[Evidence]:
-        """What stop policies see of its drafts, in addition to depth."""
+        """The fields of `DraftState`, besides depth, that it fills for stop policies."""
         return KINDS[self.name].provides
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
-        """How tokens will be drawn when the target decodes so; checked before anything runs."""
+        """Returns how it draws draft tokens under this sampling."""
         return KINDS[self.name].draw_kind(sampling.greedy)
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> DraftSession:
-        """Begin a sequence. All its random choices are taken from `randomness`."""
+        """Starts a sequence, whose random choices all come from `randomness`.
+
+        Raises SourceTooLong if the source is longer than the drafter accepts.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """A verification rule with its settings: accepts a path of a proposal and adds one token."""
+    """A verification rule and its settings: accepts a path of a proposal and adds one token."""
 
     rule: VerifierRule
     function: Callable[..., BatchedSteps[Verdict] | Verdict]
-    """(proposal, target_logits, sampling, randomness, **settings) -> a Verdict, or steps to one
-    that share calls with other sequences."""
+    """(proposal, target_logits, sampling, randomness, **settings) -> a Verdict, or a generator that
+    yields batched calls and returns one."""
     settings: Mapping[str, float] = field(default_factory=dict)
-    """Those of the rule, by name."""
+    """Values of the rule's settings by name."""
 
     @property
     def name(self) -> str:
-        """As reports have it: `greedy`, `spec-verification(3,1.0)`."""
+        """The name in reports, for example `greedy` or `spec-verification(3,1.0)`."""
         values = ",".join(map(str, self.settings.values()))
         return f"{self.rule.name}({values})" if values else self.rule.name
 
@@ -150,14 +154,15 @@ class Verifier:
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
-        """`judge` of one sequence."""
+        """Runs `judge` for one sequence."""
         return run_single(self.judge(proposal, target_logits, sampling, randomness))
 
     def judge(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> BatchedSteps[Verdict] | Verdict:
-        """Row 0 of target_logits [N + 1, V] judges the roots, row i + 1 the children of node i.
+        """Applies the rule to one sequence's draft.
 
-        The logits have been through the target's logits processors, before temperature.
+        Row 0 of target_logits [N + 1, V] verifies the roots, row i + 1 the children of node i. The
+        target's logits processors have been applied to the logits, the temperature has not.
         """
         return self.function(proposal, target_logits, sampling, randomness, **self.settings)

@@ -1,4 +1,4 @@
-"""Warping of logits into probabilities, and the random choices of production decoding."""
+"""Warping of logits into probabilities, and the random source used outside tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from drafttrain.decoding.types import NotFinite, Sampling
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities as the user asked to sample: temperature, then top-k, top-p, min-p.
+    """Converts logits to the probabilities to sample from: temperature, then top-k, top-p, min-p.
 
-    Order and ties as in Transformers' warpers: top-k keeps every token that ties the k-th; top-p
-    keeps the smallest set of most likely tokens whose mass reaches p; min-p keeps those that are at
-    least p times as likely as the likeliest. Temperature 0 is the point
-    mass on the arg-max (the first, on ties). Computed in float32 at least; float64 is kept.
+    Order and ties are those of Transformers' warpers: top-k keeps every token that ties with the
+    k-th; top-p keeps the smallest set of most likely tokens whose mass reaches p; min-p keeps
+    tokens at least p times as likely as the most likely one. Temperature 0 gives the point mass on
+    the arg-max (the first one on ties). Computes in float32, or in float64 if the logits are.
 
     Shapes: [..., V] -> [..., V].
     """
@@ -36,7 +36,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def probs_of_tokens(logits: Tensor, tokens: Tensor, sampling: Sampling) -> Tensor:
-    """The probability of one token of each row, as `warp` has it, in float64 on the CPU.
+    """Returns the probability under `warp` of one token per row, in float64 on the CPU.
 
     Shapes: logits [N, V], tokens [N] -> [N].
     """
@@ -47,31 +47,32 @@ def probs_of_tokens(logits: Tensor, tokens: Tensor, sampling: Sampling) -> Tenso
 
 
 GROUP = 8
-"""Scores of a group, of which `likeliest` first looks at the best alone."""
+"""Size of the groups whose maxima `likeliest` compares first."""
 
 
 def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores of each row in falling order, and their tokens; as `topk`.
+    """Returns the `count` largest scores of each row in descending order and their tokens (top-k).
 
-    On a CPU in two steps, which take two thirds of the time: the largest are all in the groups with
-    the largest maxima. Shapes: [R, V] -> [R, C], [R, C].
+    On a CPU it first selects the `count` groups with the largest maxima, which contain all of the
+    largest scores. This takes two thirds of the time of `topk`. Shapes: [R, V] -> [R, C], [R, C].
     """
     rows, vocabulary = scores.shape
     groups = vocabulary // GROUP
     count = min(count, vocabulary)
     if scores.device.type != "cpu" or groups <= count:
         return scores.topk(count, dim=-1)
-    grouped = GROUP * groups  # what is left over is looked at in any case
+    grouped = GROUP * groups  # the remaining tokens are always candidates
+    # group g holds the tokens g, g + groups, g + 2 * groups, ...
     best = scores[:, :grouped].view(rows, GROUP, groups).amax(1).topk(count, sorted=False).indices
     members = torch.arange(0, grouped, groups)[:, None]
-    left = torch.arange(grouped, vocabulary).expand(rows, -1)
-    places = torch.cat(((best[:, None] + members).flatten(1), left), dim=1)
-    values, found = scores.gather(1, places).topk(count)
-    return values, places.gather(1, found)
+    remaining = torch.arange(grouped, vocabulary).expand(rows, -1)
+    candidates = torch.cat(((best[:, None] + members).flatten(1), remaining), dim=1)
+    values, indices = scores.gather(1, candidates).topk(count)
+    return values, candidates.gather(1, indices)
 
 
 def exact_enough(logits: Tensor) -> Tensor:
-    """Scores to make probabilities of: in float32, or in float64 where they are."""
+    """Converts logits to float32; float64 is kept."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -91,10 +92,10 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
 def sequence_randomness(
     seed: int, row: int, device: torch.device | str = "cpu"
 ) -> SampledRandomness:
-    """The random choices of one sequence.
+    """Returns the random source of one sequence.
 
-    They follow from the run's seed and the row's number alone, so that what is sampled for a row
-    does not depend on what else is decoded, or in which order.
+    It depends only on the run's seed and the row's number, so the tokens sampled for a row do not
+    depend on other rows or on their order.
     """
     key = np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]
     generator = torch.Generator(device).manual_seed(int(key) & (2**63 - 1))
@@ -102,7 +103,7 @@ def sequence_randomness(
 
 
 def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Tokens of each row by inversion of its distribution function, in float64.
+    """Samples tokens by inverting the cumulative distribution of each row, in float64.
 
     Tokens of probability zero are never drawn. Shapes: probs [R, V], uniforms [R, N] in [0, 1) ->
     [R, N].
@@ -110,58 +111,61 @@ def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
     mass = probs.double().cumsum(dim=-1)
     total = mass[:, -1:].contiguous()
     tokens = torch.searchsorted(mass, (uniforms.to(mass) * total).contiguous(), right=True)
-    last = torch.searchsorted(mass, total)  # first token that reaches the whole mass
+    last = torch.searchsorted(mass, total)  # first token at which the sum is complete
     return tokens.minimum(last).clamp(max=probs.shape[-1] - 1)
 
 
 class SampledRandomness:
-    """`Randomness` in production: draws from one generator, on the generator's device."""
+    """`Randomness` that draws from one torch generator, on the generator's device."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
         self._numpy: np.random.Generator | None = None
 
     def categorical(self, probs: Tensor) -> Tensor:
-        """One index from each row: where a uniform draw falls in the cumulative sum, in float64.
+        """Samples one index per row by inverting its cumulative sum, in float64.
 
-        A row costs a pass over it and one draw, where `torch.multinomial` draws for every token.
-        Shapes: probs [R, V] -> [R]. Raises NotFinite for probabilities that are not finite.
+        Needs one uniform value per row; `torch.multinomial` draws one for every token. Shapes:
+        probs [R, V] -> [R]. Raises NotFinite for probabilities that are not finite.
         """
-        upto = probs.cumsum(dim=-1, dtype=torch.float64)
-        total = upto[:, -1:].contiguous()
+        mass = probs.cumsum(dim=-1, dtype=torch.float64)
+        total = mass[:, -1:].contiguous()
         if not torch.isfinite(total).all():
             raise NotFinite(
-                "probabilities to sample from are not finite: a model gave NaN or infinite logits, "
-                "or a logits processor left no token; load it in float32 or bfloat16"
+                "the probabilities to sample from are not finite: a model gave NaN or infinite "
+                "logits, or a logits processor excluded every token; load it in float32 or bfloat16"
             )
         drawn = total * self.uniform(total)
-        places = torch.searchsorted(upto, drawn, right=True)  # tokens of probability 0 are skipped
-        return torch.minimum(places, torch.searchsorted(upto, total))[:, 0]
+        indices = torch.searchsorted(mass, drawn, right=True)  # skips tokens of probability 0
+        return torch.minimum(indices, torch.searchsorted(mass, total))[:, 0]
 
     def accept_run(self, probs: Tensor) -> int:
-        """Independent events that come true before the first that does not. Shape: probs [N]."""
+        """Samples N independent events; returns how many occur before the first that does not.
+
+        Shapes: probs [N] -> 0..N.
+        """
         return int((self.uniform(probs) < probs).cumprod(dim=0).sum())
 
     def without_replacement(self, probs: Tensor, count: int) -> Tensor:
-        """Indices drawn one after another from each row, none twice; -1 where none is left.
+        """Samples distinct indices per row, in the order drawn; -1 if no probability is left.
 
-        By the Gumbel-top-k trick (Vieira 2014; Kool et al. 2019): the largest log-probabilities
-        plus noise, in falling order. Shapes: probs [R, V] -> [R, count].
+        Gumbel-top-k trick (Vieira 2014; Kool et al. 2019): the largest log-probabilities plus
+        Gumbel noise, in descending order. Shapes: probs [R, V] -> [R, count].
         """
         keys = probs.log() + self.gumbel(probs)
         best = keys.topk(count, dim=-1)
         return best.indices.masked_fill(best.values == -torch.inf, -1)
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Independent draws from [0, 1), of the shape and type of `like`."""
+        """Samples independent values from [0, 1) in the shape and dtype of `like`."""
         return torch.rand(
             like.shape, dtype=like.dtype, device=like.device, generator=self.generator
         )
 
     def gumbel(self, like: Tensor) -> Tensor:
-        """Independent standard Gumbels: -log of exponential draws.
+        """Samples standard Gumbel values in the shape and dtype of `like`: -log of exponentials.
 
-        On the CPU NumPy draws them, several times faster; its generator follows from this one.
+        On the CPU it uses NumPy, which is several times faster and is seeded from the generator.
         """
         if like.device.type != "cpu":
             drawn = torch.empty_like(like).exponential_(generator=self.generator)

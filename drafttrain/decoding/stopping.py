@@ -1,9 +1,10 @@
-"""Stop policies: how far to draft in a round. None of them sees the token it decides about.
+"""Stop policies: how far to draft in a round, without seeing the token that is decided on.
 
-Rejection sampling stays exact if and only if whether a token is submitted depends on the prefix,
-on earlier tokens of the draft and on independent randomness, never on that token's own value.
-`DraftState` holds nothing else, so every policy here is exact; in greedy decoding a draft is a
-point mass, and any truncation of it is. Each is a function that `config/methods.py` has a row for.
+Rejection sampling stays exact if and only if the decision to submit a token depends on the prefix,
+on earlier tokens of the draft and on independent randomness, but never on that token's own value.
+`DraftState` holds nothing else, so every policy here is exact. In greedy decoding a draft is a
+point mass, and truncating it is always exact. Each policy is a function with a row in
+`config/methods.py`; it returns whether to draft one more token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 
 
 def make_policy(name: str, value: float, max_draft: int) -> StopPolicy:
-    """The policy of this name that goes by a value; of those without an acceptance head."""
+    """Returns the policy of this name with its threshold; not for those with an acceptance head."""
     return StopPolicy(STOPS[name], resolve_name(STOPS[name].function), value, max_draft)
 
 
@@ -34,58 +35,59 @@ Gain = partial(make_policy, "gain")
 
 
 def FixedLength(k: int, state_kind: StateKind | None = None) -> StopPolicy:
-    """Always k tokens, or levels of a tree.
+    """Returns the policy that always drafts k tokens, or k levels of a tree.
 
-    state_kind: nothing decides here, but states of this kind are shown, and logged, all the same.
+    state_kind: the kind of hidden states that the drafter provides anyway, so that they are logged.
     """
     return StopPolicy(STOPS["fixed"], always, k, k, state_kind)
 
 
 def HeadPolicy(head: AcceptanceHead, h: float, max_draft: int) -> StopPolicy:
-    """Stop when an acceptance head thinks a rejection likelier than h (`HeadJudge`)."""
+    """Returns the policy that stops if an acceptance head predicts a rejection (`HeadJudge`)."""
     return StopPolicy(STOPS["head"], HeadJudge(head), h, max_draft, head.config.state)
 
 
 def always(state: DraftState, k: float) -> bool:
-    """Go on to the most tokens of a round."""
+    """Continues to the maximal draft length."""
     return True
 
 
 def certain(state: DraftState, nats: float) -> bool:
-    """Go on until a row of more nats of entropy, before temperature, top-k and top-p.
+    """Continues until a row's entropy exceeds `nats`, before temperature, top-k and top-p.
 
-    It looks at the newest row that is known: with a drafter of one token a call that of the last
-    drafted token, with a block drafter that of the token to be drafted.
+    It reads the newest known row: that of the last draft token if the drafter drafts one token per
+    call, that of the token to be drafted if it drafts a block.
     """
     return not state.logits or entropy(state.logits[-1]) <= nats
 
 
 def confident(state: DraftState, least: float) -> bool:
-    """Go on until a token of less probability; greedy decoding only.
+    """Continues until a token's probability is below `least`; greedy decoding only.
 
-    As Transformers' assistant_confidence_threshold. In greedy decoding the token's probability is
-    the largest of its row, of the newest row that is known.
+    Equivalent to Transformers' assistant_confidence_threshold. In greedy decoding the token's
+    probability is the largest of its row; the newest known row is read.
     """
     return not state.logits or largest_probability(state.logits[-1]) >= least
 
 
 def likely_so_far(state: DraftState, least: float) -> bool:
-    """Go on until the rows' largest probabilities, before temperature, multiply to less.
+    """Continues until the product of the rows' largest probabilities is below `least`.
 
-    In greedy drafting that is the probability of the whole draft, the cumulative confidence of
-    serving engines. Rows of blocks count up to the token to be drafted; otherwise up to the last.
+    The probabilities are taken before temperature. In greedy drafting the product is the
+    probability of the whole draft, the cumulative confidence of serving engines. It includes the
+    row of the token to be drafted for block drafters, and ends with the last draft token otherwise.
     """
-    known = state.notes.setdefault("largest", [])
-    known.extend(largest_probability(row) for row in state.logits[len(known) :])
-    return math.prod(known) >= least
+    largest = state.notes.setdefault("largest", [])
+    largest.extend(largest_probability(row) for row in state.logits[len(largest) :])
+    return math.prod(largest) >= least
 
 
 def gaining(state: DraftState, delta: float) -> bool:
-    """Go on until a level of a tree adds no more than delta expected accepted tokens.
+    """Continues while the last level of a tree added more than delta expected accepted tokens.
 
-    OPT-Tree (Wang et al. 2025), Algorithm 1: delta lies between t_draft / t_target, what a level
-    costs, and 1; 0 goes on to the greatest depth. The tree holds no drawn tokens, so nothing it
-    depends on can bias the output.
+    OPT-Tree (Wang et al. 2025), Algorithm 1. delta lies between the cost of a level,
+    t_draft / t_target, and 1; delta = 0 continues to the maximal depth. The tree contains no
+    sampled tokens, so the decision cannot bias the output.
     """
     if not state.expected:
         return True
@@ -94,14 +96,14 @@ def gaining(state: DraftState, delta: float) -> bool:
 
 
 class HeadJudge:
-    """Go on until some drafted token was probably rejected: 1 - prod_j P_j > h.
+    """Continues until a rejection is likely: stops if 1 - prod_j P_j > h.
 
-    SpecDec++ (Huang et al. 2024), Algorithm 2; P_j is the acceptance head's probability at the
-    j-th state. With a drafter of one token a call and states of tokens at their own positions, the
-    last drafted token has no state yet and is submitted unscored; states of tokens as they were
-    drawn have no such lag. With a block drafter all slots are judged in one call and the product
-    runs up to the one asked about, so that a block ends before verification. Without any state it
-    goes on.
+    SpecDec++ (Huang et al. 2024), Algorithm 2; P_j is the acceptance probability that the head
+    predicts from the j-th state. If the drafter drafts one token per call and states belong to
+    tokens at their own positions, the last draft token has no state yet and is submitted unscored;
+    states from which tokens were drawn have no such lag. For a block drafter the head scores all
+    slots in one call, and the product includes the slot of the token to be drafted, so a block is
+    cut before verification. Continues if there is no state yet.
     """
 
     def __init__(self, head: AcceptanceHead) -> None:
@@ -112,14 +114,17 @@ class HeadJudge:
         return not state.hidden or self.rejection(state) <= h
 
     def rejection(self, state: DraftState) -> float:
-        """Predicted probability that at least one token, up to the one asked about, is rejected."""
-        judged = state.notes.setdefault("acceptance", [])
-        new = state.hidden[len(judged) :]
+        """Returns the predicted probability of a rejection among the first depth + 1 tokens.
+
+        Tokens whose states are not known yet are left out. Raises NotFinite if the head gives NaN.
+        """
+        scores = state.notes.setdefault("acceptance", [])
+        new = state.hidden[len(scores) :]
         if len(new) == 1:
-            judged.append(self.judge(new[0]))
+            scores.append(self.judge(new[0]))
         elif new:
-            judged.extend(self.head.acceptance(torch.stack(tuple(new))).tolist())
-        acceptance = math.prod(judged[: state.depth + 1])
+            scores.extend(self.head.acceptance(torch.stack(tuple(new))).tolist())
+        acceptance = math.prod(scores[: state.depth + 1])
         if math.isnan(acceptance):
             raise NotFinite(
                 f"the acceptance head {self.head.name_or_path!r} gives NaN; load the drafter in "
@@ -129,10 +134,10 @@ class HeadJudge:
 
 
 def entropy(logits: Tensor) -> float:
-    """Of the softmax of a row, in nats; excluded tokens count nothing. Shapes: [V]."""
+    """Returns the entropy of a row's softmax in nats; tokens at -inf contribute 0. Shapes: [V]."""
     return torch.special.entr(logits.softmax(dim=-1)).sum().item()
 
 
 def largest_probability(logits: Tensor) -> float:
-    """Of the softmax of a row. Shapes: [V]."""
-    return logits.softmax(dim=-1).max().item()  # logsumexp takes long over tokens never drafted
+    """Returns the largest probability of a row's softmax. Shapes: [V]."""
+    return logits.softmax(dim=-1).max().item()  # logsumexp is slow on tokens that are never drafted

@@ -1,4 +1,4 @@
-"""The plain data of a round of speculative decoding; `decoding/roles.py` says who makes what."""
+"""Data of a round of speculative decoding, exchanged by the roles of `decoding/roles.py`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from drafttrain.config.kinds import DrawKind
 
 
 class NotFinite(ValueError):
-    """Scores or probabilities of a model that are NaN or infinite where they decide."""
+    """A model's logits or probabilities are NaN or infinite in a row that is needed."""
 
     @staticmethod
     def of_drafter() -> NotFinite:
+        """Returns the error for a drafter's logits."""
         return NotFinite(
             "the drafter's logits are NaN or infinite; load it in float32 or bfloat16, or train it "
             "again"
@@ -24,7 +25,7 @@ class NotFinite(ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the user asked the target to decode. Temperature 0 is greedy decoding."""
+    """The user's sampling parameters for the target. Temperature 0 is greedy decoding."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -33,7 +34,7 @@ class Sampling:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether every token keeps its probability, up to temperature."""
+        """Whether no token is excluded, so that only the temperature applies."""
         return self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
 
     @property
@@ -43,26 +44,28 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Source:
-    """What one sequence is decoded from. Encoder-decoder models encode it for themselves, but for
-    drafters that read the target's encoder."""
+    """The input of one sequence.
+
+    Every encoder-decoder model runs its own encoder on it, except drafters that read the target's
+    encoder states.
+    """
 
     inputs: Mapping[str, Tensor]
-    """What the target's processor makes of an input, without a batch axis or padding: `input_ids`
-    [S] of a text or prompt; features under the names that the encoder takes."""
+    """The output of the target's processor for one input, without batch axis or padding:
+    `input_ids` [S] of a text or prompt, or features under the encoder's argument names."""
     prefix: Tensor
-    """[P] token ids that every model's decoder starts from: the decoder start token and what is
-    forced behind it, or the whole prompt where models are decoder-only."""
+    """[P] token ids that the decoder starts from: the decoder start token and the forced tokens
+    after it, or the whole prompt of a decoder-only model."""
     chosen_from: Tensor | None = None
-    """[C] tokens of which the target chooses one when it encodes the source, by its logits after
-    the first token of the prefix; it then stands behind that (the language of a clip). None: the
-    prefix is whole."""
+    """[C] candidate tokens. When the target encodes the source it inserts the most likely of them
+    after the first token of the prefix (the language of a clip). None: the prefix is complete."""
     encoded: Tensor | None = None
-    """[S, D] what the target's encoder made of the inputs, where a drafter reads that instead of
-    encoding them itself."""
+    """[S, D] the target's encoder states, for drafters that read them instead of encoding the
+    inputs themselves."""
 
     @staticmethod
     def of_text(input_ids: Tensor, prefix: Tensor) -> Source:
-        """A text or prompt [S], and what the decoder starts from [P]."""
+        """Returns the source of a text or prompt [S] with the decoder prefix [P]."""
         return Source({"input_ids": input_ids}, prefix)
 
     @property
@@ -71,33 +74,33 @@ class Source:
 
     @property
     def input_ids(self) -> Tensor:
-        """[S] token ids of the source or prompt. Raises ValueError where it is no text."""
+        """[S] token ids of the source or prompt. Raises ValueError if it is not a text."""
         if not self.is_text:
             raise ValueError(
-                f"the source holds {', '.join(self.inputs)}, no text; this drafter reads texts "
-                "alone: use one that reads the target's own encoder, or copies from the output"
+                f"the source holds {', '.join(self.inputs)} and no text, but this drafter reads "
+                "only text; use one that reads the target's encoder states, or copies the output"
             )
         return self.inputs["input_ids"]
 
 
 NO_TOKEN = -1
-"""In place of a token that is not there; no target ever chooses it."""
+"""Placeholder for a missing token; no target ever chooses it."""
 NOT_FINITE = -2
-"""In place of a token whose row is not finite, on a device that is not waited for."""
+"""Marks, on a device, a token whose row of logits is not finite; the host raises `NotFinite`."""
 
 
 class SourceTooLong(ValueError):
-    """A source has more tokens than the drafter takes: the sequence is decoded plainly."""
+    """The source is longer than the drafter accepts; the sequence is decoded without drafting."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What one drafter among several did for a draft."""
+    """The calls of one of several drafters for one draft."""
 
     count: int
-    """Its sequential calls; of a drafter without a model, how often it was asked."""
+    """Sequential model calls; without a model, the number of times it drafted."""
     seconds: float
-    """Their wall clock."""
+    """Their wall-clock time."""
 
     def __add__(self, other: Calls) -> Calls:
         return Calls(self.count + other.count, self.seconds + other.seconds)
@@ -108,36 +111,37 @@ class Proposal:
     """One sequence's draft. A chain has parents = [-1, 0, 1, ...]."""
 
     tokens: Tensor
-    """[N] parents before children, siblings in draw order. On the CPU, but for greedy chains that
-    a device drafted: whoever reads these waits for it."""
+    """[N] parents before children, siblings in the order drawn. On the CPU, except for greedy
+    chains drafted on a device: reading those needs a device synchronisation."""
     parents: Tensor
-    """[N] index of the parent, -1 = the last committed token."""
+    """[N] index of each token's parent; -1: the last committed token."""
     draw_kind: DrawKind = "deterministic"
     """How the tokens were drawn; a verifier states which draws it is valid for."""
     draft_probs: Tensor | None = None
-    """[R, V] the rows the tokens were drawn from; None = point mass."""
+    """[R, V] the distributions that the tokens were drawn from; None: a point mass on each."""
     rows: Tensor | None = None
-    """[N] row of each token (siblings share one); None with draft_probs = token i has row i."""
+    """[N] index into draft_probs of each token (siblings share one); None: token i has row i."""
     counts: Tensor | None = None
-    """[N] i.i.d. paths through the node; None = one each."""
+    """[N] number of i.i.d. paths through each node; None: one each."""
     passes: int = 0
-    """Sequential calls of models that this draft cost."""
+    """Sequential model calls that this draft took."""
     hidden: Sequence[Tensor] | None = None
-    """[D] each, M of them: the states that the stop policy reads, or could have read, of this draft
-    (`DraftState`), for logs; None where it reads none."""
+    """[D] each: all hidden states of this draft that a stop policy can read (`DraftState`), for
+    logs; None: the policy reads none."""
     logits: Callable[[], Sequence[Tensor | None]] | None = None
-    """Gives the N rows [V] of a chain before warping, None for copied tokens, where the drafter has
-    them, to what reads them: lenient reviews inside cascades. They are made only when needed."""
+    """Computes, on demand, the N rows of logits [V] of a chain before warping, None for copied
+    tokens. Read by lenient reviews inside cascades; None: the drafter does not provide them."""
     copied: Tensor | None = None
-    """[N] bool, tokens that were copied, among others drawn from a model's rows; None: no token
-    where there are draft_probs, else all."""
+    """[N] bool, which tokens were copied and not drawn from a model's distribution; None: no token
+    if there are draft_probs, else all."""
     expected: float | None = None
-    """How many tokens of this draft the drafter expects to be accepted, where it works that out."""
+    """Number of tokens that the drafter expects to be accepted; None: it does not compute it."""
     calls: Mapping[str, Calls] | None = None
-    """The calls of each drafter by its name, where several had a part in it."""
+    """The calls of each drafter by name, if several took part."""
 
     @staticmethod
     def empty() -> Proposal:
+        """Returns a draft without tokens."""
         nothing = torch.empty(0, dtype=torch.long)
         return Proposal(tokens=nothing, parents=nothing)
 
@@ -150,6 +154,7 @@ class Proposal:
         logits: Callable[[], Sequence[Tensor]] | None = None,
         calls: Mapping[str, Calls] | None = None,
     ) -> Proposal:
+        """Returns a chain of i.i.d. draws from draft_probs, or of point masses if that is None."""
         return Proposal(
             tokens,
             torch.arange(-1, len(tokens) - 1),
@@ -163,21 +168,21 @@ class Proposal:
 
     @staticmethod
     def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
-        """Trees of several drafters as one, each below the last committed token.
+        """Merges the trees of several drafters below the last committed token.
 
-        Siblings then come from rows of their own. All must have draft_probs.
+        Siblings may then have different rows. All proposals must have draft_probs.
         """
         tokens, parents, rows, counts = [], [], [], []
-        nodes = known = 0
+        first_node = first_row = 0
         for proposal in proposals:
-            own = torch.arange(len(proposal.tokens)) if proposal.rows is None else proposal.rows
-            copies = torch.ones_like(own) if proposal.counts is None else proposal.counts
+            row = torch.arange(len(proposal.tokens)) if proposal.rows is None else proposal.rows
+            count = torch.ones_like(row) if proposal.counts is None else proposal.counts
             tokens.append(proposal.tokens)
-            parents.append(torch.where(proposal.parents < 0, -1, proposal.parents + nodes))
-            rows.append(own + known)
-            counts.append(copies)
-            nodes += len(proposal.tokens)
-            known += 0 if proposal.draft_probs is None else len(proposal.draft_probs)
+            parents.append(torch.where(proposal.parents < 0, -1, proposal.parents + first_node))
+            rows.append(row + first_row)
+            counts.append(count)
+            first_node += len(proposal.tokens)
+            first_row += 0 if proposal.draft_probs is None else len(proposal.draft_probs)
         return Proposal(
             tokens=torch.cat(tokens),
             parents=torch.cat(parents),
@@ -189,25 +194,24 @@ class Proposal:
         )
 
     def until(self, ends: frozenset[int]) -> Proposal:
-        """The draft without what follows a token that ends the sequence: nothing judges that.
+        """Removes the tokens after an EOS (a token in `ends`), which are never verified.
 
-        Of a chain on a device, which is not waited for, those tokens become `NO_TOKEN`.
+        In a chain on a device they become `NO_TOKEN` instead, without a device synchronisation.
         """
         if not ends:
             return self
         if self.is_on_device:
             ending = self.ending(ends)
-            over = ending.cumsum(0) > ending.long()
-            return replace(self, tokens=self.tokens.masked_fill(over, NO_TOKEN))
+            after_end = ending.cumsum(0) > ending.long()  # an EOS before this token
+            return replace(self, tokens=self.tokens.masked_fill(after_end, NO_TOKEN))
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
         if ends.isdisjoint(tokens):
             return self
-        place: dict[int, int] = {-1: -1}
-        """Of each node that is kept."""
+        new_index: dict[int, int] = {-1: -1}  # old index of each kept node -> new index
         for node, parent in enumerate(parents):
-            if parent in place and (parent < 0 or tokens[parent] not in ends):
-                place[node] = len(place) - 1
-        kept = [node for node in place if node >= 0]
+            if parent in new_index and (parent < 0 or tokens[parent] not in ends):
+                new_index[node] = len(new_index) - 1
+        kept = [node for node in new_index if node >= 0]
         if len(kept) == len(tokens):
             return self
         rows = self.rows
@@ -216,34 +220,34 @@ class Proposal:
         return replace(
             self,
             tokens=self.tokens[kept],
-            parents=torch.tensor([place[parents[node]] for node in kept], dtype=torch.long),
+            parents=torch.tensor([new_index[parents[node]] for node in kept], dtype=torch.long),
             rows=None if rows is None else rows[kept],
             counts=None if self.counts is None else self.counts[kept],
             copied=None if self.copied is None else self.copied[kept],
         )
 
     def on_host(self) -> Proposal:
-        """The same with tokens that the host knows; waits for a device that drafted them."""
+        """Returns the draft with its tokens on the host; may need a device synchronisation."""
         return self.with_tokens(self.tokens.cpu()) if self.is_on_device else self
 
     def with_tokens(self, tokens: Tensor) -> Proposal:
-        """The same with its tokens, which the host knows. Raises NotFinite for `NOT_FINITE`."""
+        """Returns the draft with these host tokens. Raises NotFinite for `NOT_FINITE`."""
         if NOT_FINITE in tokens.tolist():
             raise NotFinite.of_drafter()
         return replace(self, tokens=tokens)
 
     def ending(self, ends: frozenset[int]) -> Tensor:
-        """[N] which tokens end a sequence, where the tokens are."""
+        """Returns which tokens [N] are EOS (in `ends`), on the tokens' device."""
         return torch.isin(self.tokens, torch.tensor(sorted(ends), device=self.tokens.device))
 
     @property
     def is_on_device(self) -> bool:
-        """Whether the host does not know the tokens yet; only chains are left there."""
+        """Whether the tokens are still on a device, which happens for chains only."""
         return self.tokens.device.type != "cpu"
 
     @property
     def is_copied(self) -> Tensor:
-        """[N] which tokens were copied, on the CPU."""
+        """[N] bool, which tokens were copied, on the CPU."""
         if self.copied is not None:
             return self.copied
         return torch.full((len(self.tokens),), self.draft_probs is None)
@@ -254,7 +258,7 @@ class Proposal:
 
     @property
     def depth(self) -> int:
-        """Tokens on the longest path."""
+        """Number of tokens on the longest path."""
         depths: list[int] = []
         for parent in self.parents.tolist():
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -263,83 +267,81 @@ class Proposal:
 
 @dataclass(frozen=True)
 class DraftState:
-    """What a stop policy may look at before a token is drafted; never that token itself.
+    """What a stop policy may read before a token is drafted; never that token itself.
 
-    A policy is asked before the drafter call that would draft token number depth + 1. A drafter
-    that proposes one token a call knows, at that point, the rows of tokens 1..depth, and their
-    states as they were drawn; their states at their own positions only for tokens 1..depth - 1: the
-    last token has not been fed to it yet (the lag of SpecDec++ Algorithm 2). A block drafter knows
-    the rows of tokens 1..depth + 1, and all its slots' states: they are there before any token is
-    drawn.
+    The policy is called before the drafter drafts token number depth + 1. A drafter of one token
+    per call then knows the rows of tokens 1..depth and the states that they were drawn from. States
+    at the tokens' own positions are known only for tokens 1..depth - 1, because the last token has
+    not been an input yet (the lag of SpecDec++ Algorithm 2). A block drafter knows the rows of
+    tokens 1..depth + 1 and the states of all its slots: they exist before any token is drawn.
     """
 
     depth: int
-    """Tokens drafted so far in this round (this token would be number depth + 1); in a tree, its
-    levels so far."""
+    """Number of tokens (levels of a tree) drafted so far in this round."""
     logits: Sequence[Tensor] = ()
-    """[V] each: the drafter's rows that are known, in order, before temperature."""
+    """[V] each: the drafter's rows known so far, in order, before temperature."""
     hidden: Sequence[Tensor] = ()
-    """[D] each: states of the kind that the policy reads, as far as they are known, in order: of
-    each drafted token, or of each slot."""
+    """[D] each: the hidden states known so far, in order, of each draft token or slot, of the kind
+    that the policy reads."""
     expected: Sequence[float] = field(default=(), kw_only=True)
-    """How many tokens the drafter expects to be accepted, after each level of its tree."""
+    """Expected number of accepted tokens after each level of the tree."""
     notes: dict[str, list[float]] = field(default_factory=dict, kw_only=True)
-    """What the policy has worked out in this round so far: a drafter hands the same notes back at
-    every question of a round, so that nothing is worked out twice."""
+    """The policy's cache for this round: the drafter passes the same dictionary at every call of a
+    round, so that nothing is computed twice."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's decision on one proposal."""
+    """The result of verifying one proposal."""
 
     path: Tensor
     """[A] indices of the accepted nodes, from the root down."""
     next_token: int
     """The correction or bonus token that follows the path."""
     drafted: Sequence[int] | None = None
-    """The draft's tokens, where the decision brought them along from the device."""
+    """The draft tokens, if verification copied them from the device; else None."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """The facts of one round of one sequence. Rates are left to `evaluation/metrics.py`."""
+    """The record of one round of one sequence; `evaluation/metrics.py` computes rates from it."""
 
     sequence: int
     """Index of the sequence among the sources."""
     drafted: Sequence[int]
-    """Token ids of the proposal, a tree's level by level."""
+    """Token ids of the proposal; a tree level by level."""
     path: Sequence[int]
-    """Indices into `drafted` that were accepted."""
+    """Indices into `drafted` of the accepted tokens."""
     emitted: Sequence[int]
-    """Tokens committed, correction or bonus included, cut after EOS or at the maximal length."""
+    """Tokens committed, bonus token included, cut after EOS or at the maximal length."""
     passes: int = 0
-    """Sequential calls of drafting models."""
+    """Sequential calls of draft models."""
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     finished: bool = False
     """Whether the sequence ended with this round (EOS or maximal length)."""
     depth: int | None = None
-    """Tokens on the longest path of the proposal; None: it is a chain."""
+    """Number of tokens on the longest path of the tree; None: the proposal is a chain."""
     expected: float | None = None
-    """Drafted tokens that the drafter expected to be accepted, where it works that out."""
+    """`Proposal.expected`."""
     calls: Mapping[str, Calls] | None = None
-    """Calls of each drafter by its name, where several draft."""
+    """`Proposal.calls`."""
     too_long: bool = False
-    """Whether nothing is drafted, as the sequence's source is longer than the drafter takes."""
+    """Whether nothing is drafted because the source is too long for the drafter."""
     shared_by: int = 1
-    """Sequences that were under way and shared the calls; seconds are this one's part."""
+    """Batch size of the round; the seconds are this sequence's share."""
 
     @property
     def levels(self) -> int:
-        """Positions that were drafted: tokens of a chain, levels of a tree."""
+        """Number of drafted positions: tokens of a chain, levels of a tree."""
         return len(self.drafted) if self.depth is None else self.depth
 
 
 @dataclass
 class Output:
-    """One decoded sequence: new tokens (EOS included where it came) and its rounds."""
+    """One decoded sequence: its new tokens (with EOS, if it was generated) and its rounds."""
 
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     seconds: float = 0.0
-    """Wall clock of this sequence alone, encoding included (batch 1)."""
+    """Wall-clock time from entering the batch to the end, encoding included."""

@@ -1,8 +1,7 @@
-"""Verification rules: which drafted tokens are accepted, and the one more token that follows.
+"""Verification rules for chains: which draft tokens are accepted, and the bonus token after them.
 
-Each is a function that `config/methods.py` has a row for. All work on logits that have been
-through the target's own processors. Row 0 judges the first drafted token, row i + 1 the token after
-token i (algorithms: Section 1 of each paper below).
+Each rule is a function with a row in `config/methods.py`. The target's logits processors have been
+applied to the logits. Row 0 verifies the first draft token, row i + 1 the token after token i.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import NotFinite, Proposal, Sampling, Verdict
 
-SEEN: dict[Evidence, str] = {
-    "logits": "the drafter's distributions",
-    "hidden": "the states of draft tokens",
+EVIDENCE: dict[Evidence, str] = {
+    "logits": "the drafter's distribution",
+    "hidden": "the hidden state of draft tokens",
     "expected": "the expected acceptance of a tree's levels",
 }
 
 
 class Drafts(Protocol):
-    """What a pairing goes by of a drafter."""
+    """The attributes of a drafter that `check_pairing` reads."""
 
     name: str
     provides: frozenset[Evidence]
@@ -42,7 +41,7 @@ class Drafts(Protocol):
 
 
 def make_verifier(name: str, *values: float) -> Verifier:
-    """The rule of this name; values are those of its settings, in the table's order.
+    """Returns the rule of this name; values: its settings in the order of its row.
 
     Raises ValueError for values that are out of range.
     """
@@ -61,29 +60,29 @@ BlockVerification = partial(make_verifier, "block")
 def check_pairing(
     drafter: Drafts, stop: StopKind, verifier: VerifierRule, sampling: Sampling
 ) -> None:
-    """Refuse parts of a method that do not go together, by their rows in the tables of `config`.
+    """Checks that drafter, stop policy, verifier and sampling fit, by their rows in `config`.
 
-    A stop policy must go by what the drafter shows, and may not bias sampling; a verifier must be
-    valid for the sampling, and for how the drafter draws. Raises ValueError, before any model runs.
+    The drafter must provide what the stop policy reads, and the policy may not bias sampling; the
+    verifier must be valid for the sampling and for how the drafter draws. Raises ValueError.
     """
     if stop.greedy_only and not sampling.greedy:
         raise ValueError(
             f"stop policy {stop.name!r} needs greedy decoding, but temperature is "
-            f"{sampling.temperature}: if a sampled token were dropped for its own value, the "
-            "output's distribution would change; use the entropy or head policy, or temperature 0"
+            f"{sampling.temperature}: dropping a sampled token because of its own value changes "
+            "the output distribution; use the entropy or head policy, or temperature 0"
         )
-    unseen = stop.requires - drafter.provides
-    if unseen:
-        seen = min(unseen)
-        trees = [tree.name for tree in TREES.values() if seen in tree.provides]
-        kinds = in_words([kind for kind in KINDS.values() if seen in kind.provides])
+    missing = stop.requires - drafter.provides
+    if missing:
+        evidence = min(missing)
+        trees = [tree.name for tree in TREES.values() if evidence in tree.provides]
+        kinds = in_words([kind for kind in KINDS.values() if evidence in kind.provides])
         raise ValueError(
-            f"stop policy {stop.name!r} goes by {SEEN[seen]}, which {drafter.name!r} does not "
-            f"show; use a fixed length, or {' or '.join(trees) or f'chains of {kinds}'}"
+            f"stop policy {stop.name!r} reads {EVIDENCE[evidence]}, but {drafter.name!r} does not "
+            f"provide it; use a fixed length, or {' or '.join(trees) or f'chains of {kinds}'}"
         )
     if verifier.greedy_only and not sampling.greedy:
         raise ValueError(
-            f"verifier {verifier.name!r} decodes greedily, but temperature is "
+            f"verifier {verifier.name!r} needs greedy decoding, but temperature is "
             f"{sampling.temperature}; set temperature to 0, or use verifier.kind=rejection"
         )
     drawn = drafter.draw_kind(sampling)
@@ -98,10 +97,10 @@ def check_pairing(
 def verify_greedy(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
 ) -> BatchedSteps[Verdict]:
-    """Accept a token that is the target's arg-max; else put the arg-max in its place.
+    """Accepts tokens while they are the target's arg-max; the bonus token is the next arg-max.
 
-    Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). On a tree: go
-    down while a child is the arg-max. Shapes: target_logits [N + 1, V].
+    Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). In a tree, it
+    descends while a child is the arg-max. Shapes: target_logits [N + 1, V].
     """
     best, drafted = yield BatchedCall(judge_each, (target_logits, proposal.tokens))
     pairs = zip(proposal.parents.tolist(), drafted, strict=True)
@@ -122,45 +121,45 @@ def verify_spec(
     beta: int,
     tau: float,
 ) -> BatchedSteps[Verdict]:
-    """Accept a token among the target's top beta within tau of the first; lossy.
+    """Accepts tokens among the target's top beta and within tau of the best one; lossy.
 
-    SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta and top-1 log-probability minus the
-    token's <= tau, where logits serve since the normaliser cancels. A gap equal to tau passes,
-    and so does a token that ties the beta-th. The first failure is replaced by the arg-max. On a
-    tree: go down to the child that the target prefers among those accepted.
+    SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta, and top-1 log-probability minus the
+    token's <= tau. Logits are compared instead, since the normaliser cancels. A gap equal to tau
+    and a tie with the beta-th token are accepted. The first rejected token is replaced by the
+    arg-max. In a tree, it descends to the accepted child with the largest target logit.
     Shapes: target_logits [N + 1, V].
     """
     best, drafted = yield BatchedCall(judge_each, (target_logits, proposal.tokens))
     parents = proposal.parents.to(target_logits.device)
     tokens = proposal.tokens.to(target_logits.device)
-    rows = target_logits[parents + 1]
+    rows = target_logits[parents + 1]  # the row that verifies each node
     top = rows.topk(min(beta, rows.shape[-1]), dim=-1).values
     at_token = rows.gather(-1, tokens[:, None])[:, 0]
     accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= tau)
-    preferred: dict[int, int] = {}
+    best_child: dict[int, int] = {}
     scores = at_token.tolist()
-    above = proposal.parents.tolist()
-    for node in itertools.compress(range(len(above)), accepted.tolist()):
-        rival = preferred.setdefault(above[node], node)
-        if scores[node] > scores[rival]:
-            preferred[above[node]] = node
+    parent = proposal.parents.tolist()
+    for node in itertools.compress(range(len(parent)), accepted.tolist()):
+        sibling = best_child.setdefault(parent[node], node)
+        if scores[node] > scores[sibling]:
+            best_child[parent[node]] = node
     path: list[int] = []
-    node = preferred.get(-1)
+    node = best_child.get(-1)
     while node is not None:
         path.append(node)
-        node = preferred.get(node)
+        node = best_child.get(node)
     return _verdict(path, best, drafted)
 
 
 def verify_rejection(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
 ) -> Verdict:
-    """Accept with probability min(1, target / draft); else sample the residual. Lossless.
+    """Accepts tokens with probability min(1, target / draft), else samples the residual. Lossless.
 
-    Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. A rejected token is replaced by a sample
-    of Norm[(target - draft)+]; when all are accepted, one more is sampled from target. A residual
-    that is zero everywhere in floating point falls back to target. A proposal without
-    probabilities is a point mass on its tokens. Shapes: target_logits [N + 1, V].
+    Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. The first rejected token is replaced by a
+    sample from Norm[(target - draft)+]; if all tokens are accepted, the bonus token is sampled from
+    target. A residual that is zero everywhere in floating point is replaced by target. A proposal
+    without draft_probs is a point mass on each token. Shapes: target_logits [N + 1, V].
     """
     target_probs = warp(target_logits, sampling)
     drafted = len(proposal.tokens)
@@ -181,18 +180,19 @@ def verify_rejection(
 def verify_block(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
 ) -> Verdict:
-    """Accept the longest prefix whose own coin says yes: later tokens save earlier ones. Lossless.
+    """Accepts the longest prefix that passes its own random test. Lossless, for chains.
 
-    Block verification (Sun et al. 2024, Algorithm 2), for chains. Each prefix has a coin of its own
-    (`block_rejection`), and the longest of those accepted counts, where token-by-token rejection
-    ends at the first coin that says no: a prefix is accepted with w_i, which is never less than
-    prod_j min(1, target_j / draft_j). What follows is a sample of Norm[(w_i target - draft)+], of
-    target where all are accepted. Exact for drafts that end early too, wherever that depends on the
-    tokens up to there: there the coin is w_i. Shapes: target_logits [N + 1, V].
+    Block verification (Sun et al. 2024, Algorithm 2). Every prefix is tested independently
+    (`block_rejection`), and the longest accepted one counts, so a later token can save an earlier
+    one; token-by-token rejection ends at the first failure. A prefix of i tokens is accepted with
+    probability w_i, at least prod_j min(1, target_j / draft_j). The bonus token is sampled from
+    Norm[(w_i target - draft)+], or from target if all tokens are accepted. It is exact also if a
+    stop policy ends the draft early depending on its tokens so far: the last prefix is then tested
+    with probability w_i. Shapes: target_logits [N + 1, V].
 
-    How many tokens are emitted depends on those behind them, so that they follow target's rows only
-    in law of the whole output.
-    A draft ends in front of a row that is not finite.
+    The number of emitted tokens depends on later draft tokens, so only the whole output follows the
+    target's distribution, not each token given how many were emitted. The draft is cut before the
+    first row that is not finite.
     """
     target_probs = warp(target_logits, sampling)
     drafted = usable_rows(target_probs)
@@ -204,7 +204,7 @@ def verify_block(
     draft_probs = draft_probs[:drafted]
     weights = prefix_weights(target_probs[:-1], draft_probs, tokens)
     rejection = block_rejection(weights, target_probs, draft_probs)
-    accepted = drafted - randomness.accept_run(rejection.flip(0))  # the longest is asked first
+    accepted = drafted - randomness.accept_run(rejection.flip(0))  # tests the longest prefix first
     next_probs = target_probs[accepted]
     if accepted < drafted:
         next_probs = residual(next_probs, draft_probs[accepted], weights[accepted])
@@ -213,7 +213,7 @@ def verify_block(
 
 
 def usable_rows(target_probs: Tensor) -> int:
-    """Draft tokens of a chain whose rows are finite: the first row that is not judges none.
+    """Returns how many tokens of a chain can be verified before the first row that is not finite.
 
     Shapes: target_probs [N + 1, V] -> 0..N.
     """
@@ -222,7 +222,7 @@ def usable_rows(target_probs: Tensor) -> int:
 
 
 def prefix_weights(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> list[float]:
-    """Probability that a prefix of 0, 1, ..., N tokens is accepted by block verification.
+    """Returns the probabilities that block verification accepts the first 0, 1, ..., N tokens.
 
     w_0 = 1, w_i = min(1, w_{i-1} target / draft) at token i (Sun et al. 2024, Equation 4).
     Shapes: target_probs, draft_probs [N, V], tokens [N] -> N + 1 numbers.
@@ -234,23 +234,23 @@ def prefix_weights(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) ->
 
 
 def block_rejection(weights: Sequence[float], target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Probability that the coin of a prefix of 1, ..., N tokens says no.
+    """Returns the probabilities that the prefixes of 1, ..., N tokens fail their own tests.
 
     1 - h_i with h_N = w_N, h_i = r_i / (r_i + 1 - w_i) and r_i = sum (w_i target - draft)+ over the
     rows of token i + 1; 0 / 0 counts as h_i = 1 (Sun et al. 2024, Algorithm 2).
     Shapes: weights N + 1, target_probs [N + 1, V], draft_probs [N, V] -> [N].
     """
     weight = target_probs.new_tensor(weights[1:])
-    missing = target_probs.new_tensor([1.0 - one for one in weights[1:]])
-    shared = weight[:-1, None] * target_probs[1:-1] - draft_probs[1:]
-    left = shared.clamp_min(0.0).sum(dim=-1)
-    total = left + missing[:-1]
-    inside = torch.where(total > 0.0, missing[:-1] / total, 0.0)
-    return torch.cat((inside, missing[-1:]))
+    complement = target_probs.new_tensor([1.0 - one for one in weights[1:]])
+    excess = weight[:-1, None] * target_probs[1:-1] - draft_probs[1:]
+    mass = excess.clamp_min(0.0).sum(dim=-1)  # r_i
+    total = mass + complement[:-1]
+    rejection = torch.where(total > 0.0, complement[:-1] / total, 0.0)
+    return torch.cat((rejection, complement[-1:]))
 
 
 def acceptance_probability(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """Probability that each drafted token is accepted: min(1, target / draft) at the token.
+    """Returns each draft token's acceptance probability: min(1, target / draft) at the token.
 
     Leviathan et al. 2023, Algorithm 1. Shapes: target_probs, draft_probs [N, V], tokens [N] -> [N].
     """
@@ -258,7 +258,7 @@ def acceptance_probability(target_probs: Tensor, draft_probs: Tensor, tokens: Te
 
 
 def probability_ratio(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """target / draft at each drafted token, 0 where target excludes it, or either is NaN.
+    """Returns target / draft at each draft token; 0 if target is 0, or if either is NaN.
 
     Shapes: target_probs, draft_probs [N, V], tokens [N] -> [N].
     """
@@ -269,7 +269,7 @@ def probability_ratio(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor)
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor, weight: float = 1.0) -> Tensor:
-    """Norm[(weight target - draft)+], or target where that is zero everywhere.
+    """Returns Norm[(weight target - draft)+], or target if that is zero everywhere.
 
     Shapes: [V], [V] -> [V].
     """
@@ -279,7 +279,7 @@ def residual(target_probs: Tensor, draft_probs: Tensor, weight: float = 1.0) -> 
 
 
 def draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tensor:
-    """The distribution each token was drawn from. Shapes: tokens [N] -> [N, V]."""
+    """Returns the distribution each token was drawn from. Shapes: tokens [N] -> [N, V]."""
     if proposal.draft_probs is None:
         points = target_probs.new_zeros(len(tokens), target_probs.shape[-1])
         return points.scatter_(-1, tokens[:, None], 1.0)
@@ -288,12 +288,12 @@ def draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tens
 
 
 def _verdict(path: list[int], best: list[int], drafted: list[int]) -> Verdict:
-    """A path, then the arg-max of the row after it. Raises NotFinite where that has none."""
+    """Returns a path with the arg-max of the row after it. Raises NotFinite if it has none."""
     row = path[-1] + 1 if path else 0
     if best[row] < 0:
         raise NotFinite(
-            f"the target's logits are not finite in row {row} of the draft's {len(best)}: a model "
-            "gave NaN or infinity, or a logits processor left no token; load it in float32 or "
+            f"the target's logits in row {row} of {len(best)} are not finite: the model gave NaN "
+            "or infinity, or a logits processor excluded every token; load it in float32 or "
             "bfloat16"
         )
     return Verdict(torch.tensor(path, dtype=torch.long), best[row], drafted=drafted)

@@ -63,7 +63,7 @@ def test_sampling_is_repeated_by_its_seed_and_settings_are_checked() -> None:
         for seed in (1, 1, 2)
     ]
     assert tokens[0] == tokens[1] != tokens[2]
-    with pytest.raises(ValueError, match="decodes greedily"):
+    with pytest.raises(ValueError, match="needs greedy decoding"):
         drafttrain.load(TARGET, DRAFTER, temperature=1.0, verifier="greedy")
     with pytest.raises(ConfigError, match="decode= takes target and drafter by name"):
         drafttrain.load(tiny_model("llama"), decode=DecodeConfig())

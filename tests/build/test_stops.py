@@ -49,7 +49,7 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
     confidence = decode(tmp_path, {"kind": "confidence", "confidence": 0.3}, **greedy)
     assert build_stop(confidence, drafter) == Confidence(0.3, 20)
     policy = build_stop(decode(tmp_path, {"kind": "head", "head": head, "h": 0.4}), drafter)
-    assert isinstance(policy.goes_on, HeadJudge)
+    assert isinstance(policy.continues, HeadJudge)
     assert (policy.name, policy.longest) == ("head(0.4)", 20)
     stops = (FixedLength(4), Entropy(1.5, 7), policy)
     found = [(stop.rule.varied, stop.value) for stop in stops]
@@ -71,7 +71,7 @@ def test_settings_of_another_policy_are_refused(tmp_path, drafter, stop, message
 def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_path, drafter):
     with pytest.raises(ValueError, match="temperature is 0.8.*its own value"):
         check_methods(decode(tmp_path, {"kind": "confidence"}))
-    with pytest.raises(ValueError, match="goes by .*chains of a Spec-Drafter"):
+    with pytest.raises(ValueError, match="reads .*chains of a Spec-Drafter"):
         check_methods(decode(tmp_path, {"kind": "entropy"}, drafter="none"))
 
 
@@ -117,7 +117,7 @@ def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
         check_methods(decode(tmp_path, stop))
     write_policy(tmp_path / "run", h=0.2, head="D2-w6")
     chosen = build_stop(decode(tmp_path, stop), drafter)
-    assert (chosen.goes_on.head.config.depth, chosen.value) == (2, 0.2)
+    assert (chosen.continues.head.config.depth, chosen.value) == (2, 0.2)
 
 
 def test_missing_heads_are_refused_by_name(tmp_path, drafter):
@@ -142,7 +142,7 @@ def test_a_drafter_rounded_to_half_precision_is_still_the_same(tmp_path, drafter
     half = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter", dtype=torch.bfloat16)
     assert hash_weights(half, torch.float32) != hash_weights(drafter)
     stop = build_stop(decode(tmp_path, {"kind": "head", "head": head}), half)
-    assert stop.goes_on.head.dtype == torch.float32
+    assert stop.continues.head.dtype == torch.float32
 
 
 def test_other_sampling_than_the_heads_is_told_once_and_allowed(tmp_path, drafter, capsys):

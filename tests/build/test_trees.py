@@ -209,8 +209,8 @@ def test_several_drafters_draft_side_by_side(folders):
         ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
         ({"kind": "sequoia"}, {}, "tree.by_rank is missing for a sequoia tree"),
         ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),
-        ({"kind": "opt-tree"}, {"stop": {"kind": "entropy"}}, "'entropy' goes by .*; use a fixed"),
-        ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' goes by .*, or opt-tree"),
+        ({"kind": "opt-tree"}, {"stop": {"kind": "entropy"}}, "'entropy' reads .*; use a fixed"),
+        ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' reads .*, or opt-tree"),
         ({"kind": "paths"}, {"verifier": {"kind": "recursive"}}, "use multi-round or k-seq"),
         (
             {"kind": "opt-tree"},

@@ -56,7 +56,7 @@ def test_rows_on_the_accepted_path_count_alone(rule: str, value: float) -> None:
         logits = LOGITS.clone()
         logits[row] = value
         if expected is None:
-            with pytest.raises(NotFinite, match=f"row {row} of the draft's 3"):
+            with pytest.raises(NotFinite, match=f"logits in row {row} of 3 are not finite"):
                 verify(logits)
         else:
             assert verify(logits) == expected
@@ -125,7 +125,7 @@ def test_an_error_names_the_input_and_the_token() -> None:
             return outputs
 
     decoder = decoder_of(Broken(3), ToyDrafter(2), 1)
-    with pytest.raises(NotFinite, match=r"input \d, new token \d+: .*row \d of the draft's"):
+    with pytest.raises(NotFinite, match=r"input \d, new token \d+: .*logits in row \d of "):
         decoder.decode_all([toy_source(), toy_source()], 6, 1)
 
 

@@ -177,9 +177,9 @@ def states(*tokens: int) -> tuple[Tensor, ...]:
 def test_a_head_on_slots_judges_the_slot_it_is_asked_about():
     policy = HeadPolicy(knowing_head(), 0.45, 8)
     block = states(2, 3, 4)
-    alone = policy.goes_on.rejection(DraftState(0, hidden=states(2)))
-    assert policy.goes_on.rejection(DraftState(0, hidden=block)) == pytest.approx(alone, abs=1e-6)
-    assert policy.goes_on.rejection(DraftState(1, hidden=block)) == pytest.approx(0.55)
+    alone = policy.continues.rejection(DraftState(0, hidden=states(2)))
+    assert policy.continues.rejection(DraftState(0, hidden=block)) == pytest.approx(alone, abs=1e-6)
+    assert policy.continues.rejection(DraftState(1, hidden=block)) == pytest.approx(0.55)
     assert policy.should_draft(DraftState(0, hidden=states(2)))
     assert not policy.should_draft(DraftState(1, hidden=states(2, 3)))
     assert policy.should_draft(DraftState(3))  # nothing known: go on
@@ -190,8 +190,8 @@ def test_notes_of_a_round_change_nothing_but_the_work():
     policy, notes = HeadPolicy(knowing_head(), 0.45, 8), {}
     for tokens in ((2,), (2, 2), (2, 2, 3, 4)):
         with_notes = DraftState(5, hidden=states(*tokens), notes=notes)
-        at_once = policy.goes_on.rejection(DraftState(5, hidden=states(*tokens)))
-        assert policy.goes_on.rejection(with_notes) == pytest.approx(at_once, abs=1e-6)  # float32
+        at_once = policy.continues.rejection(DraftState(5, hidden=states(*tokens)))
+        assert policy.continues.rejection(with_notes) == pytest.approx(at_once, abs=1e-6)  # float32
     assert math.prod(notes["acceptance"]) == pytest.approx(0.405) and len(notes["acceptance"]) == 4
 
 

@@ -81,7 +81,7 @@ def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistan
 def test_policy_and_head_of_the_drafters_folder_are_used(exported, assistant):
     pair = prepare(tiny_model("llama"), assistant, None)
     assert pair.stop.name == "head(0.7)"
-    assert same_weights(pair.stop.goes_on.head, make_head(noisy_copy("llama")))
+    assert same_weights(pair.stop.continues.head, make_head(noisy_copy("llama")))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt-neox", "marian", "t5"])

@@ -225,7 +225,7 @@ def test_what_policies_see_says_nothing_of_tokens_that_are_not_drafted(sampling)
         seen.append(list(state.logits))
         return True
 
-    stop = replace(FixedLength(4, state_kind="drawn"), goes_on=look)
+    stop = replace(FixedLength(4, state_kind="drawn"), continues=look)
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     source = make_source(torch.tensor([5, 6, 7]), target)
     session = drafter.open(source, sampling, randomness)

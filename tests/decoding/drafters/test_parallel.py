@@ -91,13 +91,12 @@ def test_blocks_that_a_policy_ends_follow_the_target_exactly(stop: str, together
     policy, answers = STOPS[stop], set()
 
     def watched(state: DraftState, value: float) -> bool:
-        answer = policy.goes_on(state, value)
+        answer = policy.continues(state, value)
         answers.add((state.depth, answer))
         return answer
 
-    decoder = decoder_of(
-        target, toy_drafter(seed=3), replace(policy, goes_on=watched), RejectionSampling(), sampling
-    )
+    watching = replace(policy, continues=watched)
+    decoder = decoder_of(target, toy_drafter(seed=3), watching, RejectionSampling(), sampling)
     law = enumerate_output(decoder, toys_together(toy_prompt, together), 3)
     expected = autoregressive_law(target, sampling, 3)
     assert law.keys() == expected.keys()

@@ -344,8 +344,8 @@ def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
         "not valid for iid trees, .* use multi-round or k-seq": (
             toy(Paths(2)), FixedLength(2), RejectionSampling(),
         ),
-        "goes by the expected acceptance": (toy(Beam(2)), Gain(0.5, 2), RecursiveRejection),
-        "stop policy 'entropy' goes by ": (toy(Optimal(2)), Entropy(1.0, 2), TargetWalk),
+        "reads the expected acceptance": (toy(Beam(2)), Gain(0.5, 2), RecursiveRejection),
+        "stop policy 'entropy' reads ": (toy(Optimal(2)), Entropy(1.0, 2), TargetWalk),
         "not valid for independent trees": (
             SeveralDrafters([toy(Paths(1)), toy(Paths(2))]), FixedLength(2), KSeq,
         ),
