@@ -91,16 +91,18 @@ BatchSizes = Annotated[
 
 
 class ServerConfig(Config):
-    """A server that runs the target of a distillation, by OpenAI's interface."""
+    """An OpenAI-compatible server that runs the target in distillation."""
 
     url: str | None = None
-    """Its address, as http://localhost:8000/v1. Key: OPENAI_API_KEY."""
+    """Address of the server, such as http://localhost:8000/v1. The key is read from the environment
+    variable OPENAI_API_KEY."""
     model: str | None = None
-    """The name that it has for the target. Default: the only one, or the target's path."""
+    """Name of the target on the server. Default: its only model, or the target's path."""
     concurrency: Few = 32
-    """Open requests, a row each."""
+    """Number of concurrent requests, one row each."""
     extra_body: dict[str, bool | int | float | str] = {}
-    """More fields of each request, as {return_token_ids: true, top_k: -1, min_p: 0.0} for vLLM."""
+    """Additional fields of each request, for vLLM {return_token_ids: true, top_k: -1, min_p:
+    0.0}."""
 
 
 _SAMPLED = CountsFor("method=sample", ("temperature", "top_k", "top_p", "min_p"))
@@ -120,21 +122,22 @@ class DistillConfig(Config):
     method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: BackendName = "auto"
-    """What decodes. transformers: its `generate`. engine: as `drafttrain generate`. server: for
-    decoder-only targets. auto: server with server.url; of many greedy outputs the faster of engine
-    and transformers, unless batch_tokens is given; else transformers."""
+    """Backend that decodes. transformers: its `generate`. engine: the engine of `drafttrain
+    generate`. server: an OpenAI-compatible server, for decoder-only targets. auto: server if
+    server.url is given; for many greedy outputs the faster of engine and transformers, unless
+    batch_tokens is given; else transformers."""
     server: Annotated[ServerConfig, _SERVER] = ServerConfig()
-    """server: where it is, and how it is asked."""
+    """Address and requests of the server backend."""
     num_beams: Annotated[Few, CountsFor("method=beam")] = 5
-    """Beams, where method is beam."""
+    """Number of beams, if method is beam."""
     sampling: Annotated[SamplingConfig, _SAMPLED] = SamplingConfig()
-    """Temperature, top-k and top-p count where method is sample; max_new_tokens always."""
+    """Temperature, top-k and top-p are used if method is sample; max_new_tokens always."""
     batch_tokens: Annotated[Count, _GENERATE] = 4096
     """transformers: source tokens (rows x longest row) in a batch of a process."""
     batch_rows: Annotated[Count, _ENGINE] = 32
     """engine: rows in a batch of a process. The next row enters when one has ended."""
     shard_rows: PositiveInt = 2048
-    """Input rows a shard; a shard is the unit that is written, resumed and shared out."""
+    """Input rows per shard; shards are written, resumed and distributed to processes as a whole."""
     max_source_tokens: Count = 512
     """Inputs longer than this are skipped and reported by row number."""
 
@@ -152,7 +155,7 @@ class DistillConfig(Config):
 
 
 class BigramsConfig(Config):
-    """`drafttrain bigrams`: which token usually follows each, for drafts by Max-Gram."""
+    """`drafttrain bigrams`: the most frequent next token of each token, for Max-Gram."""
 
     distilled: Path
     """Folder made by `drafttrain distill`."""
@@ -161,28 +164,28 @@ class BigramsConfig(Config):
 
 
 class OnTarget(Config):
-    """What `eval`, `generate` and `tune` share."""
+    """Settings shared by `eval`, `generate` and `tune`."""
 
     target: TargetConfig | None = None
-    """Default: the target that the heads or the drafter, else the newest run, were trained for."""
+    """Default: the target of the heads' or the drafter's training, else of the newest run."""
     data: DataConfig | None = None
-    """Inputs; of `tune` those that it chooses on. Default: the held-out rows of the run; of
-    `generate` the lines of standard input, each a text."""
+    """Inputs; for `tune`, those on which it chooses. Default: the run's held-out rows; for
+    `generate`, the lines of standard input."""
     compile: Compile = "auto"
-    """Compile the calls of target and drafter by torch, each shape when it first occurs, which
-    takes up to a minute each. auto: on a GPU alone."""
+    """Compile the calls of target and drafter with torch.compile. Each new shape takes up to a
+    minute. auto: on a GPU only."""
 
 
 class MeasuringConfig(OnTarget):
-    """What `eval` and `tune` share."""
+    """Settings shared by `eval` and `tune`."""
 
     batch_sizes: BatchSizes = (1,)
-    """Most sequences decoded at once, for example 1,4,8,16,32; 1 is always among them. Of `tune`
-    each has its own choice in policy.json."""
+    """Batch sizes to measure, for example 1,4,8,16,32; 1 is always included. `tune` chooses a
+    policy for each."""
     report: Path | None = None
-    """Where the report goes (JSON), with plot, page and samples beside it; of `eval` beside a
-    report of more inputs or methods NAME.smaller.json. Default: report.json or tune.json in the
-    run, else here."""
+    """File of the report (JSON); plot, page and samples are written next to it. `eval` keeps an
+    existing report of more inputs or methods and writes NAME.smaller.json. Default: report.json or
+    tune.json in the run's folder, else in the current one."""
 
 
 class DecodingConfig(OnTarget):
@@ -190,29 +193,31 @@ class DecodingConfig(OnTarget):
 
     decode: DecodeConfig = DecodeConfig()
     policy: Path | None = None
-    """A policy.json of `drafttrain tune`, where no stop, tree or cascade is given. Default: the one
-    beside the drafter."""
+    """A policy.json of `drafttrain tune`, used if no stop policy, tree or cascade is given.
+    Default: the one in the drafter's folder."""
 
 
 _TIMED = CountsFor("mode=decode")
 
 
 class EvalConfig(DecodingConfig, MeasuringConfig):
-    """`drafttrain eval`: what a drafter is worth on a target and inputs."""
+    """`drafttrain eval`: acceptance and speed of a drafter on a target and inputs."""
 
     mode: Literal["decode", "teacher-forced"] = "decode"
     """decode: measure by decoding with each method. teacher-forced: the target decodes once, and
-    acceptance is computed in parallel passes along its outputs, for `others` too."""
+    the acceptance of each method is computed in parallel passes over its outputs."""
     others: dict[str, DecodeConfig] = {}
-    """More methods by name, with the sampling of `decode`: {copied: {drafter: max-gram}, ...}."""
+    """Additional methods by name, with the sampling settings of `decode`: {copied: {drafter:
+    max-gram}, ...}."""
     sweep: dict[Swept, Annotated[list[float], Field(min_length=1), Listed]] = {}
-    """Values to try, as k=5,10, or {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each value of a stop
-    setting is a policy; beta and tau add Spec-Verification at each of their pairs."""
+    """Values to measure, such as k=5,10 or {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each value of a
+    stop setting is one stop policy; beta and tau add Spec-Verification with each pair of their
+    values."""
     rank_data: DataConfig | None = None
-    """Prompts on which acceptance by rank is measured for sequoia; not those reported on."""
+    """Prompts on which acceptance by rank is measured for sequoia; they must differ from `data`."""
     baselines: Annotated[tuple[Baseline, ...], Listed, _TIMED] = ("generate", "beam")
-    """Transformers' own `generate`, search with 5 beams, and assisted generation with the language
-    models among the drafters (batch size 1 only)."""
+    """Baselines of Transformers: `generate`, beam search with 5 beams, assisted generation with
+    those drafters that are language models (batch size 1 only)."""
     repeats: Annotated[Count, _TIMED] = 3
     """Interleaved timing rounds; medians are reported."""
     warmup: Annotated[CountOrZero, _TIMED] = 3
@@ -229,7 +234,7 @@ class GenerateConfig(DecodingConfig):
 
 
 class CacheConfig(Config):
-    """`drafttrain cache`: what acceptance heads are trained on, computed once.
+    """`drafttrain cache`: hidden states and labels for training acceptance heads, computed once.
 
     Distilled outputs -> a teacher-forced pass of target and drafter -> draft tokens and how likely
     each is accepted -> the drafter's hidden states at them, as safetensors shards.
@@ -243,12 +248,13 @@ class CacheConfig(Config):
     out: Path
     """Folder for the shards and manifest.json."""
     state: Literal["drawn", "token"] = "drawn"
-    """Token by token, heads read the state that a token is drawn from, or the one at its own
-    position, a pass later (SpecDec++)."""
+    """For drafters that draft token by token: drawn: the hidden state from which a token is drawn.
+    token: the state at the token's own position, one drafter pass later (SpecDec++)."""
     mixing: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """r, for `token` states: share of positions that keep the target's token. Default: 0.15."""
+    """Token mixing r for `token` states: share of positions that keep the target's token
+    (SpecDec++). Default: 0.15."""
     mixes: Count = 1
-    """R: how often draft tokens and mixing are drawn anew; epochs cycle over them."""
+    """Number of independent draws of draft tokens and mixing; epochs cycle through them."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored hidden states; float16 takes half the disk."""
     seed: Seed = 0
@@ -256,11 +262,11 @@ class CacheConfig(Config):
     batch_tokens: Count = 4096
     """Tokens (rows x longest row) in a forward pass."""
     shard_rows: PositiveInt = 512
-    """Distilled rows a shard."""
+    """Distilled rows per shard."""
     k: Few | None = None
-    """Blocks: their slots. Default: those that the drafter was trained with."""
+    """Block drafters: slots per block. Default: the k of training."""
     blocks_per_row: Count | None = None
-    """Blocks drawn from each output. Default: one at every prefix."""
+    """Block drafters: number of blocks drawn from each output. Default: one after every prefix."""
 
 
 class TuneConfig(MeasuringConfig):
@@ -270,26 +276,29 @@ class TuneConfig(MeasuringConfig):
     drafter: str | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
-    """A head's folder, or a run of heads. Default: the newest run of heads; none with a drafter."""
+    """Folder of a head, or a run of heads. Default: the newest run of heads; none if a drafter is
+    given."""
     report_data: DataConfig | None = None
-    """Prompts for the final figures. Default: a third of `data`, which is not used to choose."""
+    """Prompts for the final figures. Default: a third of `data`, which is then not used for the
+    choice."""
     sampling: SamplingConfig | None = None
-    """Default: as the heads' labels were made; greedy decoding without heads."""
+    """Default: the sampling of the heads' labels; greedy decoding without heads."""
     sweep: dict[Tuned, Annotated[list[float], Listed]] = {}
     """Values to try, as k=2,4, or {h: [0.5], entropy: []}. Default: draft lengths k by the kind of
     drafter, and the length that it was trained for; three thresholds h of heads, beside that of
     SpecDec++'s Theorem 3.1; two or three of each stop by the drafter's distributions; trees of 8,
     16 and 30 nodes."""
     trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
-    """Kinds of draft trees; [] for none. Drawn kinds count where tokens are sampled."""
+    """Kinds of draft trees to try; [] for none. Drawn trees are tried only with sampling."""
     candidates: dict[str, DecodeConfig] = {}
-    """More candidates by name, at most 40 in all: {deep: {cascade: {drafters: [small, max-gram],
-    increments: "5,3,0/4,10/10", leniency: 2}}}."""
+    """Additional candidates by name (at most 40 candidates in all): {deep: {cascade: {drafters:
+    [small, max-gram], increments: "5,3,0/4,10/10", leniency: 2}}}."""
     minutes: PositiveFloat = 5.0
-    """Most minutes for all of it. With less time the choice rests on fewer prompts."""
+    """Time limit in minutes. With less time the choice rests on fewer prompts."""
     write: bool = False
-    """Write the policy to policy.json beside the heads, or in the drafter's folder, where generate,
-    eval and export find it. Default: beside the report, as tune.policy.json, for their `policy`."""
+    """Write the choice to policy.json in the folder of the heads or the drafter, where generate,
+    eval and export find it. Otherwise it is written next to the report as tune.policy.json, for
+    their setting `policy`."""
 
 
 class ExportConfig(Config):

@@ -34,15 +34,15 @@ class SamplingConfig(Config):
     """How the target decodes. Temperature 0 is greedy decoding."""
 
     temperature: NonNegativeFloat = 0.0
-    """0: greedy decoding; above: sampling. Logits are divided by it before sampling."""
+    """0: greedy decoding. Above 0: sampling from logits divided by this value."""
     top_k: Annotated[CountOrZero, _SAMPLED] = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0), _SAMPLED] = 1.0
     """Keep the smallest set of tokens whose probability reaches this."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0), _SAMPLED] = 0.0
-    """Keep tokens that are at least this times as likely as the likeliest; 0 keeps all."""
+    """Keep tokens whose probability is at least this share of the largest one; 0 keeps all."""
     max_new_tokens: Count = 128
-    """Most tokens to generate for an input."""
+    """Largest number of tokens generated for an input."""
     seed: Seed = 0
     """Seed of every random choice."""
 
@@ -51,68 +51,72 @@ class StopConfig(Config):
     """When a round of drafting ends."""
 
     kind: StopName = "fixed"
-    """What ends a round. fixed: k tokens. head: an acceptance head (SpecDec++). entropy: a row of
-    high entropy. confidence: an improbable token (greedy decoding only). cumulative: the draft
-    tokens together are improbable. gain: a level adds little to an opt-tree, the default there."""
+    """Stop policy of a draft. fixed: after k tokens. head: when an acceptance head predicts a
+    rejection (SpecDec++). entropy: when the drafter's distribution has high entropy. confidence:
+    after a token of low probability (greedy decoding only). cumulative: when the product of the
+    draft tokens' probabilities is low. gain: when another level adds little to an opt-tree (its
+    default)."""
     k: Few = 10
-    """Tokens drafted in a round, where that is fixed; levels of a tree."""
+    """fixed: draft tokens per round; for trees, the number of levels."""
     max_draft: Few = 20
-    """Most draft tokens (levels of a tree) of the other kinds. Default: policy.json's for a head;
-    for blocks the slots of the training."""
+    """Other kinds: largest number of draft tokens per round (levels of a tree). Default: the value
+    in policy.json for a head; for block drafters the k of training."""
     head: str | None = None
-    """head: folder of the acceptance head. Default: the one beside the drafter, if there is one."""
+    """head: folder of the acceptance head. Default: the head in the drafter's folder, if any."""
     h: Fraction | None = None
-    """head: stop when a rejection is likelier than this. Default: policy.json's, else 0.7."""
+    """head: stop when the predicted probability of a rejection exceeds this. Default: the value in
+    policy.json, else 0.7."""
     entropy: PositiveFloat = 2.0
-    """entropy: stop after a row of more nats than this."""
+    """entropy: stop when the entropy of the drafter's distribution exceeds this, in nats."""
     confidence: Fraction = 0.4
-    """confidence: stop after a token of less than this probability."""
+    """confidence: stop after a draft token with a lower probability than this."""
     cumulative: Fraction = 0.3
-    """cumulative: stop once the product of the rows' largest probabilities is less than this."""
+    """cumulative: stop when the product of the largest probabilities of all rows falls below
+    this."""
     delta: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """gain: stop after a level that adds no more expected accepted tokens than this."""
+    """gain: stop after a level that adds at most this many expected accepted tokens."""
 
 
 class VerifierConfig(Config):
     """How drafted tokens are accepted."""
 
     kind: VerifierName = "auto"
-    """Rule of acceptance; only spec-verification changes the output. auto: greedy match at
-    temperature 0, above it rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths
-    (multi-round with several drafters), target-walk for other trees. block, for chains, and
-    traversal, for drawn trees, accept a little more."""
+    """Acceptance rule; only spec-verification changes the output. auto: greedy match at temperature
+    0, above it rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round
+    with several drafters), target-walk for other trees. block (for chains) and traversal (for drawn
+    trees) accept slightly more tokens."""
     beta: Count = 3
-    """Spec-Verification: the token must be among the target's top beta."""
+    """Spec-Verification: an accepted token is among the target's top beta tokens."""
     tau: NonNegativeFloat = 1.0
-    """Spec-Verification: largest log-probability gap to the target's first choice (nats)."""
+    """Spec-Verification: largest gap of log-probability to the target's first choice, in nats."""
 
 
 class TreeConfig(Config):
     """The shape of draft trees. stop.k is the number of levels."""
 
     kind: TreeName = "none"
-    """Tree of a round's draft tokens. none: chains. paths: independent paths (SpecTr, SpecInfer).
-    rsd-c, rsd-s: without replacement, by branching factors or stochastic beam search (RSD).
-    opt-tree: the tree of the most expected accepted tokens (OPT-Tree). binary, eagle: fixed trees.
-    sequoia: the best fixed tree for measured acceptance by rank. Drawn trees are chains at
-    temperature 0, unless draft_temperature is set."""
+    """Shape of a draft. none: a chain. paths: independent paths (SpecTr, SpecInfer). rsd-c, rsd-s:
+    tokens drawn without replacement, with constant branching factors or by stochastic beam search
+    (RSD). opt-tree: the tree with the largest expected number of accepted tokens (OPT-Tree).
+    binary, eagle: fixed trees. sequoia: the best fixed tree for the measured acceptance by rank.
+    Drawn trees are chains at temperature 0, unless draft_temperature is set."""
     width: Few = 3
-    """paths: how many. rsd-s: sequences a level."""
+    """paths: number of paths. rsd-s: nodes per level."""
     branching: tuple[Few, ...] = Field(default=(2, 2, 2), min_length=1)
-    """rsd-c: siblings below every node of each level."""
+    """rsd-c: children of every node, for each level."""
     nodes: Few = 25
-    """opt-tree, binary, sequoia: tokens of the tree (eagle has 25)."""
+    """opt-tree, binary, sequoia: number of draft tokens (eagle has 25)."""
     by_rank: tuple[float, ...] | None = Field(default=None, min_length=1)
-    """sequoia: how often the target's token is the drafter's first, second, ... choice. Default:
-    measured by `drafttrain eval` on rank_data."""
+    """sequoia: share of positions where the target's token is the drafter's first, second, ...
+    choice. Default: measured by `drafttrain eval` on rank_data."""
     drafters: tuple[str, ...] = ()
-    """paths: more drafters, each with `width` paths beside those of the first (SpecInfer)."""
+    """paths: additional drafters, each of which adds `width` paths (SpecInfer)."""
     draft_temperature: Annotated[tuple[PositiveFloat, ...] | None, Listed] = Field(
         default=None, min_length=1
     )
-    """Temperature of the rows that tokens are drawn from, or an opt-tree is scored by (there also
-    one a level: 0.1,0.9). Default: the target's; for an opt-tree in greedy decoding those fitted to
-    a Spec-Drafter's slots, else 0.5."""
+    """Temperature of the drafter's distribution, from which tokens are drawn or which scores an
+    opt-tree (there also one value per level: 0.1,0.9). Default: the target's temperature; for
+    opt-trees in greedy decoding the temperatures fitted to a Spec-Drafter's slots, else 0.5."""
 
 
 def _split_rows(value: object) -> object:
@@ -127,15 +131,16 @@ class CascadeConfig(Config):
     model reviews what the ones after it draft."""
 
     drafters: Annotated[tuple[str, ...], Listed] = Field(min_length=1)
-    """Folders or Hub names, from the largest down, as a rule to `max-gram`."""
+    """Folders or Hub names from the largest to the smallest; the last one is usually `max-gram`."""
     increments: Annotated[
         tuple[tuple[FewOrZero, ...], ...] | None, BeforeValidator(_split_rows)
     ] = None
-    """Matrix K: tokens that each drafter adds to a round / in reviews of each depth, as
-    5,3,0/4,10/10. Default: 5 a model; from max-gram 10 in reviews, none in a round."""
+    """Matrix K: tokens that each drafter adds to a round, then (after `/`) in the reviews at each
+    depth, such as 5,3,0/4,10/10. Default: 5 for models; for max-gram 10 in reviews and 0 in a
+    round."""
     leniency: float = Field(default=1.0, ge=1.0)
-    """Reviews inside the cascade accept up to this many times more than their own distribution
-    would. The output stays the target's own."""
+    """Factor by which a review inside the cascade accepts more than its own distribution would. The
+    target's output does not change."""
 
     def matrix(self) -> tuple[tuple[int, ...], ...]:
         """K, the default where none is given."""
@@ -153,14 +158,15 @@ class DecodeConfig(Config):
     """A method: a drafter, a stop policy and a verifier."""
 
     drafter: str | None = None
-    """Folder or Hub name of the drafter; none: plain decoding; max-gram: copies of what followed
-    the longest earlier occurrence of the text's end (CS Drafting)."""
+    """Folder or Hub name of the drafter. none: plain decoding. max-gram: copies the tokens that
+    followed the longest earlier match of the text's end (CS Drafting)."""
     bigrams: str | None = None
-    """max-gram: table of likeliest successors, made by `drafttrain bigrams`."""
+    """max-gram: table of the most frequent next token of each token, written by `drafttrain
+    bigrams`."""
     cascade: CascadeConfig | None = None
-    """More drafters, which speed up the drafter's own drafting."""
+    """Smaller drafters that draft for the drafter."""
     tree: TreeConfig = TreeConfig()
-    """What the drafter's drafts look like: chains, or trees."""
+    """Shape of the drafts: chains or trees."""
     sampling: SamplingConfig = SamplingConfig()
     stop: StopConfig = StopConfig()
     verifier: VerifierConfig = VerifierConfig()

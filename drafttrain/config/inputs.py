@@ -15,7 +15,7 @@ STDIN = "-"
 
 
 class TargetConfig(Config):
-    """The large model whose output is to be reproduced faster."""
+    """The large model whose outputs drafttrain reproduces faster."""
 
     path: str
     """Hub name or local folder of the target model."""
@@ -26,18 +26,19 @@ class TargetConfig(Config):
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     trust_remote_code: bool = False
-    """Run Python code that lies beside the model's weights. Off unless you trust its author."""
+    """Run Python code from the model's folder. Turn it on only if you trust the author."""
     language: str | None = None
-    """Speech: language of all clips, as de or german. Default: as the target's generation_config
-    says, else recognised in each clip."""
+    """Speech: language of all clips, such as de or german. Default: that of the target's
+    generation_config, else detected in each clip."""
     task: Literal["transcribe", "translate"] | None = None
-    """Speech: write in the clip's language, or in English. Default: as the target's
-    generation_config says, else transcribe."""
+    """Speech: transcribe in the clip's language, or translate to English. Default: that of the
+    target's generation_config, else transcribe."""
     source_language: str | None = None
-    """Of the inputs, for targets of many languages (NLLB, M2M100, mBART-50): its code, as
-    eng_Latn, en or en_XX. Default: as its tokenizer_config.json says."""
+    """Language code of the inputs for multilingual targets (NLLB, M2M100, mBART-50), such as
+    eng_Latn, en or en_XX. Default: that of tokenizer_config.json."""
     target_language: str | None = None
-    """Of the outputs, likewise. Default: as the target's generation_config says."""
+    """Language code of the outputs for multilingual targets. Default: that of the target's
+    generation_config."""
 
     def recorded(self) -> dict[str, str]:
         """What a drafter's config.json says of its target."""
@@ -45,10 +46,10 @@ class TargetConfig(Config):
 
 
 class DataConfig(Config):
-    """Input texts: a Hub name, a local file (parquet; json, jsonl, csv, txt, also .gz),
-    two line-aligned files, or a folder written by `datasets`. For targets that hear: a recording
-    (wav, flac, mp3, ogg) or a folder of them, rows that name files beside or below them, or a data
-    set with an Audio column; clips of 30 s at most, resampled to 16 kHz and mixed down where
+    """Input texts: a Hub name, a local file (parquet; json, jsonl, csv, txt, also .gz), two
+    line-aligned files, or a folder written by `datasets`. For speech targets: an audio file (wav,
+    flac, mp3, ogg) or a folder of them, rows that name files in the same folder or below it, or a
+    data set with an Audio column. Clips are at most 30 s long; they are resampled to 16 kHz mono if
     needed."""
 
     path: str
@@ -60,26 +61,27 @@ class DataConfig(Config):
     split: str = "train"
     """Split of a Hub data set or `datasets` folder."""
     input_column: str | None = None
-    """Column of the inputs, texts or chats. Default: the one of messages, conversations,
-    conversation, source, prompt, text, document, turns (its first element) that is there; of
-    recordings, audio or file. Two of them are refused. translation.en: a field of a column."""
+    """Column of the inputs, texts or chats. Default: the only column named messages, conversations,
+    conversation, source, prompt, text, document or turns (its first element is used); for speech,
+    audio or file. If several exist, name one. `translation.en` is a field of a column."""
     template: str | None = None
-    """The input made of a row's columns, instead of one column: "{question} (A) {choices[0]}"."""
+    """Text that combines several columns of a row, instead of one column: "{question} (A)
+    {choices[0]}"."""
     reference_column: str | None = None
-    """Column of the references. Default: the one of reference, target, response, summary,
-    canonical_solution that is there; of chats the last assistant turn; of recordings text,
-    sentence, transcription or transcript too."""
+    """Column of the references. Default: the column named reference, target, response, summary or
+    canonical_solution; for chats the last assistant turn; for speech also text, sentence,
+    transcription or transcript."""
     prefix: str = ""
     """Text put before every input (T5: "translate English to German: ")."""
     suffix: str = ""
     """Text put after every input ("\\nAnswer:")."""
     chat: bool = False
-    """Put every text as a user's message through the tokenizer's chat template (decoder-only
-    targets); rows that are chats always are. Columns `tools` and `chat_template_kwargs` go to the
-    template too."""
+    """Format every text as a user message with the tokenizer's chat template (decoder-only
+    targets). Rows that are chats are always formatted. The columns `tools` and
+    `chat_template_kwargs` are passed to the template."""
     chat_template_kwargs: dict[str, bool | CountOrZero | float | str] = {}
-    """Chats: variables of the template, as {enable_thinking: false}."""
+    """Variables passed to the chat template, such as {enable_thinking: false}."""
     skip: NonNegativeInt = 0
-    """Rows to leave out at the start."""
+    """Number of rows to skip at the start."""
     limit: PositiveInt | None = None
-    """Most rows to use."""
+    """Largest number of rows to use."""

@@ -21,15 +21,15 @@ class TrainConfig(Config):
     """The training loop, the same for every objective."""
 
     epochs: PositiveFloat = 10.0
-    """Passes over the data; may be a fraction."""
+    """Passes over the data; fractions are allowed."""
     max_steps: Count | None = None
     """Optimizer steps, instead of epochs."""
     batch_tokens: Count = 4096
-    """Tokens (rows x longest row, source and output together) in a batch of a process."""
+    """Tokens per batch of a process: rows x longest row, source and output together."""
     accumulation: Count = 1
     """Batches of a process in an optimizer step."""
     learning_rate: PositiveFloat = 5e-4
-    """The highest one, at the end of the warm-up."""
+    """Peak learning rate, reached at the end of the warm-up."""
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
     """How the learning rate falls after the warm-up."""
     warmup: NonNegativeFloat = 0.04
@@ -39,21 +39,21 @@ class TrainConfig(Config):
     adam_eps: PositiveFloat = 1e-6
     """AdamW's epsilon."""
     weight_decay: NonNegativeFloat = 0.01
-    """AdamW's; norms and biases have none."""
+    """AdamW's weight decay; norms and biases have none."""
     clip: PositiveFloat | None = 5.0
-    """Largest gradient norm."""
+    """Gradients are clipped to this norm."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: forward and backward in bfloat16, weights and optimizer in float32. auto: bf16 on a GPU
-    but under DeepSpeed, which rounds weights; else fp32."""
+    """bf16: forward and backward pass in bfloat16, weights and optimizer state in float32. auto:
+    bf16 on a GPU (except with DeepSpeed, which rounds the weights), else fp32."""
     compile: bool = False
-    """Compile the layers that are trained (torch.compile): for GPUs, and minutes at the start. One
-    graph serves batches of all lengths; losses are the same, but for rounding."""
+    """Compile the trained layers with torch.compile, for GPUs. It takes minutes at the start; one
+    graph serves all batch lengths. Losses differ only by rounding."""
     workers: FewOrZero | None = None
-    """Processes that make batches ahead of the steps; 0: made between steps. Batches are the same.
-    Default: 2 on a GPU, 0 on a CPU, whose cores all train."""
+    """Worker processes that prepare batches; 0: batches are prepared between steps. The batches are
+    the same. Default: 2 on a GPU, 0 on a CPU."""
     threads: Few | None = None
-    """CPU threads of a process. Default: OMP_NUM_THREADS if you set it, at most the cores it may
-    use, shared among the processes of this machine; else all of these."""
+    """CPU threads of a process. Default: OMP_NUM_THREADS if it is set, else the available cores
+    divided by the number of processes on the machine."""
     seed: Seed = 0
     """Seed of every random choice."""
     validate_every: Count = 500
@@ -61,27 +61,27 @@ class TrainConfig(Config):
     checkpoint_every: Count = 500
     """Steps between checkpoints."""
     average: Few = 1
-    """Weights of the last n checkpoints averaged into final/ (the paper: 10)."""
+    """Number of last checkpoints whose weights are averaged into final/ (SpecDec: 10)."""
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
-    """Where metrics go besides metrics.jsonl."""
+    """Trackers that receive the metrics in addition to metrics.jsonl."""
     log_every: Count = 20
     """Steps between logged losses."""
 
 
 class Recipe(Config):
-    """What all recipes share."""
+    """Settings shared by all recipes."""
 
     run: Path
     """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/."""
     data: DataConfig
-    """Training inputs; for a target from scratch with references."""
+    """Training inputs; a target trained from scratch also needs references."""
     held_out: DataConfig | None = None
     """Inputs for validation, at most 200 of them, and for a bare `drafttrain eval` or `tune`."""
     train: TrainConfig = TrainConfig()
 
 
 class TargetedRecipe(Recipe):
-    """What recipes share that learn from a target's outputs."""
+    """Settings shared by recipes that learn from a target's outputs."""
 
     target: TargetConfig
     distill: dict[str, Any] = {}
@@ -90,10 +90,10 @@ class TargetedRecipe(Recipe):
 
 
 class DistillingRecipe(TargetedRecipe):
-    """What recipes of drafters share, which distil the target if need be."""
+    """Settings shared by recipes of drafters, which distil the target first if needed."""
 
     distilled: Path | None = None
-    """Folder of distilled shards, made where they are missing. Default: RUN/distilled."""
+    """Folder of distilled shards; missing ones are generated. Default: RUN/distilled."""
 
 
 class DrafterConfig(Config):
@@ -101,16 +101,16 @@ class DrafterConfig(Config):
 
     encoder: Literal["own", "target"] | None = None
     """own: an encoder of its own, as in the paper. target: it reads the target's encoder states
-    (ours), so a round costs its decoder alone. Default: own for texts, target for audio."""
+    (ours), which saves its own encoder pass. Default: own for texts, target for audio."""
     encoder_layers: Few | None = None
-    """Layers of its own encoder. Default: the target's number."""
+    """Layers of its own encoder. Default: as many as the target's encoder."""
     source_pooling: Few = 1
-    """Target encoder states averaged into one (ours): of a speech encoder's 50 a second, 4 are 80
-    ms. Rounds and training steps get cheaper."""
+    """Number of neighbouring target encoder states that are averaged into one (ours); 4 states of a
+    speech encoder are 80 ms. It makes rounds and training steps cheaper."""
     decoder_layers: Few = 2
-    """Decoder layers, few: the decoder runs once a round (Latency Principle)."""
+    """Decoder layers; few, since the decoder runs once per round (Latency Principle)."""
     k: Few = 10
-    """Draft tokens of a round, in training."""
+    """Draft tokens per round in training."""
     slots: Literal["anchored", "paper"] = "anchored"
     """anchored: the last committed token predicts the next one, k - 1 masks follow. paper: k masks
     after the accepted prefix, slot i predicts token i."""
@@ -124,25 +124,26 @@ class DrafterConfig(Config):
     """Feed the target's last hidden state for each committed token (ours, after EAGLE). The drafter
     is then for this target alone, whose decoder reads every training batch."""
     initialise: Literal["none", "encoder", "both"] = "both"
-    """Parts that start from the target's weights."""
+    """Parts that are initialised from the target's weights."""
     overrides: dict[str, Any] = {}
-    """Fields of the family's configuration that differ from the target's, as {d_model: 1024}. Needs
-    initialise=none."""
+    """Fields of the model configuration that differ from the target's, such as {d_model: 1024}.
+    Needs initialise=none."""
     output_tokens: Count | Literal["used"] | None = None
-    """Tokens that it can draft (ours), the most frequent of the distilled outputs; used: all that
-    occur there. Fewer make training and drafting cheaper; outputs stay exact. Default: all."""
+    """Number of tokens that it can draft (ours): the most frequent ones of the distilled outputs;
+    used: all that occur there. Fewer tokens make training and drafting cheaper; outputs stay exact.
+    Default: all."""
     previous_token_rank: Annotated[int, Field(ge=0, le=2**16)] = 128
     """Rank of the previous-token features: a correction of each slot by the token drafted before it
     (ours); 0: off, as in the paper."""
     dropout: Smoothing = 0.1
-    """Share of activations that are zeroed in training."""
+    """Dropout in training."""
 
 
 class ObjectiveConfig(Config):
     """The mask-predict objective with glancing (SpecDec Section 3.1.3)."""
 
     blocks: Few = 2
-    """Masked blocks drawn from each sentence in a step (the paper: 1)."""
+    """Masked blocks drawn from each sentence per step (the paper: 1)."""
     label_smoothing: Smoothing = 0.1
     """Share of the target probability that is spread over the whole vocabulary."""
     glancing_start: Part = 0.5
@@ -154,10 +155,10 @@ class ObjectiveConfig(Config):
     position_decay: PositiveFloat | None = None
     """Slot i weighs exp(-(i - 1) / position_decay). Default: all weigh the same (paper)."""
     freeze_embeddings: bool = False
-    """Keep embeddings and output weights as they start: most weights where the vocabulary is large.
-    Needs initialise=encoder or both."""
+    """Do not train embeddings and output projection, which hold most weights if the vocabulary is
+    large. Needs initialise=encoder or both."""
     copied_rate: PositiveFloat = 1.0
-    """Learning rate of weights copied from the target, as a share of that of the others (ours)."""
+    """Learning rate of weights copied from the target, as a share of the learning rate (ours)."""
 
 
 _ANCHORED = CountsFor("drafter.slots=anchored", ("prefix_weight",))
@@ -172,10 +173,10 @@ class SpecDrafterRecipe(DistillingRecipe):
 
 
 class BlockHeadsShape(Config):
-    """The shape of block heads (Blockwise Decoding)."""
+    """Shape of block heads (Blockwise Decoding)."""
 
     k: int = Field(default=25, ge=2, le=1024)
-    """Tokens of a block: the target's own next token, and one of each of k - 1 heads."""
+    """Tokens per block: the target's own next token and one from each of k - 1 heads."""
     ffn_size: Width | None = None
     """Width of each head's hidden layer. Default: that of the target's last hidden state."""
 
@@ -184,8 +185,8 @@ class PredictAheadConfig(Config):
     """The objective of block heads: later tokens of the target's own output."""
 
     positions: Few = 8
-    """Positions of each output drawn for the first head in a step; head j has a j-th of them, one
-    at least, or all where there are fewer."""
+    """Positions of each output drawn per step for the first head; head j gets 1/j of them, at least
+    one."""
 
 
 class BlockHeadsRecipe(DistillingRecipe):
@@ -196,7 +197,7 @@ class BlockHeadsRecipe(DistillingRecipe):
 
 
 class HeadConfig(Config):
-    """The acceptance heads to train, all at once: every depth with every weight."""
+    """Acceptance heads to train together: every depth with every rejection weight."""
 
     depths: tuple[FewOrZero, ...] = Field((3,), min_length=1)
     """D: residual blocks before the last linear layer."""
@@ -214,7 +215,7 @@ class HeadRecipe(TargetedRecipe):
     """`recipes/train_acceptance_head.py`: distil and cache if need be, then train heads."""
 
     drafter: Annotated[str, AfterValidator(_final_of_run)]
-    """Folder or Hub name of the drafter, or the run that made it (RUN is RUN/final)."""
+    """Folder or Hub name of the drafter, or the run that trained it (RUN means RUN/final)."""
     cache: dict[str, Any] = {}
     """Settings of `drafttrain cache` (mixing, mixes, dtype, ...)."""
     heads: HeadConfig = HeadConfig()
@@ -224,45 +225,48 @@ _NO_TEACHER = CountsFor("teacher=null")
 
 
 class TargetRecipe(Recipe):
-    """`recipes/train_target.py`: a small target from scratch, or a drafter that follows one."""
+    """`recipes/train_target.py`: trains a small target from scratch, or a drafter that learns from
+    one."""
 
     model: dict[str, Any]
     """Fields of the Transformers configuration; model_type names the family."""
     teacher: TargetConfig | None = None
-    """A target whose distribution is learned instead of the references' tokens, for drafters."""
+    """For drafters: a target whose distribution is learned instead of the references' tokens."""
     vocab_size: Annotated[Count, _NO_TEACHER] = 4000
-    """Size of the BPE trained on the data. A teacher's own tokenizer is used."""
+    """Size of the BPE vocabulary trained on the data; with a teacher its tokenizer is used."""
     save_dtype: Precision = "float32"
     """Type of the weights in final/."""
     label_smoothing: Annotated[Smoothing, _NO_TEACHER] = 0.1
     """Share of the target probability that is spread over the whole vocabulary."""
     max_tokens: Count = 96
-    """Longer pairs (on either side; decoder-only: together) are left out, and counted."""
+    """Pairs with more tokens on either side (decoder-only: in both together) are skipped and
+    counted."""
 
 
 class CausalDrafterShape(Config):
-    """The shape of a drafter that drafts token by token for a decoder-only target."""
+    """Shape of a drafter that drafts token by token for a decoder-only target."""
 
     layers: Few = 2
-    """Layers, where it starts from the target's."""
+    """Number of layers, if it starts from the target's layers."""
     k: Few = 5
-    """Draft tokens of a round, in validation and in an export's settings."""
+    """Draft tokens per round in validation and in an export's settings."""
     output_tokens: Count | None = None
-    """Tokens that it can draft: the ends of outputs, then the most frequent of the distilled
-    outputs; an export gives the others rows that never win. Outputs stay exact. Default: all."""
+    """Number of tokens that it can draft: EOS tokens, then the most frequent ones of the distilled
+    outputs; in an export the others get scores that never win. Outputs stay exact. Default: all."""
     embeddings: Literal["own", "target"] = "own"
-    """Whose embeddings and output projection it has. target: shared and frozen, its folder holds
-    none; `drafttrain export` writes whole folders for other programs."""
+    """Embeddings and output projection. target: shared with the target, frozen, and not stored with
+    the drafter; `drafttrain export` writes complete folders for other programs."""
 
 
 class CausalStart(Config):
-    """What a causal drafter starts from: layers of its target, or another model."""
+    """Initial weights of a causal drafter: layers of its target, or another model."""
 
     layers: Annotated[Literal["even"] | tuple[FewOrZero, ...], CountsFor("path=null")] = "even"
-    """Which of the target's layers it copies: evenly spaced ones, or a list, counted from 0; and
-    its embeddings, final norm and output projection."""
+    """Target layers that are copied: evenly spaced ones, or a list counted from 0. Embeddings,
+    final norm and output projection are copied too."""
     path: str | None = None
-    """A language model with the target's tokens to start from, instead of the target's layers."""
+    """A language model with the target's vocabulary to start from, instead of the target's
+    layers."""
 
 
 class FollowTargetConfig(Config):
@@ -272,30 +276,31 @@ class FollowTargetConfig(Config):
     """
 
     cross_entropy: NonNegativeFloat = 0.0
-    """Weight of -log q of the output's own token. Alone it trains without a call of the target."""
+    """Weight of -log q of the output's token. If it is the only loss, the target is not called."""
     forward_kl: NonNegativeFloat = 1.0
     """Weight of KL(p || q) (DistillSpec, Zhou et al. 2024)."""
     total_variation: NonNegativeFloat = 0.0
     """Weight of 1 - sum min(p, q): how often rejection sampling rejects a draft token."""
     frozen: tuple[Literal["embeddings", "output"], ...] = ("embeddings", "output")
-    """Parts that stay as they start; where the two are tied, either name holds both. Random weights
-    cannot stay: give frozen=[] for them."""
+    """Parts that are not trained; if the two are tied, either name freezes both. A drafter with
+    random weights needs frozen=[]."""
     packed_tokens: Count | None = None
-    """Tokens of a sequence that several rows share; each sees itself alone, and the loss is the
-    same. Default: a sequence a row, padded."""
+    """Pack several rows into sequences of this many tokens. Rows do not see each other, and the
+    loss is the same. Default: one row per sequence, padded."""
 
 
 _CACHED = CountsFor("kind=cached")
 
 
 class TeacherConfig(Config):
-    """Where the target's rows come from that a drafter learns from."""
+    """How the target's distributions, from which a drafter learns, are computed."""
 
     kind: Literal["online", "cached"] = "online"
-    """online: the target reads every batch. cached: it reads each distilled answer once; its
-    likeliest tokens and their probabilities are kept in the folder DISTILLED-teacher."""
+    """online: the target runs on every batch. cached: it runs once on each distilled output, and
+    its most likely tokens and their probabilities are stored in the folder DISTILLED-teacher."""
     top_k: Annotated[Count, _CACHED] = 48
-    """Tokens kept at each position; all others count as one token. All: the same as online."""
+    """Tokens stored at each position; all others are treated as one token. With the whole
+    vocabulary it equals online."""
 
 
 _COPIED = CountsFor("initialise.path=null", ("layers",))
@@ -314,11 +319,11 @@ class CausalDrafterRecipe(DistillingRecipe):
 
 
 class ParallelDrafterShape(CausalDrafterShape):
-    """The shape of a language model that drafts a block in one call (PARD)."""
+    """Shape of a language model that drafts a block in one call (PARD)."""
 
     k: int = Field(default=8, ge=2, le=1024)
-    """Draft tokens of a call: the last committed token predicts the first, each of k - 1 masks
-    another one."""
+    """Draft tokens per call: the last committed token predicts the first one, k - 1 masks the
+    others."""
 
 
 class FollowInBlocksConfig(FollowTargetConfig):
@@ -329,9 +334,10 @@ class FollowInBlocksConfig(FollowTargetConfig):
     """
 
     kept: float = Field(default=0.7, gt=0.0, le=1.0)
-    """Share of the blocks that have a k-th token: kept^(k - 1) (PARD's conditional drop)."""
+    """Share of blocks that are trained at their k-th token: kept^(k - 1) (PARD's conditional
+    drop)."""
     kept_floor: Part = 0.2
-    """The least that this share falls to."""
+    """Lower bound of this share."""
 
 
 class ParallelDrafterRecipe(CausalDrafterRecipe):
@@ -343,20 +349,21 @@ class ParallelDrafterRecipe(CausalDrafterRecipe):
 
 
 class StateDrafterShape(Config):
-    """The shape of a drafter that reads its target's keys, values and hidden states."""
+    """Shape of a drafter that reads its target's keys, values and hidden states."""
 
     k: Few = 4
-    """Draft tokens of a round."""
+    """Draft tokens per round."""
     previous_token_rank: int = Field(default=256, ge=0, le=2**16)
     """Rank of the previous-token features of its slots; 0: none."""
     layers: tuple[FewOrZero, ...] | None = None
-    """The target's layers that it copies, counted from 0; in their places it reads the target's
-    keys and values. Default: the last two."""
+    """Target layers that are copied, counted from 0; at these layers it reads the target's KV
+    cache. Default: the last two."""
     states: tuple[Annotated[int, Field(ge=-1, le=1024)], ...] | None = None
-    """Layers of the target whose outputs it is fed, counted from 0; -1: the last hidden state.
-    Default: one at a quarter, one at two thirds of the depth, the one before `layers`, and -1."""
+    """Target layers whose outputs are its inputs, counted from 0; -1 is the last hidden state.
+    Default: the layers at a quarter and at two thirds of the depth, the one before `layers`, and
+    -1."""
     output_tokens: Count | None = None
-    """Tokens that it can draft: the ends of outputs, then the most frequent of the distilled
+    """Number of tokens that it can draft: EOS tokens, then the most frequent ones of the distilled
     outputs. Default: all."""
 
 
@@ -367,6 +374,6 @@ class StateDrafterRecipe(DistillingRecipe):
     drafter: StateDrafterShape = StateDrafterShape()
     objective: FollowInBlocksConfig = FollowInBlocksConfig()
     reads_in: Precision | None = None
-    """Type of the target's weights and activations while it teaches. Default: the target's."""
+    """Type of the target's weights and activations in training. Default: target.dtype."""
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""
