@@ -87,7 +87,7 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
       accelerate launch -m drafttrain distill --config distill.yaml
     """
     if dry_run:
-        print(call("drafttrain.data.distill.plan:plan_distillation", settings))
+        print(call("drafttrain.data.distill.plan:plan_distillation", settings).text)
     else:
         call("drafttrain.data.distill.distill:distill", settings)
 

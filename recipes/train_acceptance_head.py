@@ -185,7 +185,7 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     positions, disk = estimate_cache(cache, drafter, rows, tokens)
     parameters = sum(head.num_parameters() for head in heads)
     print(f"heads        {len(heads)}, {parameters:,} parameters together")
-    print(f"distillation {plan}")
+    print(f"distillation {plan.text}")
     print(
         f"cache        about {max(1, positions):,} positions in each of {cache.mixes} mixes, "
         f"{disk / 2**20:,.0f} MiB; target and drafter are in memory only until it is made"

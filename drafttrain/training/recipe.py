@@ -205,7 +205,7 @@ def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int 
         more_tokens = int(columns[0]) - output
     parameters = sum(parameter.numel() for parameter in drafter.parameters())
     print(f"drafter      {parameters:,} parameters")
-    print(f"distillation {plan}")
+    print(f"distillation {plan.text}")
     tokens = plan.source_tokens + plan.target_tokens + more_tokens * plan.rows
     print_steps(parameters, plan.rows, tokens, settings.train)
 

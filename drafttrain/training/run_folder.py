@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from drafttrain import __version__
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.reading import dump_settings
+from drafttrain.data.shards.store import differences
 from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.language_models import keep_writable
@@ -53,8 +54,7 @@ def check_run(run: Path, settings: Config) -> None:
             "now (the checkpoints check them), or give run=ANOTHER_FOLDER"
         ) from None
     free = LOOSE if checkpoint_folders(run) else LOOSE | {"train", "limit"}
-    if difference := _first_difference(before, settings.model_dump(mode="json"), free):
-        key, old, new = difference
+    for key, old, new in differences(before, settings.model_dump(mode="json"), free):
         raise ConfigError(
             f"run = {str(run)!r} was begun with {key}={old!r}, not {new!r}; give "
             "run=ANOTHER_FOLDER, or the old value to go on with it"
@@ -102,16 +102,3 @@ def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
 def _write(file: Path, text: str) -> None:
     with renamed_when_whole(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def _first_difference(before: dict, now: dict, free: Collection[str], path: str = ""):
-    for key in sorted(before.keys() | now.keys()):
-        old, new, name = before.get(key), now.get(key), f"{path}{key}"
-        if key in free or old == new:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            if difference := _first_difference(old, new, free, f"{name}."):
-                return difference
-            continue
-        return name, old, new
-    return None

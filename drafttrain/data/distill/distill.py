@@ -126,8 +126,7 @@ def grow(filling: Distilling) -> None:
     if hash_inputs(inputs.select(range(there.rows))) != there.inputs_sha256:
         return
     wanted = filling.describe()
-    old, new = there.settled(), wanted.settled()
-    if {name for name in old | new if old.get(name) != new.get(name)} <= GROWING:
+    if {name for name, _, _ in there.changed(wanted)} <= GROWING:
         with only_writer(folder):
             if there.rows % there.shard_rows:
                 there.path(folder, there.shards - 1).unlink(missing_ok=True)  # it will hold more

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 from pkgutil import resolve_name
+from typing import NamedTuple
 
 import datasets
 
@@ -27,8 +27,7 @@ SPOKEN = 4.0
 """Tokens that a second of speech has, about: English, read aloud."""
 
 
-@dataclass(frozen=True)
-class DistillPlan:
+class DistillPlan(NamedTuple):
     """What a distillation will take, estimated from a sample of the inputs."""
 
     rows: int
@@ -36,17 +35,8 @@ class DistillPlan:
     target_tokens: int
     """Outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
     max_new_tokens each."""
-    disk_bytes: int
-    shards: int
-    inputs: str
-    """Where they are read from, and the first one."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.inputs}\n{self.rows:,} rows, about {self.source_tokens:,} source tokens and "
-            f"{self.target_tokens:,} generated ones, in {self.shards} shards, "
-            f"about {self.disk_bytes / 2**20:,.1f} MiB on disk"
-        )
+    text: str
+    """All of it, with the shards and their size, where inputs are read from, and the first one."""
 
 
 def check_distillation(config: DistillConfig, group: str = "data") -> datasets.Dataset:
@@ -59,7 +49,7 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
     model_config = check_target(config.target)
     load_tokenizer(config.target)
     if takes_audio(model_config):
-        check_unread(config, ("max_source_tokens",), "texts")
+        check_unread(config, ("max_source_tokens",))
     positions, new = position_limit(model_config), config.sampling.max_new_tokens
     prompt = 0 if model_config.is_encoder_decoder else 1
     if positions is not None and new > positions - prompt:
@@ -85,10 +75,14 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
         outputs = [most if decoder_only else min(length, most) for length in lengths]
     rows, scale = len(inputs), len(inputs) / len(chosen)
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
-    read = f"{config.data.path}: {describe_inputs(inputs)}"
     # two bytes a token after zstd; clips are not copied
     disk = 2 * (new_tokens + (0 if audio else tokens)) + 8 * rows
-    return DistillPlan(rows, tokens, new_tokens, disk, ceil(rows / config.shard_rows), read)
+    text = (
+        f"{config.data.path}: {describe_inputs(inputs)}\n{rows:,} rows, about {tokens:,} source "
+        f"tokens and {new_tokens:,} generated ones, in {ceil(rows / config.shard_rows)} shards, "
+        f"about {disk / 2**20:,.1f} MiB on disk"
+    )
+    return DistillPlan(rows, tokens, new_tokens, text)
 
 
 def sampled_lengths(

@@ -78,12 +78,10 @@ def read_address(text: str) -> str:
         valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
     except ValueError:
         valid = False
-    if not valid:
-        raise ConfigError("server.url is no address; give one as http://localhost:8000/v1")
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if not valid or parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            f"server.url: the address of {parts.hostname!r} holds more than host, port and path, "
-            f"perhaps a secret; leave it out, and give a key in {KEY}"
+            "server.url is no address of host, port and path alone; give one as "
+            f"http://localhost:8000/v1, and a key in {KEY}"
         )
     return parts.geturl().rstrip("/").removesuffix("/v1") + "/v1"
 

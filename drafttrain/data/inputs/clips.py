@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import numpy as np
@@ -85,7 +85,7 @@ def as_clips(
 
     Raises ConfigError for settings of texts and columns that are not there.
     """
-    check_unread(config, TEXT_ONLY, "texts", prefix="data.")
+    check_unread(config, TEXT_ONLY, prefix="data.")
     for name, kind in rows.features.items():
         if isinstance(kind, datasets.Audio):
             rows = rows.cast_column(name, datasets.Audio(decode=False))
@@ -122,17 +122,14 @@ def as_clips(
     return found
 
 
-def check_unread(
-    settings: Config, names: Sequence[str], kind: Literal["texts", "recordings"], prefix: str = ""
-) -> None:
-    """Refuse settings that are given and count for the other kind of inputs. Raises ConfigError."""
-    others = {"texts": "takes audio", "recordings": "reads texts"}
+def check_unread(settings: Config, names: Sequence[str], prefix: str = "") -> None:
+    """Refuse settings of texts that are given for a target that takes audio. Raises ConfigError."""
     for name in names:
         value = getattr(settings, name)
         if value != type(settings).model_fields[name].default:
             raise ConfigError(
-                f"{prefix}{name} = {str(value)!r} is for {kind}, but the target {others[kind]}; "
-                "leave it out"
+                f"{prefix}{name} = {str(value)!r} is for texts, but the target takes audio; leave "
+                "it out"
             )
 
 

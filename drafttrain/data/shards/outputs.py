@@ -6,7 +6,6 @@ ok + skipped + error = rows. Pages of a shard carry checksums, so damaged rows a
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,20 +240,13 @@ def count_rows(table: pyarrow.Table) -> Counts:
 
 
 def input_keys(inputs: datasets.Dataset) -> list[str]:
-    """What tells the rows of `load_inputs` apart: their texts; of chats all turns, of clips the
-    hashes of their files."""
+    """What tells the rows of `load_inputs` apart: their texts; of chats all that their template
+    gets, of clips the hashes of their files."""
     if DIGESTS in inputs.column_names:
         return inputs[DIGESTS][:]
     if CHAT in inputs.column_names:
-        return list(map(hashed_chat, inputs[CHAT][:]))
+        return [chat or "" for chat in inputs[CHAT][:]]
     return inputs["source"][:]
-
-
-def hashed_chat(chat: str | None) -> str:
-    """Of a chat its turns, and what its template gets with them."""
-    given = {"conversation": []} if chat is None else json.loads(chat)
-    turns = json.dumps(given.pop("conversation"), sort_keys=True)
-    return turns + (json.dumps(given, sort_keys=True) if given else "")
 
 
 def hash_inputs(inputs: datasets.Dataset) -> str:

@@ -12,7 +12,7 @@ groups of these may share a shard; a group's name then stands before those of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,19 +109,27 @@ class ShardManifest(Config):
         with renamed_when_whole(folder / MANIFEST) as temporary:
             temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
-    def settled(self) -> dict[str, Any]:
-        """What a resumed run must share, by dotted fields."""
+    def changed(self, wanted: Self) -> Iterator[tuple[str, Any, Any]]:
+        """What a resumed run must share but does not: as `differences`."""
+        both = (manifest.model_dump(mode="json") for manifest in (self, wanted))
+        return differences(*both, self.MAY_DIFFER)
 
-        def flat(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-            for name, value in values.items():
-                if f"{group}{name}" in self.MAY_DIFFER:
-                    continue
-                if isinstance(value, dict):
-                    yield from flat(value, f"{group}{name}.")
-                else:
-                    yield f"{group}{name}", value
 
-        return dict(flat(self.model_dump(mode="json")))
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str], group: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Settings that differ: dotted name, value before, value now.
+
+    free: names that do not count, in whichever group or, dotted, in one of them.
+    """
+    for key in {**before, **now}:
+        name, old, new = f"{group}{key}", before.get(key), now.get(key)
+        if old == new or key in free or name in free:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from differences(old, new, free, f"{name}.")
+        else:
+            yield name, old, new
 
 
 M = TypeVar("M", bound=ShardManifest)
@@ -207,16 +215,13 @@ def begin_folder(folder: Path, wanted: ShardManifest) -> None:
 
 def check_same_settings(folder: Path, there: M, wanted: M) -> None:
     """A folder is resumed only with the settings it was begun with. Raises ConfigError."""
-    old, new = there.settled(), wanted.settled()
-    for field in old | new:
-        before, now = old.get(field), new.get(field)
-        if before != now:
-            other = ", another content" if field.endswith("sha256") else ""
-            raise ConfigError(
-                f"{folder / MANIFEST} was begun with {field} = {before!r}, but the settings now "
-                f"say {now!r}{other}; go back to the old value, or give another folder with "
-                f"{there.SETTING}="
-            )
+    for field, before, now in there.changed(wanted):
+        other = ", another content" if field.endswith("sha256") else ""
+        raise ConfigError(
+            f"{folder / MANIFEST} was begun with {field} = {before!r}, but the settings now say "
+            f"{now!r}{other}; go back to the old value, or give another folder with "
+            f"{there.SETTING}="
+        )
 
 
 def check_folder(folder: Path) -> None:

@@ -255,7 +255,7 @@ def test_the_plan_counts_what_the_run_then_does(tiny_target):
     target = load_target(config.target)
     counts = distill(config, target).counts
     assert plan.source_tokens == counts.source_tokens  # 20 rows: the sample is all of them
-    assert "20 rows" in str(plan) and "in 3 shards" in str(plan)
+    assert "20 rows" in plan.text and "in 3 shards" in plan.text
 
 
 def test_fingerprints_follow_contents(tmp_path):

@@ -200,7 +200,10 @@ def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkey
     ("url", "says"),
     [
         ("http://127.0.0.1:1", "server http://127.0.0.1:1/v1: Connection error"),
-        ("http://me:sk-very-secret@host:80/v1", "the address of 'host' holds more than"),
+        (
+            "http://me:sk-very-secret@host:80/v1",
+            "server.url is no address of host, port and path alone",
+        ),
         ("ftp://host", "server.url is no address"),
     ],
 )
