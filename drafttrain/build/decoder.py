@@ -126,7 +126,6 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
-    decode: DecodeConfig | None = None,
     compile: Compile = "auto",
 ) -> SpeculativeDecoder:
     """A target with a drafter, ready to decode.
@@ -134,39 +133,29 @@ def load(
     target, drafter: folders, Hub names or loaded models; drafters also "max-gram" (copies, no
     model) and "none" (plain decoding). k: draft tokens per round; None: as many as the drafter was
     trained to draft, else 5. verifier: a rule's name; auto: lossless. source_language,
-    target_language: of a target of many languages, given by name (`TargetConfig`). decode: a whole
-    method (heads, trees, cascades) instead, for models given by name. compile: off, on, auto (on a
-    GPU).
+    target_language: of a target of many languages, given by name (`TargetConfig`). compile: off,
+    on, auto (on a GPU).
     Raises ConfigError or ValueError for parts that do not go together.
     """
-    named = isinstance(target, str) and isinstance(drafter, str)
     languages = {"source_language": source_language, "target_language": target_language}
     if any(languages.values()) and not isinstance(target, str):
         raise ConfigError(
             f"languages = {languages} are for a target that is given by name; a loaded one has "
             "them from its tokenizer (src_lang) and its generation_config (forced_bos_token_id)"
         )
-    if decode is not None and not named:
-        raise ConfigError("decode= takes target and drafter by name; give paths, or k and verifier")
     sampling = SamplingConfig(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
     )
-    if decode is not None and (k or verifier != "auto" or sampling != SamplingConfig()):
-        raise ConfigError(
-            "decode= is a whole method; give k, verifier, temperature, top_k, top_p, min_p and "
-            "seed in it"
-        )
     check_read(sampling, sampling.model_dump(exclude_defaults=True))
     name = drafter if isinstance(drafter, str) else str(drafter.name_or_path)
-    config = decode or DecodeConfig(sampling=sampling, verifier=VerifierConfig(kind=verifier))
-    config = config.model_copy(update={"drafter": name})
-    if named:
+    rule = VerifierConfig(kind=verifier)
+    config = DecodeConfig(drafter=name, sampling=sampling, verifier=rule)
+    if isinstance(target, str) and isinstance(drafter, str):
         pair = load_pair(TargetConfig(path=target, **languages), *check_methods(config))
     else:
         pair = _pair_of(target, drafter, name, languages)
-    if decode is None:
-        trained = None if pair.drafter_model is None else getattr(pair.drafter_model.config, "k", 0)
-        config = config.model_copy(update={"stop": StopConfig(k=k or trained or DEFAULT_K)})
+    trained = None if pair.drafter_model is None else getattr(pair.drafter_model.config, "k", 0)
+    config = config.model_copy(update={"stop": StopConfig(k=k or trained or DEFAULT_K)})
     method = build_method(config, pair)
     sampling = build_sampling(config.sampling)
     check_pairing(method.drafter, method.stop.rule, method.verifier.rule, sampling)

@@ -1,11 +1,7 @@
-"""Settings of the commands, one frozen model each.
-
-BACKENDS says what decodes in distillation. A row names functions by dotted paths (`module:name`).
-"""
+"""Settings of the commands, one frozen model each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,47 +28,6 @@ from drafttrain.config.sweep import Swept
 DistillMethod = Literal["greedy", "beam", "sample"]
 
 
-@dataclass(frozen=True)
-class Backend:
-    """What is known about a backend of distillation."""
-
-    name: str
-    """As settings and manifests have it."""
-    opens: str
-    """Function (DistillConfig, LoadedTarget) -> BatchDecoder."""
-    methods: tuple[DistillMethod, ...]
-    """How it can decode."""
-    checks: str | None = None
-    """Function (DistillConfig) -> None: refuses what only this backend knows to be wrong, before
-    any weights are read."""
-    reads_weights: bool = True
-    """Whether the target decodes in this process; otherwise its tokenizer and settings suffice."""
-
-
-_DISTILL = "drafttrain.data.distill"
-BACKENDS = {
-    backend.name: backend
-    for backend in (
-        Backend(
-            "transformers", f"{_DISTILL}.generation:open_generate", ("greedy", "beam", "sample")
-        ),
-        Backend(  # the loop that `generate` and `eval` decode with
-            "engine",
-            f"{_DISTILL}.engine:open_engine",
-            ("greedy", "sample"),
-            checks=f"{_DISTILL}.engine:check_engine",
-        ),
-        Backend(  # a decoder-only target that OpenAI-compatible servers run
-            "server",
-            f"{_DISTILL}.server:open_server",
-            ("greedy", "sample"),
-            checks=f"{_DISTILL}.server:check_server",
-            reads_weights=False,
-        ),
-    )
-}
-
-BackendName = Literal["auto", *BACKENDS]
 EngineName = Literal["transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 Baseline = Literal["generate", "beam", "assisted"]
 Tuned = Literal["k", "h", "entropy", "confidence", "cumulative", "nodes"]
@@ -106,10 +61,10 @@ class ServerConfig(Config):
 
 
 _SAMPLED = CountsFor("method=sample", ("temperature", "top_k", "top_p", "min_p"))
-_ENGINE = CountsFor("backend=engine", attribute="decoded_by.name")
-_SERVER = CountsFor("backend=server", attribute="decoded_by.name")
-_GENERATE = CountsFor("backend=transformers", attribute="decoded_by.name")
-_OURS = CountsFor("backend=transformers|engine", ("dtype", "device"), "decoded_by.name")
+_ENGINE = CountsFor("backend=engine", attribute="decoded_by")
+_SERVER = CountsFor("backend=server", attribute="decoded_by")
+_GENERATE = CountsFor("backend=transformers", attribute="decoded_by")
+_OURS = CountsFor("backend=transformers|engine", ("dtype", "device"), "decoded_by")
 
 
 class DistillConfig(Config):
@@ -121,7 +76,7 @@ class DistillConfig(Config):
     """Folder for the shards and manifest.json. Encoder states of clips are kept next to it."""
     method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
-    backend: BackendName = "auto"
+    backend: Literal["auto", "transformers", "engine", "server"] = "auto"
     """Backend that decodes. transformers: its `generate`. engine: the engine of `drafttrain
     generate`. server: an OpenAI-compatible server, for decoder-only targets. auto: server if
     server.url is given; for many greedy outputs the faster of engine and transformers, unless
@@ -142,16 +97,17 @@ class DistillConfig(Config):
     """Inputs longer than this are skipped and reported by row number."""
 
     @property
-    def decoded_by(self) -> Backend:
-        """The backend asked for, or the one that `auto` is."""
-        chosen = "server" if self.server.url else "transformers"
-        return BACKENDS[chosen if self.backend == "auto" else self.backend]
+    def decoded_by(self) -> str:
+        """The backend given, or the one that `auto` is."""
+        if self.backend != "auto":
+            return self.backend
+        return "server" if self.server.url else "transformers"
 
     @property
     def measures_backend(self) -> bool:
         """Whether `auto` may choose what decodes: both give the same outputs."""
         free = self.backend == "auto" and "batch_tokens" not in self.model_fields_set
-        return free and self.method == "greedy" and self.decoded_by.name == "transformers"
+        return free and self.method == "greedy" and self.decoded_by == "transformers"
 
 
 class BigramsConfig(Config):

@@ -106,9 +106,6 @@ class Drafter(Protocol):
     """The target's states that it reads; only these are kept after a call."""
     drafts_trees: bool = False
     """Whether its drafts are trees wider than a chain."""
-    lengths_differ: bool = False
-    """Whether a draft of k tokens differs from the first k of a longer one, because slots attend to
-    each other."""
 
     @property
     def provides(self) -> frozenset[Evidence]:

@@ -162,27 +162,18 @@ def decode_outputs(
 def _draft_along(
     methods: Sequence[Method], output: TargetOutput, sampling: Sampling
 ) -> BatchedSteps[list[Tensor]]:
-    """How likely each method drafts the output's own tokens at every prefix. [L, k] of each.
-
-    Methods of one drafter share the longest's drafts, unless shorter drafts are others.
-    """
-    length, passes = len(output.known.tokens), {}
-    keys = [(id(m.drafter), m.stop.longest if m.drafter.lengths_differ else 0) for m in methods]
-    by_length = sorted(zip(keys, methods, strict=True), key=lambda one: -one[1].stop.longest)
-    for key, method in by_length:
-        if key in passes:
-            continue
+    """How likely each method drafts the output's own tokens at every prefix. [L, k] of each."""
+    length, found = len(output.known.tokens), []
+    for method in methods:
         k = method.stop.longest
         limit = (output.room - 1 - np.arange(length)).clip(0, k)
-        if key[1] == 0:  # what has no room is cut later
-            limit = np.where(limit > 0, limit.max(), 0)
-        passes[key] = torch.full((length, k), NOT_DRAFTED, dtype=torch.double)
+        found.append(torch.full((length, k), NOT_DRAFTED, dtype=torch.double))
         if limit.max() > 0:
             along = resolve_name(KINDS[method.drafter.name].teacher_forced_probs)
-            found = along(method.drafter, output.known, limit.tolist(), sampling)
-            probs = yield from as_steps(found)
-            passes[key][:, : probs.shape[1]] = probs.cpu()
-    return [passes[key][:, : m.stop.longest] for key, m in zip(keys, methods, strict=True)]
+            steps = along(method.drafter, output.known, limit.tolist(), sampling)
+            probs = yield from as_steps(steps)
+            found[-1][:, : probs.shape[1]] = probs.cpu()
+    return found
 
 
 def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: bool) -> Array:

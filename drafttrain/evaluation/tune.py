@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -129,23 +129,18 @@ def search(
 def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choice]:
     """At each batch size the fastest at the end of its search; of each kind the fastest of those
     that stayed longest."""
+    kinds = {
+        "best_chain": [one.name for one in candidates if one.is_chain],
+        "best_fixed": [one.name for one in candidates if one.is_fixed],
+        "best_head": [one.name for one in candidates if one.head is not None],
+    }
     choices = []
     for size in sorted({rung.batch_size for rung in rungs}):
         order = list(standings(rungs, size))
-
-        def best(wanted: Callable[[Candidate], bool], order: Iterable[str] = order) -> str | None:
-            names = {one.name for one in candidates if wanted(one)}
-            return next((name for name in order if name in names), None)
-
-        choices.append(
-            Choice(
-                batch_size=size,
-                best=order[0],
-                best_chain=best(lambda one: one.is_chain),
-                best_fixed=best(lambda one: one.is_fixed),
-                best_head=best(lambda one: one.head is not None),
-            )
-        )
+        best = {
+            kind: next((name for name in order if name in own), None) for kind, own in kinds.items()
+        }
+        choices.append(Choice(batch_size=size, best=order[0], **best))
     return choices
 
 
@@ -258,13 +253,8 @@ def measure_finalists(
 ) -> Evaluation:
     """The final figures: these and plain decoding on as many rows as there is time for."""
     sizes = sorted({rung.batch_size for rung in rungs})
-    each = 0.0
-    for size in sizes:
-        found = standings(rungs, size)
-        each += sum(
-            found[name][0].tokens / found[name][1].tokens_per_second.value
-            for name in (PLAIN, *names)
-        )
+    last = [standings(rungs, size)[name] for size in sizes for name in (PLAIN, *names)]
+    each = sum(rung.tokens / one.tokens_per_second.value for rung, one in last)
     fewest, fits = max(FIRST, 4 * max(sizes)), int(left() / each)
     rows = rows.select(range(min(len(rows), max(fewest, fits))))
     settings = eval_settings(bench.settings).model_copy(update={"batch_sizes": tuple(sizes)})

@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import drafttrain
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import DecodeConfig, StopConfig
 from tests.tiny_models import tiny_model
 
 TARGET, DRAFTER = "checkpoints/gsm8k-target", "checkpoints/gsm8k-drafter"
@@ -65,18 +64,6 @@ def test_sampling_is_repeated_by_its_seed_and_settings_are_checked() -> None:
     assert tokens[0] == tokens[1] != tokens[2]
     with pytest.raises(ValueError, match="needs greedy decoding"):
         drafttrain.load(TARGET, DRAFTER, temperature=1.0, verifier="greedy")
-    with pytest.raises(ConfigError, match="decode= takes target and drafter by name"):
-        drafttrain.load(tiny_model("llama"), decode=DecodeConfig())
     for given in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
         with pytest.raises(ConfigError, match=f"{next(iter(given))} = .* only with temperature"):
             drafttrain.load(TARGET, DRAFTER, **given)
-    for given in ({"k": 2}, {"temperature": 1.0}, {"seed": 3}, {"verifier": "block"}):
-        with pytest.raises(ConfigError, match="decode= is a whole method"):
-            drafttrain.load(TARGET, DRAFTER, decode=DecodeConfig(), **given)
-
-
-def test_a_whole_method_can_be_given() -> None:
-    decode = DecodeConfig(stop=StopConfig(kind="confidence", confidence=0.6))
-    decoder = drafttrain.load(TARGET, DRAFTER, decode=decode)
-    assert decoder.decoder.stop.name.startswith("confidence")
-    assert decoder.generate(TEXTS[0], 8)[0].tokens

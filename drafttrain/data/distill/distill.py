@@ -22,7 +22,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
-from drafttrain.config.commands import BACKENDS, DistillConfig
+from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded
 from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
@@ -62,6 +62,13 @@ from drafttrain.models.loading import (
     say_how_it_decodes,
 )
 
+BACKENDS = {
+    "transformers": "generation:open_generate",
+    "engine": "engine:open_engine",  # the loop that `generate` and `eval` decode with
+    "server": "server:open_server",  # a decoder-only target that OpenAI-compatible servers run
+}
+"""What decodes, by the name in settings and manifests: (DistillConfig, LoadedTarget) ->
+BatchDecoder."""
 GROWING = frozenset({"settings.data.limit", "rows", "inputs_sha256"})
 """What differs in a manifest when a distillation takes in more inputs."""
 TRIED, TRIED_SHARE, WARMED = 128, 16, 8
@@ -79,7 +86,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
     state = join_processes()  # first: it assigns each process its device
     inputs = check_distillation(config)
     if target is None:
-        read = load_target if config.decoded_by.reads_weights else outline_target
+        read = load_target if config.decoded_by != "server" else outline_target
         target = read(config.target)
     sampled, beams = config.method == "sample", generate_settings(config)["num_beams"]
     say_how_it_decodes(target, config.sampling.temperature * sampled, beams)
@@ -98,22 +105,27 @@ def open_decoder(
     """The backend of the settings. Where `auto` leaves it open, the one that a folder was begun
     with, else the one that the main process finds faster on some of many inputs."""
     if not config.measures_backend:
-        return resolve_name(config.decoded_by.opens)(config, target)
-    chosen = [BACKENDS["transformers"].name]
+        return open_backend(config.decoded_by, config, target)
+    chosen = ["transformers"]
     if state.is_main_process and (config.out / MANIFEST).is_file():
         chosen = [Manifest.read(config.out).backend]
     elif state.is_main_process and (count := min(TRIED, len(inputs) // TRIED_SHARE)) >= WARMED:
         tried = inputs.select(range(0, len(inputs), len(inputs) // count)[:count])
-        opened = [resolve_name(BACKENDS["transformers"].opens)(config, target)]
+        opened = [open_backend("transformers", config, target)]
         with suppress(ValueError):  # a family that the engine does not run
-            opened.append(resolve_name(BACKENDS["engine"].opens)(config, target))
+            opened.append(open_backend("engine", config, target))
         trials = [Distilling(config, target, tried, decoder) for decoder in opened]
         speeds = {one.decoder.backend: one.rows_per_second() for one in trials}
         chosen = [max(speeds, key=speeds.__getitem__)]
         rates = ", ".join(f"{name} {rate:.1f}" for name, rate in speeds.items())
         say(f"rows a second on {count} inputs: {rates}; all are decoded by {chosen[0]}")
     broadcast_object_list(chosen)
-    return resolve_name(BACKENDS[chosen[0]].opens)(config, target)
+    return open_backend(chosen[0], config, target)
+
+
+def open_backend(name: str, config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
+    """What decodes; a client of servers is imported where one is used. Raises as the backend's."""
+    return resolve_name(f"drafttrain.data.distill.{BACKENDS[name]}")(config, target)
 
 
 def grow(filling: Distilling) -> None:
@@ -155,7 +167,7 @@ class Distilling:
             backend=self.decoder.backend,
             served_model=self.decoder.served_model,
             commit=getattr(target.model.config, "_commit_hash", None),  # set for Hub models only
-            weights_sha256=hash_weights(target.model) if config.decoded_by.reads_weights else None,
+            weights_sha256=None if config.decoded_by == "server" else hash_weights(target.model),
             tokenizer_sha256=hash_tokenizer(target.tokenizer),
             generation_config={k: v for k, v in own.items() if k not in stated and v is not None},
             inputs_sha256=hash_inputs(self.inputs),

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import datasets
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import BACKENDS, DistillConfig
+from drafttrain.config.commands import DistillConfig
+from drafttrain.data.distill.engine import check_engine
 from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, check_unread
 from drafttrain.data.inputs.prompts import load_prompts
@@ -103,17 +104,17 @@ def check_distill_settings(config: DistillConfig) -> None:
     weights are read. Raises ConfigError."""
     backend = config.decoded_by
     check_folder(config.out)
-    if config.method not in backend.methods:
-        able = [one.name for one in BACKENDS.values() if config.method in one.methods]
+    if config.method == "beam" and backend != "transformers":
         raise ConfigError(
-            f"method = {config.method!r}, but backend {backend.name!r} decodes by "
-            f"{' or '.join(backend.methods)} only; use backend={able[0]}, or "
-            f"method={backend.methods[0]}"
+            f"method = 'beam', but backend {backend!r} decodes by greedy or sample only; use "
+            "backend=transformers, or method=greedy"
         )
     if config.method == "sample" and config.sampling.temperature == 0:
         raise ConfigError(
             "sampling.temperature = 0.0 with method = 'sample' would be greedy decoding; "
             "use sampling.temperature=1.0, or method=greedy"
         )
-    if backend.checks is not None:
-        resolve_name(backend.checks)(config)
+    if backend == "engine":
+        check_engine(config)
+    if backend == "server":
+        resolve_name("drafttrain.data.distill.server:check_server")(config)

@@ -52,7 +52,6 @@ class BlockDrafter(Drafter):
         self.cached = CachedModel(model, model.draftable, shape.vocab_size)
         self.cached.check_tree_attention()
         self.position_limit = self.cached.position_limit
-        self.lengths_differ = shape.slot_attention == "bidirectional"
         self.fuses = model.fusion is not None
         width = getattr(model.config, "state_width", None) or 0
         self.no_states = CommittedStates(0, torch.empty(0, width, device=model.device))
