@@ -18,12 +18,9 @@ from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.evaluation.calibration import (
-    call_seconds,
-    follow_oracle,
-    stop_threshold,
-)
+from drafttrain.evaluation.calibration import follow_oracle, stop_threshold
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
+from drafttrain.evaluation.metrics import call_seconds
 from drafttrain.evaluation.prompts import Prompt, read_prompts
 from drafttrain.evaluation.report import DataFacts, Search
 from drafttrain.evaluation.runner import decode_by

@@ -19,7 +19,7 @@ from drafttrain.config.kinds import KINDS, DrafterKind
 from drafttrain.data.hidden.states import open_cache
 from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.teacher_forced import read_outputs
-from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by, plain_method
@@ -118,17 +118,6 @@ def area_under_curve(labels: Array, predicted: Array) -> float:
     if pairs <= 0.0:
         return np.nan
     return float((accepted * (np.cumsum(rejected) - 0.5 * rejected)).sum() / pairs)
-
-
-def call_seconds(outputs: Sequence[Output]) -> tuple[float, float]:
-    """t_draft and t_target: mean seconds of a draft token and of a target call, by the rounds' own
-    clocks."""
-    rounds = [one for output in outputs for one in output.rounds]
-    drafted = sum(len(one.drafted) for one in rounds)
-    return (
-        sum(one.draft_seconds for one in rounds) / max(drafted, 1),
-        sum(one.target_seconds for one in rounds) / max(len(rounds), 1),
-    )
 
 
 def stop_threshold(t_draft: float, t_target: float, kind: DrafterKind) -> float | None:

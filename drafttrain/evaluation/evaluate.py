@@ -165,12 +165,18 @@ def evaluate(
         runs = [measure(context, run, resamples) for run in decoded]
         samples = make_samples(context)
     facts = DataFacts.of(settings.data, rows, prompts, skipped)
+    dtype = str(pair.target.model.dtype).removeprefix("torch.")
     came = {"inputs": (len(prompts), planned), "repeats": (repeats, settings.repeats)}
     came["batch sizes"] = (sizes, len(settings.batch_sizes))
     part = ", ".join(f"{n} of {all_} {of}" for of, (n, all_) in came.items() if n < all_)
     report = Report(
         mode=settings.mode,
-        target=TargetFacts.of(pair.target),
+        target=TargetFacts(
+            path=pair.target.path,
+            parameters=pair.target.model.num_parameters(),
+            dtype=dtype,
+            device=str(pair.target.model.device),
+        ),
         data=facts.model_copy(update={"cut_by_positions": cut}),
         environment=describe_environment(),
         options=settings.model_dump(mode="json", include=OPTIONS)
@@ -246,8 +252,7 @@ def measure(context: Context, run: Decoded, resamples: Array) -> Run:
         facts["time"] = metrics.time_shares(run.outputs)
         figures |= metrics.acceptance_figures(counts, method.parameter_ratios)
         if method.parameter_ratios:
-            rounds = [one for output in plain.outputs for one in output.rounds]
-            seconds = sum(one.target_seconds for one in rounds) / len(rounds)
+            _, seconds = metrics.call_seconds(plain.outputs)
             facts["costs"] = metrics.CallCosts.of(counts, method.parameter_ratios, seconds)
             figures["swi"] = metrics.walltime_improvement(counts, facts["costs"].measured)
     return Run(**facts, metrics=estimate_all(figures | output_figures(context, run), resamples))

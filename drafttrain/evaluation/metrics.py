@@ -171,6 +171,17 @@ def time_shares(outputs: Sequence[Output]) -> dict[str, float]:
     return {"draft": draft, "target": target, "other": max(0.0, 1.0 - draft - target)}
 
 
+def call_seconds(outputs: Sequence[Output]) -> tuple[float, float]:
+    """t_draft and t_target: mean seconds of a draft token and of a target call, by the rounds' own
+    clocks."""
+    rounds = [one for output in outputs for one in output.rounds]
+    drafted = sum(len(one.drafted) for one in rounds)
+    return (
+        sum(one.draft_seconds for one in rounds) / max(drafted, 1),
+        sum(one.target_seconds for one in rounds) / max(len(rounds), 1),
+    )
+
+
 def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
     """Tokens over the time of all calls, in target calls: n / (target calls + sum of c_i calls_i).
 

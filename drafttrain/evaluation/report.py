@@ -26,7 +26,6 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
 from drafttrain.evaluation.metrics import CallCosts, PositionRates
 from drafttrain.evaluation.prompts import Prompt, Skipped
-from drafttrain.models.loading import LoadedTarget
 
 GAP_TOLERANCE = 1e-4
 """Top-2 logit gap below which a greedy choice is a floating-point tie."""
@@ -165,17 +164,6 @@ class TargetFacts(Part):
     parameters: int
     dtype: str
     device: str
-
-    @staticmethod
-    def of(target: LoadedTarget) -> TargetFacts:
-        model = target.model
-        dtype = str(model.dtype).removeprefix("torch.")
-        return TargetFacts(
-            path=target.path,
-            parameters=model.num_parameters(),
-            dtype=dtype,
-            device=str(model.device),
-        )
 
 
 class DataFacts(Part):

@@ -14,12 +14,12 @@ from drafttrain.evaluation.calibration import (
     area_under_curve,
     binary_kl,
     calibration_error,
-    call_seconds,
     follow_oracle,
     oracle_counts,
     reliability,
     stop_threshold,
 )
+from drafttrain.evaluation.metrics import call_seconds
 from drafttrain.evaluation.prompts import Prompt
 from tests.evaluation.scripted import loaded, plain_tokens
 from tests.tiny_drafters import noisy
