@@ -185,6 +185,12 @@ def test_training_leaves_embeddings_alone_and_keeps_what_was_encoded(run):
     assert any(row.get("mean_acceptance_length", 0) >= 1 for row in metrics)
 
 
+def test_heads_are_not_made_for_speech(inside, run, capsys):
+    asked = ["--target", "whisper", "--drafter", run / "final", "--distilled", run / "distilled"]
+    assert ended("cache", *asked, "--out", "states") == 2
+    assert "takes audio" in capsys.readouterr().err and not Path("states").exists()
+
+
 def test_generate_writes_down_the_same_with_the_drafter(inside, run, capsys):
     found = {}
     for drafter in ("none", "run"):

@@ -8,7 +8,7 @@ same shards as an uninterrupted run, whatever the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import ceil
 from pkgutil import resolve_name
@@ -17,23 +17,19 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.config.kinds import STATE_DRAFTER, kind_of
-from drafttrain.data.encoded import ClipEncoding
 from drafttrain.data.hidden.labels import Labelling, label_slots, label_tokens
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
-from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import (
     Manifest,
     ShardRow,
     check_some,
     derived_from,
-    hash_inputs,
     load_distilled,
 )
 from drafttrain.data.shards.store import check_folder, fill_folder
@@ -70,10 +66,7 @@ def build_cache(
     target = load_target(config.target) if target is None else target
     drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
     check_own_outputs(config, distilled, target)
-    clips = None
-    if takes_audio(target.model.config):
-        clips = kept_clips(config, distilled, outputs, target).of
-    labelling = _labelling(config, distilled, target, drafter, clips)
+    labelling = _labelling(config, distilled, target, drafter)
     caching = Caching(config, target, outputs, labelling)
     return fill_folder(caching, config.out, state)
 
@@ -147,28 +140,11 @@ def check_own_outputs(config: CacheConfig, distilled: Manifest, target: LoadedTa
         )
 
 
-def kept_clips(
-    config: CacheConfig, distilled: Manifest, outputs: datasets.Dataset, target: LoadedTarget
-) -> ClipEncoding:
-    """Encoder states of the clips that the outputs were distilled from.
-
-    Raises ConfigError for clips that are missing or changed, and as `ClipEncoding`.
-    """
-    clips = load_inputs(distilled.settings.data, audio=True)
-    if hash_inputs(clips) != distilled.inputs_sha256:
-        raise ConfigError(
-            f"the clips in {distilled.settings.data.path!r} are not those that "
-            f"{str(config.distilled)!r} was distilled from; put them back, or distil again"
-        )
-    return ClipEncoding(target, outputs, clips, config.distilled)
-
-
 def _labelling(
     config: CacheConfig,
     distilled: Manifest,
     target: LoadedTarget,
     drafter: PreTrainedModel,
-    clips: Callable[[int], Tensor] | None,
 ) -> Labelling:
     """Models and settings together. Raises ValueError where decoding would refuse them."""
     state, sampling = state_of(config, drafter.config), Sampling()
@@ -196,19 +172,17 @@ def _labelling(
         settings=config.model_copy(update={"k": k}),
         places=min((limit for limit in limits if limit is not None), default=None),
         slots=slots,
-        clips=clips,
     )
 
 
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
     """An output, as far as both models have positions for it: its last token is fed as well."""
     source_ids, target_ids, places = row["source_ids"], row["target_ids"], labelling.places
-    given_ids = row.get("prefix_ids", ())
     if places is not None:
         before = 1 if labelling.target.config.is_encoder_decoder else len(source_ids)
-        room = places - before - len(given_ids) if len(source_ids) <= places else 0
+        room = places - before if len(source_ids) <= places else 0
         target_ids = target_ids[: max(0, room)]
-    return ShardRow(row["row"], source_ids, target_ids, prefix_ids=given_ids)
+    return ShardRow(row["row"], source_ids, target_ids)
 
 
 def plan_cache(config: CacheConfig) -> str:
@@ -266,6 +240,11 @@ def check_cache(
 ) -> StateKind:
     """The kind of states that are cached. Raises ConfigError as `state_of`, and for settings that
     contradict each other or count for another kind."""
+    if takes_audio(target):
+        raise ConfigError(
+            f"target.path = {config.target.path!r} takes audio, where no stop policy was faster "
+            "than a fixed length; acceptance heads are for targets of texts"
+        )
     state = state_of(config, drafter)
     if config.mixing is not None and state != "token":
         raise ConfigError(

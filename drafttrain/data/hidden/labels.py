@@ -21,7 +21,7 @@ Every row draws from its own random numbers, so neither batches nor processes ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,7 +42,7 @@ from drafttrain.decoding.drafters.teacher_forced import (
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
-from drafttrain.decoding.engine.sources import make_source, own_source, start_token
+from drafttrain.decoding.engine.sources import make_source, own_source
 from drafttrain.decoding.engine.teacher_forcing import (
     TeacherForced,
     teacher_force,
@@ -76,19 +76,11 @@ class Labelling:
     """Positions that both models have; None: no limit."""
     slots: Drafter | None = None
     """The drafter as it drafts, for states of slots."""
-    clips: Callable[[int], Tensor] | None = None
-    """Of targets that hear: what their encoder makes of the clip of a row, [S, E]."""
 
     def sources(self, outputs: Sequence[ShardRow]) -> list[Source]:
         """What outputs were made from, as the target has read it."""
-        if self.clips is not None:
-            start, like = start_token(self.target), (self.target.device, self.target.dtype)
-            prefixes = [torch.tensor([start, *one.prefix_ids]).to(like[0]) for one in outputs]
-            encoded = [self.clips(one.row).to(*like) for one in outputs]
-            pairs = zip(prefixes, encoded, strict=True)
-            return [Source({}, prefix, encoded=own) for prefix, own in pairs]
         target = self.target
-        sources = [make_source(one.source_ids, target, one.prefix_ids) for one in outputs]
+        sources = [make_source(one.source_ids, target) for one in outputs]
         if not target.config.is_encoder_decoder:
             return sources
         pairs = zip(sources, Encoder(target)(sources), strict=True)
