@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -20,6 +20,11 @@ from tests.tiny_models import VOCAB, tiny_source
 
 GREEDY = Sampling()
 SEEDED = partial(sequence_randomness, 0)
+
+
+def drawn(seed: int = 0) -> SampledRandomness:
+    """The production generator."""
+    return SampledRandomness(torch.Generator().manual_seed(seed))
 
 
 def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:

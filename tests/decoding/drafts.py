@@ -1,62 +1,82 @@
-"""A drafter for tests on real models: about half of its tokens are right."""
+"""Drafters that follow a script, so that tests know what they will be right about."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from drafttrain.config.kinds import DrawKind
-from drafttrain.decoding.roles import Randomness, StopPolicy
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+from drafttrain.decoding.target_states import TargetRequirements
+from drafttrain.decoding.types import Proposal, Sampling, Source
+from tests.tiny_models import EOS, VOCAB
 
 
-@dataclass
-class HalfRight:
-    """Proposes each token of the known outputs with probability `right`, else a random one.
+class ScriptedDrafter:
+    """Proposes the block written down for the source and the length of the prefix; -1: no token."""
 
-    `answers` holds what plain decoding gives, one list a sequence, in the order of `start`.
-    """
-
-    answers: Sequence[Sequence[int]]
-    vocabulary: int
-    right: float = 0.5
-    seed: int = 0
-    name: str = "half-right"
     provides = frozenset()
     requires = TargetRequirements()
     drafts_trees = False
-    _started: int = field(default=0, init=False)
 
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
+    def __init__(self, blocks: Mapping[tuple[int, ...], Tensor], name: str = "scripted") -> None:
+        self.blocks = blocks
+        self.name = name
+
+    def draw_kind(self, sampling: Sampling) -> str:
         return "deterministic"
 
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> HalfRightSession:
-        self._started += 1
-        return HalfRightSession(self, self.answers[self._started - 1], len(source.prefix))
+    def open(self, source: Source, sampling: Sampling, randomness: object) -> ScriptedSession:
+        return ScriptedSession(self.blocks[tuple(source.input_ids.tolist())], len(source.prefix))
 
 
-@dataclass
-class HalfRightSession:
-    drafter: HalfRight
-    answer: Sequence[int]
-    prefix: int
+class ScriptedSession:
+    def __init__(self, blocks: Tensor, prefix: int) -> None:
+        self.blocks = blocks
+        self.prefix = prefix
 
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(self.drafter.seed)
+    def propose(self, tokens: Tensor, target_state: object, stop) -> Proposal:
+        block = self.blocks[len(tokens) - self.prefix]
+        return Proposal.chain(block[block >= 0][: stop.longest])
 
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        first, drafted = len(tokens) - self.prefix, []
-        while stop.should_draft(DraftState(depth=len(drafted))):
-            known = self.answer[first + len(drafted) :]
-            right = bool(torch.rand((), generator=self.generator) < self.drafter.right)
-            drafted.append(known[0] if known and right else self._random_token())
-        return Proposal.chain(torch.tensor(drafted, dtype=torch.long))
 
-    def _random_token(self) -> int:
-        return int(torch.randint(self.drafter.vocabulary, (), generator=self.generator))
+def noisy_blocks(tokens: Sequence[int], k: int, wrong: float, seed: int = 0) -> Tensor:
+    """Blocks at every prefix of an output, each token wrong with some probability. [L, k]."""
+    generator = torch.Generator().manual_seed(seed)
+    padded = torch.tensor([*tokens, *[7] * k])
+    blocks = torch.stack([padded[p : p + k] for p in range(len(tokens))])
+    noise = torch.randint(2, VOCAB, blocks.shape, generator=generator)
+    return torch.where(torch.rand(blocks.shape, generator=generator) < wrong, noise, blocks)
+
+
+def half_right(
+    sources: Sequence[Source], outputs: Sequence[Sequence[int]], k: int = 4, wrong: float = 0.5
+) -> ScriptedDrafter:
+    """Drafts the known outputs of these sources, each token wrong with some probability."""
+    return ScriptedDrafter(
+        {
+            tuple(source.input_ids.tolist()): noisy_blocks(output, k, wrong)
+            for source, output in zip(sources, outputs, strict=True)
+        }
+    )
+
+
+def rounds_along(
+    blocks: Tensor, output: Sequence[int], longest: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """What each round of greedy verification drafts and emits if its draft is a row of blocks.
+
+    A round at prefix p accepts the longest common beginning of blocks[p] and output[p:], and emits
+    one token more. Drafts leave room for that one below `longest`, and end before a token -1 and
+    after EOS. Shapes: blocks [P, k], P >= L, the length of the output with its EOS.
+    """
+    start = 0
+    while start < len(output):
+        draft = blocks[start].tolist()[: longest - start - 1]
+        draft = draft[: draft.index(-1)] if -1 in draft else draft
+        draft = draft[: draft.index(EOS) + 1] if EOS in draft else draft
+        left = list(output[start:])
+        accepted = next((i for i, token in enumerate(draft) if [token] != left[i : i + 1]), None)
+        emitted = left[: (len(draft) if accepted is None else accepted) + 1]
+        yield draft, emitted
+        start += len(emitted)

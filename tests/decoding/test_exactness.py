@@ -87,16 +87,22 @@ RULES = {"rejection": RejectionSampling(), "block": BlockVerification()}
 for_every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
+DRAFTERS = {
+    "drawn": ToyDrafter(2),
+    "point mass": ToyDrafter(2, point=True),
+    "none": NoDrafter(),
+}
+
+
 @for_every_rule
 @pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
-@pytest.mark.parametrize("point", [False, True], ids=["drawn", "point mass"])
-def test_sampling_follows_the_target_exactly(sampling, point, together, rule):
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+def test_sampling_follows_the_target_exactly(sampling, drafter, together, rule):
     sources = toys_together(toy_source, together)
     if sampling.greedy:
         expected = autoregressive_law_greedy(ToyTarget(1), 3)
     else:
         expected = autoregressive_law(ToyTarget(1), sampling, 3)
-    drafter = ToyDrafter(2, point=point)
     law = output_law(ToyTarget(1), drafter, sampling, 2, 3, rule, sources)
     assert total_variation(law, expected) < 1e-12
 
@@ -109,75 +115,20 @@ def autoregressive_law_greedy(target: ToyTarget, max_new_tokens: int) -> dict:
 
 
 @for_every_rule
+@pytest.mark.parametrize(
+    ("vocabulary", "excluded", "point"),
+    [(4, 0.5, False), (3, 0.0, False), (3, 0.0, True)],
+    ids=["supports apart", "drawn", "point mass"],
+)
 @pytest.mark.parametrize("seed", range(2))
-def test_supports_that_do_not_contain_each_other_stay_exact(seed, rule):
-    target = ToyTarget(10 + seed, vocabulary=4, excluded=0.5)
-    drafter = ToyDrafter(20 + seed, vocabulary=4, excluded=0.5)
+def test_a_whole_round_of_depth_three_and_its_bonus_are_exact(
+    seed, vocabulary, excluded, point, rule
+):
+    target = ToyTarget(10 + seed, vocabulary, excluded)
+    drafter = ToyDrafter(20 + seed, vocabulary, excluded, point)
     sampling = Sampling(temperature=1.0)
     law = output_law(target, drafter, sampling, 3, 4, rule)
     assert total_variation(law, autoregressive_law(target, sampling, 4)) < 1e-12
-
-
-@for_every_rule
-@pytest.mark.parametrize("point", [False, True], ids=["drawn", "point mass"])
-def test_a_whole_round_of_depth_three_and_its_bonus_are_exact(point, rule):
-    target, sampling = ToyTarget(5), Sampling(temperature=1.0)
-    law = output_law(target, ToyDrafter(6, point=point), sampling, 3, 4, rule)
-    assert total_variation(law, autoregressive_law(target, sampling, 4)) < 1e-12
-
-
-def test_a_drafter_that_knows_the_target_is_never_rejected_and_exact():
-    target, sampling = ToyTarget(7), Sampling(temperature=1.0)
-    drafter = ToyDrafter(8)
-    drafter.table = SameRows(target.table)
-    rejected = 0
-
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        nonlocal rejected
-        [output] = decoder_of(
-            target, drafter, 1, RejectionSampling(), sampling, lambda _: randomness
-        ).decode_all([toy_source()], 3)
-        rejected += sum(len(r.drafted) - len(r.path) for r in output.rounds)
-        return tuple(output.tokens)
-
-    assert total_variation(enumerate_law(run), autoregressive_law(target, sampling, 3)) < 1e-12
-    assert rejected == 0
-
-
-class SameRows:
-    """The target's rows for a drafter's first slot (whose path ends with the slot's mark)."""
-
-    def __init__(self, table) -> None:
-        self._table = table
-
-    def __getitem__(self, slot: list[int]) -> Tensor:
-        return self._table[slot[:-1]]
-
-
-@pytest.mark.parametrize("sampling", list(SAMPLINGS.values())[:5], ids=list(SAMPLINGS)[:5])
-def test_plain_sampling_follows_the_target_exactly(sampling):
-    target = ToyTarget(3, vocabulary=4)
-    law = output_law(target, NoDrafter(), sampling, k=2, max_new_tokens=4)
-    assert total_variation(law, autoregressive_law(target, sampling, 4)) < 1e-12
-
-
-def test_sequences_decoded_in_one_group_are_independent_and_exact():
-    target, sampling = ToyTarget(4, vocabulary=2), Sampling(temperature=1.0)
-
-    def run(randomness: Randomness) -> tuple:
-        outputs = decoder_of(
-            target,
-            ToyDrafter(9, vocabulary=2),
-            1,
-            RejectionSampling(),
-            sampling,
-            lambda _: randomness,
-        ).decode_all([toy_source(), toy_source()], 2, batch_size=2)
-        return tuple(tuple(output.tokens) for output in outputs)
-
-    one = autoregressive_law(target, sampling, 2)
-    product = {(a, b): one[a] * one[b] for a in one for b in one}
-    assert total_variation(enumerate_law(run), product) < 1e-12
 
 
 def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():

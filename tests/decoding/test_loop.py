@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -17,45 +16,25 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import RunningSequence, play_round
-from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.types import Output, Proposal, Sampling
+from drafttrain.decoding.types import Output, Proposal
 from tests.decoding.decoded import GREEDY, decoder_of, generate, run, sources_for, tokens_of
-from tests.decoding.drafts import HalfRight
+from tests.decoding.drafts import ScriptedDrafter, half_right
 from tests.decoding.engine.fresh import close_caches, fresh
-from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
+from tests.decoding.toys import ToyTarget, toy_source
 from tests.tiny_models import (
     CAUSAL_FAMILIES,
     EOS,
-    FAMILIES,
-    SPEECH_FAMILIES,
-    VOCAB,
     near_copy,
     tiny_model,
 )
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, *SPEECH_FAMILIES, *CAUSAL_FAMILIES])
-def test_speculation_equals_plain_decoding_and_generate(family):
-    model = tiny_model(family)
-    sources = sources_for(model)
-    expected = generate(model, sources, 24)
-    assert tokens_of(run(model, sources, NoDrafter())) == expected
-    for k in (1, 4, 9):
-        drafter = HalfRight(expected, VOCAB, seed=k)
-        outputs = run(model, sources, drafter, k=k)
-        assert tokens_of(outputs) == expected
-        rounds = sum(len(output.rounds) for output in outputs)
-        assert rounds < sum(len(tokens) for tokens in expected)  # some drafts were accepted
 
 
 def test_rounds_account_for_every_token():
     model = tiny_model("mbart")
     sources = sources_for(model)
     expected = generate(model, sources, 24)
-    for output in run(model, sources, HalfRight(expected, VOCAB)):
+    for output in run(model, sources, half_right(sources, expected)):
         assert [token for played in output.rounds for token in played.emitted] == output.tokens
         assert [played.finished for played in output.rounds] == [False] * (
             len(output.rounds) - 1
@@ -73,7 +52,7 @@ def test_max_length_is_reached_exactly_also_inside_a_block(family, max_new_token
     sources = sources_for(model)
     expected = generate(model, sources, max_new_tokens)
     answers = generate(model, sources, 24)
-    outputs = run(model, sources, HalfRight(answers, VOCAB, right=1.0), max_new_tokens, k=4)
+    outputs = run(model, sources, half_right(sources, answers, wrong=0.0), max_new_tokens, k=4)
     assert tokens_of(outputs) == expected
     for output in outputs:
         left = max_new_tokens
@@ -87,7 +66,7 @@ def test_decoding_ends_where_the_decoders_positions_do():
     model.generation_config.eos_token_id = None
     sources = [make_source([5, 6, 7], model)]
     expected = generate(model, sources, 16)
-    outputs = run(model, sources, HalfRight(expected, VOCAB, right=0.9), max_new_tokens=1000)
+    outputs = run(model, sources, half_right(sources, expected, wrong=0.1), max_new_tokens=1000)
     assert tokens_of(outputs) == expected
     assert len(outputs[0].tokens) == 16
 
@@ -98,7 +77,7 @@ def test_a_prompt_and_its_continuation_share_the_positions(family):
     model.generation_config.eos_token_id = None
     sources = [make_source(range(4, 4 + length), model) for length in (3, 15, 16)]
     expected = [generate(model, [source], 17 - len(source.prefix))[0] for source in sources]
-    outputs = run(model, sources, HalfRight(expected, VOCAB, right=0.9), max_new_tokens=1000)
+    outputs = run(model, sources, half_right(sources, expected, wrong=0.1), max_new_tokens=1000)
     assert tokens_of(outputs) == expected
     assert [len(output.tokens) for output in outputs] == [14, 2, 1]
 
@@ -153,32 +132,10 @@ class ScriptedRows:
         return torch.eye(6)[self._path[min(len(tokens), len(self._path)) - 1]]
 
 
-class Fixed:
-    """Proposes the continuation of a fixed list."""
-
-    name = "fixed"
-    provides = frozenset()
-    requires = TargetRequirements()
-    drafts_trees = False
-
-    def __init__(self, path: list[int]) -> None:
-        self._path = path
-
-    def draw_kind(self, sampling):
-        return "deterministic"
-
-    def open(self, source, sampling, randomness):
-        return self
-
-    def propose(self, tokens, target_state, stop):
-        first = len(tokens) - 1
-        return Proposal.chain(torch.tensor(self._path[first : first + stop.longest]))
-
-
 def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=20) -> Output:
-    [output] = decoder_of(Scripted(path, set(eos_ids)), Fixed(draft), k).decode_all(
-        [toy_source()], longest
-    )
+    drafter = half_right([toy_source()], [draft], k, wrong=0.0)
+    decoder = decoder_of(Scripted(path, set(eos_ids)), drafter, k)
+    [output] = decoder.decode_all([toy_source()], longest)
     return output
 
 
@@ -216,12 +173,15 @@ def test_rounds_stream_one_at_a_time():
 
 
 def test_a_drafter_that_ignores_the_stop_policy_is_refused():
-    class Ignores(Fixed):
+    class Ignores(ScriptedDrafter):
+        def open(self, source, sampling, randomness):
+            return self
+
         def propose(self, tokens, target_state, stop):
             return Proposal.chain(torch.tensor([2, 3, 4]))
 
     with pytest.raises(ValueError, match="proposed 3 tokens in a row, but the limit was 2"):
-        decoder_of(Scripted([2, 3, 4], {EOS}), Ignores([]), 3).decode_all([toy_source()], 3)
+        decoder_of(Scripted([2, 3, 4], {EOS}), Ignores({}), 3).decode_all([toy_source()], 3)
 
 
 def test_processors_are_made_once_for_all_that_is_decoded(monkeypatch):
@@ -257,31 +217,6 @@ def test_a_prefix_of_several_tokens_is_decoded_from_as_generate_does(family):
     small = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
     for drafter in (NoDrafter(), small, TreeDrafter(small, Optimal(6)), MaxGramDrafter()):
         assert tokens_of(run(model, [source], drafter, 20)) == [expected]
-
-
-def sampled(
-    randomness: Callable[[int], Randomness], count: int, batch_size: int = 1
-) -> list[list[int]]:
-    """Tokens of `count` sequences of a toy pair at temperature 1."""
-    outputs = decoder_of(
-        ToyTarget(0, vocabulary=4),
-        ToyDrafter(1, vocabulary=4),
-        2,
-        sampling=Sampling(temperature=1.0),
-        randomness=randomness,
-    ).decode_all([toy_source()] * count, 6, batch_size)
-    return tokens_of(outputs)
-
-
-def test_what_is_sampled_for_a_sequence_does_not_depend_on_the_others():
-    def sample(first: int, count: int, batch_size: int) -> list[list[int]]:
-        return sampled(lambda row: sequence_randomness(5, first + row), count, batch_size)
-
-    together = sample(0, 12, batch_size=1)
-    assert len({tuple(tokens) for tokens in together}) > 3
-    for batch_size in (2, 5, 12):
-        assert sample(0, 12, batch_size) == together
-    assert [sample(row, 1, 1)[0] for row in range(12)] == together
 
 
 def test_a_waiting_sequence_enters_in_the_round_after_one_has_ended():

@@ -13,7 +13,7 @@ from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.stopping import Confidence, Cumulative, Entropy, FixedLength, HeadPolicy
+from drafttrain.decoding.stopping import Cumulative, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
@@ -132,18 +132,6 @@ def block_drafter(rank: int) -> BlockDrafter:
     if rank:
         model.previous_token.out.weight.data.normal_(std=0.3)
     return BlockDrafter(model)
-
-
-@pytest.mark.parametrize("kind", [*CHAIN_STOPS, "confidence"])
-def test_at_temperature_zero_every_policy_gives_the_one_greedy_output(kind):
-    target, sampling = ToyTarget(1), Sampling()
-    stops = CHAIN_STOPS | {"confidence": Confidence(0.5, 3)}
-    drafter = CausalDrafter(ToyModel(2))
-    played = play(target, drafter, stops[kind], sampling, 4, toy_prompt())
-    tokens: list[int] = []
-    while len(tokens) < 4 and tokens[-1:] != [EOS]:
-        tokens.append(int(target.table[(0, *tokens)].argmax()))
-    assert played.law == {tuple(tokens): 1.0}
 
 
 class LooksAtOwnValue(CausalDrafter):

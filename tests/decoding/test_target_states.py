@@ -15,8 +15,8 @@ from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Proposal
 from tests.decoding.decoded import generate, run, sources_for
 from tests.decoding.drafters.watched import Watched
-from tests.decoding.drafts import HalfRight
-from tests.tiny_models import VOCAB, near_copy, tiny_model
+from tests.decoding.drafts import half_right
+from tests.tiny_models import near_copy, tiny_model
 
 Seen = list[tuple[list[int], TargetState | None]]
 """What a drafter is shown of the target at every question, with the tokens."""
@@ -40,7 +40,7 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
     model = tiny_model(family)
     source = max(sources_for(model), key=lambda one: len(generate(model, [one], 24)[0]))
     encodes = model.config.is_encoder_decoder
-    drafter = HalfRight(generate(model, [source], 24), VOCAB)
+    drafter = half_right([source], generate(model, [source], 24))
     if branching:
         small = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
         drafter = TreeDrafter(small, Optimal(8))
@@ -70,7 +70,7 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
 def test_states_that_no_drafter_reads_are_not_kept():
     model = tiny_model("bart")
     sources = sources_for(model)[:1]
-    drafter = HalfRight(generate(model, sources, 24), VOCAB)
+    drafter = half_right(sources, generate(model, sources, 24))
     run(model, sources, noting(drafter, TargetRequirements(), seen := []))
     assert all(state.hidden == {} for _, state in seen[1:])
 
@@ -85,7 +85,7 @@ def test_sources_hold_the_encoders_output_where_a_drafter_reads_it(asked):
         opened.append(source)
         return (yield from as_steps(session.propose(tokens, target_state, stop)))
 
-    watched = Watched(HalfRight(generate(model, sources, 24), VOCAB), watch)
+    watched = Watched(half_right(sources, generate(model, sources, 24)), watch)
     watched.requires = TargetRequirements(encoder=asked)
     run(model, sources, watched)
     assert len(opened) > 2

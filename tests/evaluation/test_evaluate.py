@@ -16,7 +16,8 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVe
 from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluation
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.tables import main_table, note, parity_lines
-from tests.evaluation.scripted import ScriptedDrafter, loaded, noisy_blocks, options, plain_tokens
+from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
+from tests.evaluation.scripted import loaded, options, plain_tokens
 from tests.tiny_models import tiny_model
 
 LENGTH = 12

@@ -38,7 +38,8 @@ from drafttrain.evaluation.teacher_forced import (
     measure_overlaps,
 )
 from drafttrain.models.draftable import UNDRAFTED
-from tests.evaluation.scripted import ScriptedDrafter, noisy_blocks, plain_tokens
+from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
+from tests.evaluation.scripted import plain_tokens
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import near_copy, tiny_model
 

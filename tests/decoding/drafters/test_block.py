@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -15,13 +17,14 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.roles import StopPolicy
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.target_states import TargetState
-from drafttrain.decoding.types import DraftState, Sampling
+from drafttrain.decoding.types import DraftState, Output, Sampling, Source
 from drafttrain.decoding.verifiers import RejectionSampling
-from tests.decoding.decoded import decoder_of
+from tests.comparing import close
+from tests.decoding.decoded import decoder_of, drawn, sources_for
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, TOLD_STATES, toy_drafter
+from tests.decoding.drafts import rounds_along
 from tests.decoding.enumeration import (
     alone_and_together,
     enumerate_output,
@@ -35,9 +38,8 @@ from tests.decoding.toys import (
     toy_source,
     toys_together,
 )
-from tests.evaluation.scripted import replay_rounds
-from tests.tiny_drafters import fused_states, shared, tiny_drafter
-from tests.tiny_models import EOS, VOCAB, tiny_source
+from tests.tiny_drafters import fused_states, shared, tiny_drafter, with_noise
+from tests.tiny_models import EOS, VOCAB
 
 SAMPLINGS = {
     "temperature 1": Sampling(temperature=1.0),
@@ -84,86 +86,94 @@ def test_a_policy_that_looks_at_every_state_it_is_shown_is_exact(name: str) -> N
         assert total_variation(law, expected) < 1e-12
 
 
-@pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
-@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+SHARED = {
+    "target's encoder": {},
+    "target's encoder, paper": {"slots": "paper"},
+    "target's encoder, previous token": {"previous_token_rank": 3},
+    "target's encoder, few tokens": {"draftable": [*range(1, 31)]},
+    "target's encoder, pooled": {"source_pooling": 2},
+}
+STATES = {"target's states": {"previous_token_rank": 3}}
+CASES = [(family, name) for family in ("marian", "bart", "t5") for name in CONVENTIONS]
+CASES += [(family, name) for family in ("marian", "t5", "whisper") for name in SHARED]
+CASES += [(family, name) for family in ("marian", "bart", "t5", "whisper") for name in STATES]
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
-    family: str, settings: dict, monkeypatch: pytest.MonkeyPatch
+    family: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # coupled slots look at every token
-    target, drafter = (
-        CachedModel(shared(family)),
-        tiny_drafter(family, decoder_layers=2, **settings),
-    )
+    target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10  # random BART ends at once
-    torch.manual_seed(0)
-    for parameter in drafter.parameters():
-        parameter.data += 0.02 * torch.randn_like(parameter)
-    source = make_source(torch.tensor([5, 9, 20, 7, 1]), target.model)
+    settings = {"decoder_layers": 2} | (CONVENTIONS | SHARED | STATES)[name]
+    settings |= {"encoder": "target"} if name in SHARED else {}
+    if name in STATES:
+        drafter = fused_states(target.model, family, **settings)
+    else:
+        drafter = BlockDrafter(with_noise(tiny_drafter(family, **settings)))
+    sources = sources_for(target.model)
 
-    def decode(drafter, k: int):
-        return decoder_of(target, drafter, k).decode_all([source], 24)[0]
+    def decode(drafter, k: int) -> list[Output]:
+        return decoder_of(target, drafter, k).decode_all(sources, 24)
 
-    plain = decode(NoDrafter(), 1)
-    drafted = decode(BlockDrafter(drafter), 4)
-    assert drafted.tokens == plain.tokens
-    if settings["slots"] == "anchored":  # starts from the target's decoder: something is accepted
-        assert len(drafted.rounds) < len(plain.rounds)
-    blocks = block_rows(drafter, source.input_ids, torch.tensor(plain.tokens)).argmax(-1)
-    replayed = replay_rounds(blocks, plain.tokens)
-    whole = [r for r in drafted.rounds if len(r.drafted) == 4 or EOS in r.drafted]
-    assert len(whole) > 3
-    for played, expected in zip(whole, replayed, strict=False):
-        ended = len(expected.path) and expected.drafted[len(expected.path) - 1] == plain.tokens[-1]
-        length = len(expected.path) if ended else None  # what is accepted behind the end is cut
-        assert list(played.path)[:length] == list(expected.path)
-        first_wrong = len(expected.path) + (0 if ended else 1)
-        assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
+    plain, drafted, blocks_of = decode(NoDrafter(), 1), decode(drafter, 4), slots_along(drafter)
+    for source, output, found in zip(sources, plain, drafted, strict=True):
+        assert found.tokens == output.tokens
+        read = target.read(source)
+        before = states_before(target.model, [read], [output.tokens])[0]
+        blocks = blocks_of(read, output.tokens, before if name in STATES else None)
+        expected = rounds_along(blocks, output.tokens, 24)
+        for played, (draft, emitted) in zip(found.rounds, expected, strict=True):
+            if len(draft) < 4 and EOS not in draft:
+                break  # slots may look at later ones, for which there is no room here
+            assert played.emitted == emitted
+            assert played.drafted[: len(emitted)] == draft[: len(emitted)]  # to the first wrong one
+        if name in STATES:
+            unfed = blocks_of(read, output.tokens, torch.zeros_like(before))
+            assert not torch.equal(unfed, blocks), "what is fed counts"
+    if name.startswith(("anchored", "causal")):  # starts from the target's decoder
+        assert sum(len(one.rounds) for one in drafted) < sum(len(one.tokens) for one in plain)
+
+
+def slots_along(drafter: BlockDrafter) -> Callable[..., torch.Tensor]:
+    """Gives the blocks along an output, from what was read, tokens and the target's states."""
+
+    def blocks(read: Source, tokens: list[int], before: torch.Tensor | None) -> torch.Tensor:
+        seen = read.input_ids if drafter.model.shape.encoder == "own" else read.encoded
+        given, output = read.prefix[1:].tolist(), torch.tensor(tokens)
+        return block_rows(drafter.model, seen, output, given, before).argmax(-1)
+
+    return blocks
 
 
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_drawn_rows_are_coupled_to_the_token_drawn_before(
-    slots: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exactness cannot see this: a row without these features is valid, and accepted less."""
-    monkeypatch.setattr(candidates, "CANDIDATES", count)
-    drafter, sampling = toy_drafter(slots=slots, previous_token_rank=3), Sampling(temperature=1.0)
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    session = drafter.open(toy_source(), sampling, randomness)
-    tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
-    proposal = run_single(session.propose(tokens, None, FixedLength(3)))
-    fresh = drafter.open(toy_source(), sampling, randomness)
-    with torch.inference_mode():
-        hidden = run_single(fresh.slot_rows(tokens, 3))[0]
-        previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
-        coupled, uncoupled = drafter.model.logits(hidden, previous), drafter.model.logits(hidden)
-        best = uncoupled >= uncoupled.sort(descending=True).values[:, count - 1 : count]
-        expected = expected_probs(torch.where(best, coupled, uncoupled), sampling)
-    assert (proposal.draft_probs - expected).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("rank", [0, 3])
-def test_its_rows_before_warping_are_those_that_tokens_were_chosen_from(
-    rank: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("slots", "rank"), [("anchored", 3), ("paper", 3), ("anchored", 0)], ids=str
+)
+def test_drawn_rows_are_coupled_to_the_token_drawn_before(
+    slots: str, rank: int, temperature: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "CANDIDATES", 2)
-    drafter, sampling = toy_drafter(previous_token_rank=rank), Sampling(temperature)
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    session = drafter.open(toy_source(), sampling, randomness)
+    """Exactness cannot see this: a row without these features is valid, and accepted less. Rows
+    before warping are those that tokens were chosen from."""
+    monkeypatch.setattr(candidates, "CANDIDATES", count)
+    drafter, sampling = toy_drafter(slots=slots, previous_token_rank=rank), Sampling(temperature)
+    session = drafter.open(toy_source(), sampling, drawn())
     tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
     proposal = run_single(session.propose(tokens, None, FixedLength(3)))
+    fresh = drafter.open(toy_source(), sampling, drawn())
     with torch.inference_mode():
         rows = torch.stack(list(proposal.logits()))
-        hidden = run_single(drafter.open(toy_source(), sampling, randomness).slot_rows(tokens, 3))[
-            0
-        ]
+        hidden = run_single(fresh.slot_rows(tokens, 3))[0]
         expected = drafter.model.logits(hidden)
         if rank:
             previous = torch.cat((tokens[-1:], proposal.tokens[:-1]))
-            best = expected >= expected.sort(descending=True).values[:, 1:2]
+            best = expected >= expected.sort(descending=True).values[:, count - 1 : count]
             expected = torch.where(best, drafter.model.logits(hidden, previous), expected)
-    assert (rows - expected).abs().max() < 1e-12
+    close(rows, expected, 1e-12)
+    if temperature:
+        close(proposal.draft_probs, expected_probs(expected, sampling), 1e-12)
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
@@ -184,17 +194,13 @@ def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
 def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) -> None:
     """As inside a cascade, where tokens it was shown may be rejected further out."""
-    drafter, randomness = toy_drafter(**settings), SampledRandomness(torch.Generator())
+    drafter, randomness = toy_drafter(**settings), drawn()
     session = drafter.open(toy_source(), Sampling(), randomness)
     for output in ([], [2, 3, 3], [2, 3, 1, 1], [3], [3, 2, 2], [3, 2]):
         tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
         fresh = drafter.open(toy_source(), Sampling(), randomness)
         with torch.inference_mode():
-            seen, expected = (
-                run_single(session.slot_rows(tokens, 3))[0],
-                run_single(fresh.slot_rows(tokens, 3))[0],
-            )
-        assert (seen - expected).abs().max() < 1e-12
+            close(*(run_single(one.slot_rows(tokens, 3))[0] for one in (session, fresh)), 1e-12)
 
 
 SHOWN = [
@@ -216,7 +222,7 @@ def test_every_committed_token_is_fed_with_the_state_that_it_was_predicted_from(
 ) -> None:
     """Whatever was shown before: others' drafts, which no state is known of, are fed without, as is
     what decoding starts from, though the target's first call shows rows of that too."""
-    drafter, randomness = toy_drafter(**settings), SampledRandomness(torch.Generator())
+    drafter, randomness = toy_drafter(**settings), drawn()
     source = toy_source(*given)
     prefix = source.prefix
     shown_first = torch.randn(len(given), TARGET_WIDTH, dtype=torch.float64)
@@ -268,7 +274,7 @@ def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> No
         works = []
         for number in order:
             output, state = shown[number]
-            session = drafter.open(toy_source(), Sampling(), SampledRandomness(torch.Generator()))
+            session = drafter.open(toy_source(), Sampling(), drawn())
             tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
             session.longest(tokens, 3, state)
             works.append(session.slot_rows(tokens, 3))
@@ -276,33 +282,6 @@ def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> No
 
     alike = zip(slots_of([0, 1]), [*slots_of([0]), *slots_of([1])], strict=True)
     assert all((one - other).abs().max() < 1e-12 for one, other in alike)
-
-
-@pytest.mark.parametrize("family", ["marian", "bart", "t5", "whisper"])
-def test_greedy_rounds_behind_states_are_those_of_one_parallel_pass(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)
-    target = CachedModel(shared(family))
-    target.model.generation_config.min_new_tokens = 10
-    drafter = fused_states(target.model, family, decoder_layers=2, previous_token_rank=3)
-    source = tiny_source([5, 9, 20, 7, 1], target.model)
-
-    def decode(drafter, k: int):
-        return decoder_of(target, drafter, k).decode_all([source], 24)[0]
-
-    plain, drafted = decode(NoDrafter(), 1), decode(drafter, 4)
-    assert drafted.tokens == plain.tokens
-    read = target.read(source)
-    before = states_before(target.model, [read], [plain.tokens])[0]
-    given = read.prefix[1:].tolist()
-    seen = read.input_ids if drafter.model.shape.encoder == "own" else read.encoded
-    blocks = block_rows(drafter.model, seen, torch.tensor(plain.tokens), given, before).argmax(-1)
-    replayed = replay_rounds(blocks, plain.tokens, 24)
-    assert [round.emitted for round in drafted.rounds] == [round.emitted for round in replayed]
-    nothing, output = torch.zeros_like(before), torch.tensor(plain.tokens)
-    unfed = block_rows(drafter.model, seen, output, given, nothing).argmax(-1)
-    assert not torch.equal(unfed, blocks), "what is fed counts"
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import (
     Confidence,
+    Cumulative,
     Entropy,
     FixedLength,
     HeadPolicy,
@@ -52,6 +53,7 @@ def stops() -> dict[str, StopPolicy]:
         "drawn": HeadPolicy(drawn, 0.5, 6),
         "entropy": Entropy(2.0, 6),
         "confidence": Confidence(0.4, 6),
+        "cumulative": Cumulative(0.3, 6),
     }
 
 

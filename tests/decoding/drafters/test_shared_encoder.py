@@ -10,18 +10,15 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling, Source
@@ -32,11 +29,10 @@ from drafttrain.models.spec_drafter.layout import PREFIX, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.shape import shape_of
-from tests.decoding.decoded import decoder_of, sources_for
+from tests.decoding.decoded import decoder_of, drawn, sources_for
 from tests.decoding.engine.fresh import cross_keys_values
-from tests.evaluation.scripted import replay_rounds
-from tests.tiny_drafters import shared, tiny_drafter
-from tests.tiny_models import EOS, VOCAB, near_copy, tiny_model, tiny_source
+from tests.tiny_drafters import shared, tiny_drafter, with_noise
+from tests.tiny_models import VOCAB, near_copy, tiny_model, tiny_source
 
 FAMILIES = ("marian", "t5", "whisper")
 NEW = 16
@@ -46,12 +42,7 @@ GREEDY = Sampling()
 def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDrafter:
     """As deep as its target, and right about some tokens."""
     given = {"encoder": "target", "decoder_layers": 2}
-    drafter = tiny_drafter(family, **given | settings)
-    torch.manual_seed(0)
-    for parameter in drafter.parameters():
-        if parameter.requires_grad:
-            parameter.data += noise * torch.randn_like(parameter)
-    return drafter
+    return with_noise(tiny_drafter(family, **given | settings), noise)
 
 
 def target_of(family: str) -> CachedModel:
@@ -71,10 +62,7 @@ def decode(
     if drafter.drafts_trees:
         verifier = TargetWalk
 
-    def randomness(row: int) -> SampledRandomness:
-        return SampledRandomness(torch.Generator().manual_seed(row))
-
-    decoder = decoder_of(target, drafter, 4, verifier, sampling, randomness)
+    decoder = decoder_of(target, drafter, 4, verifier, sampling, drawn)
     return decoder.decode_all(sources, NEW, batch_size)
 
 
@@ -96,39 +84,6 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
         expected = target(**inputs, decoder_input_ids=tokens).logits
         found = drafter.logits(read(rows, read.encode(states, None)).hidden)
     assert (found - expected).abs().max() < (1e-5 if family == "t5" else 1e-12)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"slots": "paper"},
-        {"previous_token_rank": 3},
-        {"draftable": list(range(1, 31))},
-        {"source_pooling": 2},
-    ],
-    ids=["anchored", "paper", "previous token", "few tokens", "pooled"],
-)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_rounds_are_those_of_one_parallel_pass(family, settings, monkeypatch):
-    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # slots with features look at every token
-    target, drafter = target_of(family), drafter_of(family, **settings)
-    for source in sources_for(target.model):
-        [plain] = decode(target, NoDrafter(), [source])
-        [drafted] = decode(target, BlockDrafter(drafter), [source])
-        assert drafted.tokens == plain.tokens
-        state = target.encode(source)
-        given = state.source.prefix[1:].tolist()
-        blocks = block_rows(
-            drafter, encoded(target.model, source), torch.tensor(plain.tokens), given
-        ).argmax(-1)
-        replayed = replay_rounds(blocks, plain.tokens)
-        whole = [one for one in drafted.rounds if len(one.drafted) == 4 or EOS in one.drafted]
-        assert len(whole) > 1
-        for played, expected in zip(whole, replayed, strict=False):
-            first_wrong = len(played.path) + 1
-            assert list(played.path) == list(expected.path)
-            assert played.drafted[:first_wrong] == expected.drafted[:first_wrong]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])

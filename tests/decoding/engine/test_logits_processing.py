@@ -16,7 +16,7 @@ from drafttrain.decoding.engine.logits_processing import (
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Sampling
 from tests.decoding.decoded import generate, run, sources_for, tokens_of
-from tests.decoding.drafts import HalfRight
+from tests.decoding.drafts import half_right
 from tests.decoding.paths import nodes_to
 from tests.tiny_models import EOS, VOCAB, tiny_model
 
@@ -69,7 +69,7 @@ def test_decoding_equals_generate_under_the_targets_own_settings(family, name):
     sources = sources_for(model, 3)
     expected = generate(model, sources, 15)
     assert tokens_of(run(model, sources, NoDrafter(), 15)) == expected
-    drafter = HalfRight(expected, VOCAB, right=0.7)
+    drafter = half_right(sources, expected, wrong=0.3)
     assert tokens_of(run(model, sources, drafter, 15)) == expected
 
 
