@@ -25,7 +25,7 @@ from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.batches.packing import share_sequences
 from drafttrain.data.distill.recipe_rows import check_positions, frequent_tokens, row_lengths
 from drafttrain.data.teacher import training_examples
-from drafttrain.decoding.drafters.causal import blocks_of
+from drafttrain.decoding.drafters.causal import greedy_blocks
 from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts
 from drafttrain.models.causal_drafter import (
@@ -97,7 +97,7 @@ def draft_along(collate: BlocksCollator, k: int, objective: FollowTarget, row: E
     batch = collate.alone([row]).to(objective.model.device)
     logits, _ = objective.rows(batch)
     best = objective.tokens(logits.argmax(-1))
-    return Drafts(blocks_of(best, len(best), k), objective.overlap(batch, logits))
+    return Drafts(greedy_blocks(best, len(best), k), objective.overlap(batch, logits))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
-from drafttrain.decoding.drafters.state import BehindStatesDrafter
+from drafttrain.decoding.drafters.state import TargetStatesDrafter
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.tiny_drafters import small_drafter
@@ -40,7 +40,7 @@ DRAFTERS = (
     MaxGramDrafter,
     BlockDrafter,
     BlockHeadsDrafter,
-    BehindStatesDrafter,
+    TargetStatesDrafter,
     ParallelDrafter,
     CausalDrafter,
 )

@@ -106,7 +106,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
             close_caches(
                 sequence.state, fresh(model, source, sequence.state.tokens).past_key_values
             )
-            state = run_single(sequence.session.own.begin())
+            state = run_single(sequence.session.sequence.begin())
             assert (
                 state.tokens
                 == (tokens[: len(tokens) - len(played.emitted)] + played.drafted)[: state.cached]

@@ -13,7 +13,7 @@ from torch import Tensor
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.decoding.drafters.causal import CausalDrafter, blocks_of
+from drafttrain.decoding.drafters.causal import CausalDrafter, greedy_blocks
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.teacher_forced import KnownOutput
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -66,8 +66,8 @@ def test_validation_counts_the_rounds_of_decoding(tiny_marian, seed):
 
 def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
     best = torch.tensor([7, 8, 9, 3])
-    assert blocks_of(best, 4, 3).tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]
-    assert blocks_of(best[:2], 3, 2).tolist() == [[7, 8], [8, -1], [-1, -1]]
+    assert greedy_blocks(best, 4, 3).tolist() == [[7, 8, 9], [8, 9, 3], [9, 3, -1], [3, -1, -1]]
+    assert greedy_blocks(best[:2], 3, 2).tolist() == [[7, 8], [8, -1], [-1, -1]]
 
 
 def masked():

@@ -37,7 +37,7 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.shape import DraftShape
 
-OfSlots = tuple[Tensor, Tensor]
+BlockOutput = tuple[Tensor, Tensor]
 """Of slots: hidden states [slots, D] and scores without the token before [slots, V]."""
 
 
@@ -59,7 +59,7 @@ class BlockDrafter(Drafter):
         self.requires = TargetRequirements(
             layers=(-1,) if self.fuses else (), encoder=shape.encoder == "target"
         )
-        self.correction = None if model.previous_token is None else correction_of(model)
+        self.correction = None if model.previous_token is None else make_correction(model)
         self.eos_ids, self.vocabulary = self.cached.eos_ids, self.cached.vocabulary
 
     @without_gradients
@@ -77,7 +77,7 @@ class BlockDrafter(Drafter):
 
     def slots_all(
         self, requests: Sequence[tuple[SequenceState, Tensor, int, CommittedStates | None]]
-    ) -> list[OfSlots]:
+    ) -> list[BlockOutput]:
         """Hidden states that predict what follows, and scores, before previous-token features.
 
         Of each sequence its state, the tokens of its prefix [P], the number of masks after it, and
@@ -165,7 +165,7 @@ class BlockSession(SlotSession):
         limit = self.drafter.position_limit  # the last slot's token is never fed
         return wanted if limit is None else max(0, min(wanted, limit + 1 - len(tokens)))
 
-    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[OfSlots]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[BlockOutput]:
         """Caches the prefix."""
         if self.state is None:
             self.state = yield BatchedCall(self.drafter.encode_all, self._source)
@@ -178,7 +178,7 @@ class BlockSession(SlotSession):
 
 
 @torch.inference_mode()
-def correction_of(model: SpecDrafter) -> PreviousTokenCorrection:
+def make_correction(model: SpecDrafter) -> PreviousTokenCorrection:
     """A Spec-Drafter's previous-token features of every token."""
     every = torch.arange(model.shape.vocab_size, device=model.device)
     features = model.previous_token.features(model.embed_tokens(every))

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from drafttrain.decoding.sampling import exact_enough, likeliest
-from drafttrain.decoding.trees.shapes import Likeliest, of_level
+from drafttrain.decoding.trees.shapes import Likeliest, temperature_at
 from drafttrain.decoding.types import NOT_FINITE, NotFinite
 
 CANDIDATES = 64
 """Tokens a slot that are scored again with the token before them; all others keep their scores."""
-CANDIDATES_OF_TREES = 256
+TREE_CANDIDATES = 256
 """The same below the nodes of a tree, which may come after tokens that are not a slot's first
 choice: a tree of 30 nodes has 4 % more of its tokens accepted than with 64, a chain 2 %, and takes
 more time to choose than that saves."""
@@ -144,7 +144,7 @@ class LikelyTokens:
         correction: PreviousTokenCorrection | None,
     ) -> None:
         count, temperatures = wanted
-        self._temperatures = [of_level(temperatures, slot) for slot in range(len(logits))]
+        self._temperatures = [temperature_at(temperatures, slot) for slot in range(len(logits))]
         exact = exact_enough(logits)
         self._found = Candidates(states[None], exact[None], correction, count)
         self.tokens = self._found.tokens[0]

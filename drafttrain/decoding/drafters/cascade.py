@@ -18,7 +18,7 @@ from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_of_each, as_steps
-from drafttrain.decoding.drafters.causal import OwnSequence
+from drafttrain.decoding.drafters.causal import DrafterSequence
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
@@ -87,32 +87,34 @@ class ReviewedSession:
         self, drafter: ReviewedDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
-        self.own = OwnSequence(drafter.reviewer, source)
+        self.sequence = DrafterSequence(drafter.reviewer, source)
         self.inner = drafter.inner.open(source, sampling, randomness)
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal]:
-        longest = self.own.longest(stop.longest, len(self.own.tokens(tokens)))
+        longest = self.sequence.longest(stop.longest, len(self.sequence.tokens(tokens)))
         parts, length = [], len(tokens)
         while (count := len(tokens) - length) < longest and stop.should_draft(DraftState(count)):
             room = min(self.drafter.k, longest - count - 1)  # one token follows what is accepted
-            inner = NOTHING
+            inner = EMPTY
             if room > 0:
                 name = self.drafter.inner.name
-                inner = yield from ask(self.inner, name, tokens, room, target_state)
-            parts.append(replace(NOTHING, passes=inner.passes, calls=inner.calls))
+                inner = yield from draft_with(self.inner, name, tokens, room, target_state)
+            parts.append(replace(EMPTY, passes=inner.passes, calls=inner.calls))
             parts.append((yield from self._review(inner, tokens)))
             tokens = torch.cat((tokens, parts[-1].tokens))
             if int(tokens[-1]) in self.drafter.reviewer.eos_ids:
                 break
-        return in_a_row(parts)
+        return join_chains(parts)
 
     def _review(self, inner: Proposal, committed: Tensor) -> BatchedSteps[Proposal]:
         """What the reviewer makes of an inner draft."""
-        reviewer, state = self.drafter.reviewer, (yield from self.own.begin())
+        reviewer, state = self.drafter.reviewer, (yield from self.sequence.begin())
         began = perf_counter()
-        score = yield BatchedCall(reviewer.score_all, (state, self.own.tokens(committed), inner))
+        score = yield BatchedCall(
+            reviewer.score_all, (state, self.sequence.tokens(committed), inner)
+        )
         emitted, rows = review(
             inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )
@@ -183,19 +185,19 @@ class InTurnSession:
             if room <= 0 or not stop.should_draft(DraftState(count)):
                 break
             name = quota.name or quota.drafter.name
-            part = yield from ask(session, name, tokens, room, target_state)
+            part = yield from draft_with(session, name, tokens, room, target_state)
             part = part.until(self.drafter.ends)
             parts.append(part)
             tokens = torch.cat((tokens, part.tokens))
             if len(part.tokens) > 0 and int(tokens[-1]) in self.drafter.ends:
                 break
-        return in_a_row(parts)
+        return join_chains(parts)
 
 
-NOTHING = Proposal.empty()
+EMPTY = Proposal.empty()
 
 
-def ask(
+def draft_with(
     session: DraftSession, name: str, tokens: Tensor, room: int, target_state: TargetState | None
 ) -> BatchedSteps[Proposal]:
     """What a drafter drafts behind committed tokens and others' drafts [T]; its calls counted."""
@@ -205,7 +207,7 @@ def ask(
     return part if part.calls is not None else replace(part, calls=own)
 
 
-def in_a_row(parts: Sequence[Proposal]) -> Proposal:
+def join_chains(parts: Sequence[Proposal]) -> Proposal:
     """Chains of several drafters, each behind the one before it, as one chain.
 
     Point masses among drawn tokens get rows of their own. Passes and calls add up.
@@ -220,7 +222,7 @@ def in_a_row(parts: Sequence[Proposal]) -> Proposal:
         pairs = zip(parts, known, strict=True)
         return [row for part, rows in pairs for row in rows[: len(part.tokens)]]
 
-    tokens = torch.cat([NOTHING.tokens, *(part.tokens for part in parts)])
+    tokens = torch.cat([EMPTY.tokens, *(part.tokens for part in parts)])
     passes = sum(part.passes for part in parts)
     found = Proposal.chain(tokens, passes=passes, logits=logits, calls=calls)
     drawn = [part.draft_probs for part in parts if part.draft_probs is not None]

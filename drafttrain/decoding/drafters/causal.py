@@ -47,10 +47,10 @@ class CausalDrafter(Drafter):
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
-        return CausalSession(self.model, OwnSequence(self.model, source), sampling, randomness)
+        return CausalSession(self.model, DrafterSequence(self.model, source), sampling, randomness)
 
 
-class OwnSequence:
+class DrafterSequence:
     """What a language model has of a sequence that it drafts for: its state, its own prefix.
 
     An encoder-decoder drafter encodes the source itself; a decoder start token of its own takes the
@@ -98,21 +98,21 @@ class CausalSession:
     def __init__(
         self,
         model: CachedModel,
-        own: OwnSequence,
+        sequence: DrafterSequence,
         sampling: Sampling,
         randomness: Randomness,
     ) -> None:
-        self.model, self.own = model, own
+        self.model, self.sequence = model, sequence
         self.sampling, self.randomness = sampling, randomness
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal]:
-        tokens = self.own.tokens(tokens)
-        longest = self.own.longest(stop.longest, len(tokens))
+        tokens = self.sequence.tokens(tokens)
+        longest = self.sequence.longest(stop.longest, len(tokens))
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
-        ends, state = self.model.eos_ids, (yield from self.own.begin())
+        ends, state = self.model.eos_ids, (yield from self.sequence.begin())
         drafted: list[int] = []
         probs: list[Tensor] = []
         logits: list[Tensor] = []
@@ -179,7 +179,7 @@ def teacher_forced_probs(
     return F.pad(known_probs, (0, max(longest) - 1)).unfold(0, max(longest), 1)
 
 
-def blocks_of(best: Tensor, length: int, k: int) -> Tensor:
+def greedy_blocks(best: Tensor, length: int, k: int) -> Tensor:
     """Drafts at every prefix of an output, up to the first miss.
 
     Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept;

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps
-from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.decoding.drafters.causal import CausalDrafter, DrafterSequence
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
@@ -36,7 +36,7 @@ class ParallelDrafter(CausalDrafter):
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
         """Open a session. Raises ValueError for a source longer than the drafter's positions."""
-        return ParallelSession(self, OwnSequence(self.model, source), sampling, randomness)
+        return ParallelSession(self, DrafterSequence(self.model, source), sampling, randomness)
 
     @without_gradients
     def blocks_all(
@@ -65,17 +65,17 @@ class ParallelSession(SlotSession):
     def __init__(
         self,
         drafter: ParallelDrafter,
-        own: OwnSequence,
+        sequence: DrafterSequence,
         sampling: Sampling,
         randomness: Randomness,
     ) -> None:
-        self.drafter, self.own = drafter, own
+        self.drafter, self.sequence = drafter, sequence
         self.sampling, self.randomness = sampling, randomness
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        return self.own.longest(wanted, len(tokens))
+        return self.sequence.longest(wanted, len(tokens))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
-        state = yield from self.own.begin()
+        state = yield from self.sequence.begin()
         score = yield BatchedCall(self.drafter.blocks_all, (state, tokens, slots))
         return score.hidden[-slots:], score.logits

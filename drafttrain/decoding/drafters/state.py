@@ -70,7 +70,7 @@ class StateBody:
         return BatchOutput(self._head.drafted(exact_enough(self._head(scored))), hidden)
 
 
-class BehindStatesDrafter(Drafter):
+class TargetStatesDrafter(Drafter):
     """Drafts behind the states of the target that decodes.
 
     Raises ValueError for a target whose layers do not take positions by rotation alone.
@@ -120,12 +120,12 @@ class BehindStatesDrafter(Drafter):
 
     def open(
         self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> BehindStatesSession:
-        return BehindStatesSession(self, source, sampling, randomness)
+    ) -> TargetStatesSession:
+        return TargetStatesSession(self, source, sampling, randomness)
 
     @without_gradients
     def blocks_all(
-        self, requests: Sequence[tuple[BehindStatesSession, Tensor, int]]
+        self, requests: Sequence[tuple[TargetStatesSession, Tensor, int]]
     ) -> list[ForwardOutput]:
         """Rows and states of so many slots after each sequence's committed tokens [T].
 
@@ -136,12 +136,12 @@ class BehindStatesDrafter(Drafter):
         )
 
 
-class BehindStatesSession(SlotSession):
+class TargetStatesSession(SlotSession):
     """Blocks of one sequence: its cache has the target's columns, and its own slots after them."""
 
     def __init__(
         self,
-        drafter: BehindStatesDrafter,
+        drafter: TargetStatesDrafter,
         source: Source,
         sampling: Sampling,
         randomness: Randomness,

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps, as_steps
-from drafttrain.decoding.drafters.candidates import CANDIDATES_OF_TREES, LikelyTokens
-from drafttrain.decoding.drafters.causal import CausalDrafter, OwnSequence
+from drafttrain.decoding.drafters.candidates import TREE_CANDIDATES, LikelyTokens
+from drafttrain.decoding.drafters.causal import CausalDrafter, DrafterSequence
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
@@ -105,11 +105,11 @@ class TreeSession:
         longest = self.rows.longest(tokens, stop.longest, target_state)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
-        tree = self.shape.plant(self.sampling, self.randomness, self.ends)
+        tree = self.shape.new_tree(self.sampling, self.randomness, self.ends)
         likeliest = self.shape.likeliest(self.sampling)
         found = yield from self.rows.first(tokens, longest, likeliest)
         while True:
-            fed = tree.choose(*found) if self.rows.chosen else tree.grow(found)
+            fed = tree.choose(*found) if self.rows.has_top_tokens else tree.grow(found)
             if not fed or tree.level == longest:
                 break
             if not stop.should_draft(DraftState(tree.level, expected=tree.expected)):
@@ -124,46 +124,46 @@ class ModelRows:
     Nodes that were fed and then accepted stay cached for the next round.
     """
 
-    chosen = False
+    has_top_tokens = False
 
     def __init__(
         self, drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         self.model = drafter.model
-        self.own = OwnSequence(drafter.model, source)
+        self.sequence = DrafterSequence(drafter.model, source)
         self.passes = 0
         """Sequential calls of this round so far."""
         self._committed = 0
-        self._lines: dict[int, list[int]] = {}
+        self._ancestors: dict[int, list[int]] = {}
         """Of each fed node: the columns of its ancestors in the tree and its own."""
         self._columns: dict[tuple[int, int], int] = {}
         """(column of the parent, token) -> column, the parent's -1 where it is committed."""
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         """Levels that can be drafted after these tokens, at most as many as wanted."""
-        return self.own.longest(wanted, len(self.own.tokens(tokens)))
+        return self.sequence.longest(wanted, len(self.sequence.tokens(tokens)))
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
     ) -> BatchedSteps[Tensor]:
         """The row after all committed tokens [T]: what `Tree.grow` is handed."""
-        tokens, state = self.own.tokens(tokens), (yield from self.own.begin())
+        tokens, state = self.sequence.tokens(tokens), (yield from self.sequence.begin())
         self._keep_accepted(state, tokens[self._committed : -1].tolist())
         score = yield BatchedCall(self.model.extend_caches, (state, tokens))
         self._committed = len(tokens)
-        self._lines, self._columns = {-1: []}, {}
+        self._ancestors, self._columns = {-1: []}, {}
         self.passes = 1
         return score.logits
 
     def below(self, tree: Tree) -> BatchedSteps[Tensor]:
         """The same below the nodes that are to be fed, all of one level."""
-        nodes, state = tree.fed, (yield from self.own.begin())
+        nodes, state = tree.frontier, (yield from self.sequence.begin())
         start = state.cached
         visible = np.zeros((len(nodes), start + len(nodes)), dtype=bool)
         visible[:, : self._committed] = True
         for i, node in enumerate(nodes):
-            above = self._lines[tree.parents[node]]
-            self._lines[node] = line = [*above, start + i]
+            above = self._ancestors[tree.parents[node]]
+            self._ancestors[node] = line = [*above, start + i]
             self._columns[above[-1] if above else -1, tree.tokens[node]] = start + i
             visible[i, line] = True
         position = self._committed + tree.level - 1
@@ -207,7 +207,7 @@ class SlotRows:
         """None where whole rows are wanted."""
 
     @property
-    def chosen(self) -> bool:
+    def has_top_tokens(self) -> bool:
         """Whether tokens and their log-probabilities are found (`Tree.choose`), not whole rows."""
         return self._likely is not None
 
@@ -223,14 +223,14 @@ class SlotRows:
         if likeliest is not None:
             count, temperatures = likeliest
             if session.correction is not None:
-                count = max(count, CANDIDATES_OF_TREES)
+                count = max(count, TREE_CANDIDATES)
             wanted = count, temperatures
             self._likely = LikelyTokens(self._states, self._logits, wanted, session.correction)
         return self._after(0, [before])
 
     def below(self, tree: Tree) -> BatchedSteps[Tensor | tuple[Array, Array]]:
         yield from ()  # the rows are there already
-        return self._after(tree.level, [tree.tokens[node] for node in tree.fed])
+        return self._after(tree.level, [tree.tokens[node] for node in tree.frontier])
 
     def _after(self, level: int, previous: list[int]) -> Tensor | tuple[Array, Array]:
         if self._likely is not None:

@@ -13,9 +13,9 @@ from drafttrain.decoding.trees.shapes import (
     Likeliest,
     Shape,
     Tree,
-    check_numbers,
+    check_not_nan,
     check_positive,
-    of_level,
+    temperature_at,
 )
 from drafttrain.decoding.types import Sampling
 
@@ -75,7 +75,7 @@ class Optimal(Shape):
     def _add(self, tree: Tree, rows: Array, tokens: Array, scores: Array) -> list[int]:
         """Let the best n children into the tree, best first; those of them that may be fed."""
         order = np.argsort(-scores, kind="stable")[: self.nodes]
-        parents = [tree.fed[row] for row in rows[order].tolist()]
+        parents = [tree.frontier[row] for row in rows[order].tolist()]
         added = tree.add(tokens[order].tolist(), parents, scores[order].tolist())
         best, least = self._best(tree), self._least(tree)
         tree.expected.append(float(np.exp([tree.notes[node] for node in best]).sum()))
@@ -86,7 +86,7 @@ class Optimal(Shape):
         self, tree: Tree, log_probs: Array, columns: Array | None
     ) -> tuple[Array, Array, Array]:
         """Rows, tokens and scores of the children that score enough to enter the tree."""
-        above = np.array(tree.noted(0.0))
+        above = np.array(tree.frontier_notes(0.0))
         bounds = (self._least(tree) - above).astype(log_probs.dtype)  # compares in its own type
         places = np.flatnonzero(log_probs > bounds[:, None])
         rows, tokens = np.divmod(places, log_probs.shape[1])
@@ -99,7 +99,7 @@ class Optimal(Shape):
         From another device only the n most likely of each row are copied.
         """
         sampling = Sampling() if tree.sampling.greedy else tree.sampling
-        temperature = of_level(self._temperatures(sampling), tree.level)
+        temperature = temperature_at(self._temperatures(sampling), tree.level)
         if sampling.keeps_all:
             log_probs = (exact_enough(logits) / temperature).log_softmax(dim=-1)
         else:
@@ -109,7 +109,7 @@ class Optimal(Shape):
             best = log_probs.topk(few, dim=-1)
             log_probs, tokens = best.values.cpu(), best.indices.cpu().numpy()
         scores = log_probs.numpy()
-        check_numbers(scores)
+        check_not_nan(scores)
         return scores, tokens
 
     def _temperatures(self, sampling: Sampling) -> tuple[float, ...]:

@@ -30,12 +30,14 @@ class Paths(Shape):
         return self.count > 1
 
     def grow(self, tree: Tree, logits: Tensor) -> range:
-        probs, first = tree.warped(logits)
-        owners = [row for row, copies in enumerate(tree.noted(self.count)) for _ in range(copies)]
+        probs, first = tree.keep_probs(logits)
+        owners = [
+            row for row, copies in enumerate(tree.frontier_notes(self.count)) for _ in range(copies)
+        ]
         drawn = tree.randomness.categorical(probs[owners]).tolist()
         copies = Counter(zip(owners, drawn, strict=True))
         rows, tokens = zip(*copies, strict=True)
-        parents = [tree.fed[row] for row in rows]
+        parents = [tree.frontier[row] for row in rows]
         return tree.add(tokens, parents, list(copies.values()), [first + row for row in rows])
 
 
@@ -67,12 +69,12 @@ class Branching(Shape):
         return f"rsd-c({','.join(map(str, self.widths))})"
 
     def grow(self, tree: Tree, logits: Tensor) -> range:
-        probs, first = tree.warped(logits)
+        probs, first = tree.keep_probs(logits)
         width = min(self.widths[tree.level], probs.shape[-1])
         drawn = tree.randomness.without_replacement(probs, width).tolist()
         rows = [row for row, siblings in enumerate(drawn) for token in siblings if token >= 0]
         tokens = [token for siblings in drawn for token in siblings if token >= 0]
-        parents = [tree.fed[row] for row in rows]
+        parents = [tree.frontier[row] for row in rows]
         added = tree.add(tokens, parents, [None] * len(rows), [first + row for row in rows])
         return added if tree.level + 1 < len(self.widths) else range(0)
 
@@ -101,8 +103,8 @@ class Beam(Shape):
         return f"rsd-s({self.width})"
 
     def grow(self, tree: Tree, logits: Tensor) -> range:
-        probs, first = tree.warped(logits)
-        noted = tree.noted((0.0, 0.0))
+        probs, first = tree.keep_probs(logits)
+        noted = tree.frontier_notes((0.0, 0.0))
         above, bounds = torch.tensor(noted, dtype=probs.dtype, device=probs.device).T
         log_probs = probs.log() + above[:, None]
         # truncation keeps the order within a row, so that no more than these can be among the best
@@ -115,7 +117,7 @@ class Beam(Shape):
         rows, ranks = [place // width for place in places], [place % width for place in places]
         tokens = largest.indices[rows, ranks]
         notes = torch.stack((log_probs[rows, tokens], keys[rows, ranks]), 1).tolist()
-        parents = [tree.fed[row] for row in rows]
+        parents = [tree.frontier[row] for row in rows]
         return tree.add(tokens.tolist(), parents, notes, [first + row for row in rows])
 
 

@@ -58,7 +58,7 @@ class Fixed(Shape):
         return self.widest, (1.0,)
 
     def grow(self, tree: Tree, logits: Tensor) -> list[int]:
-        ranks = [rank for path in tree.noted(()) for rank in self._below[path]]
+        ranks = [rank for path in tree.frontier_notes(()) for rank in self._below[path]]
         best = logits.topk(min(1 + max(ranks), logits.shape[-1]), dim=-1)
         finite = best.values[:, :1].isfinite()
         by_rank = best.indices.where(finite, NOT_FINITE).tolist()
@@ -82,7 +82,9 @@ class Fixed(Shape):
         """Children by the ranks of the tokens below each node that was fed."""
         children = [
             (tokens[rank], node, (*path, rank))
-            for node, path, tokens in zip(tree.fed, tree.noted(()), by_rank, strict=True)
+            for node, path, tokens in zip(
+                tree.frontier, tree.frontier_notes(()), by_rank, strict=True
+            )
             for rank in self._below[path]
             if rank < len(tokens)
         ]

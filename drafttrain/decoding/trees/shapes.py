@@ -27,7 +27,7 @@ ROOT = -1
 
 Likeliest = tuple[int, Sequence[float]]
 """How many tokens of each row, and the temperatures of their log-probabilities by level
-(`of_level`)."""
+(`temperature_at`)."""
 
 
 class Shape(Protocol):
@@ -43,7 +43,7 @@ class Shape(Protocol):
     deepest: int | None = None
     """Levels that it ends at; None: it has as many as are asked for."""
 
-    def plant(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Tree:
+    def new_tree(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Tree:
         """A tree for one round; tokens in `ends` get no children."""
         return Tree(self, sampling, randomness, ends)
 
@@ -82,7 +82,7 @@ class Tree:
         """Expected accepted tokens after each level, where the shape estimates them."""
         self.level = 0
         """Levels so far."""
-        self.fed = [ROOT]
+        self.frontier = [ROOT]
         """The nodes whose children come next."""
 
     def add(
@@ -100,15 +100,15 @@ class Tree:
         self.rows += rows
         return range(first, len(self.tokens))
 
-    def noted(self, root: Any) -> list[Any]:
+    def frontier_notes(self, root: Any) -> list[Any]:
         """The notes of the nodes that were fed, `root` of the last committed token."""
-        return [root if node == ROOT else self.notes[node] for node in self.fed]
+        return [root if node == ROOT else self.notes[node] for node in self.frontier]
 
-    def warped(self, logits: Tensor) -> tuple[Tensor, int]:
+    def keep_probs(self, logits: Tensor) -> tuple[Tensor, int]:
         """The rows that children are drawn from, which are kept, and the number of the first.
         Shapes: [F, V] -> [F, V]."""
         known, probs = sum(map(len, self.draft_probs)), warp(logits, self.sampling)
-        check_numbers(probs)
+        check_not_nan(probs)
         self.draft_probs.append(probs)
         return probs, known
 
@@ -118,17 +118,17 @@ class Tree:
         Shapes: logits [F, V]: the drafter's rows below each node that was fed, the last committed
         token in the first call.
         """
-        return self._go_on(self.shape.grow(self, logits))
+        return self._set_frontier(self.shape.grow(self, logits))
 
     def choose(self, tokens: Array, log_probs: Array) -> list[int]:
         """As `grow`, by the likeliest tokens. Shapes: tokens [F, C], log_probs [F, C]."""
-        check_numbers(log_probs)
-        return self._go_on(self.shape.choose(self, tokens, log_probs))
+        check_not_nan(log_probs)
+        return self._set_frontier(self.shape.choose(self, tokens, log_probs))
 
-    def _go_on(self, nodes: Sequence[int]) -> list[int]:
+    def _set_frontier(self, nodes: Sequence[int]) -> list[int]:
         self.level += 1
-        self.fed = [node for node in nodes if self.tokens[node] not in self.ends]
-        return self.fed
+        self.frontier = [node for node in nodes if self.tokens[node] not in self.ends]
+        return self.frontier
 
     def proposal(self, passes: int) -> Proposal:
         """The tree as grown so far, by so many drafter calls."""
@@ -154,12 +154,12 @@ class Tree:
         )
 
 
-def of_level(temperatures: Sequence[float], level: int) -> float:
+def temperature_at(temperatures: Sequence[float], level: int) -> float:
     """That of a level, counted from 0; the last one's of all below it."""
     return temperatures[min(level, len(temperatures) - 1)]
 
 
-def check_numbers(probs: Tensor | Array) -> None:
+def check_not_nan(probs: Tensor | Array) -> None:
     """Raise NotFinite for a row [F, V] that a softmax made of scores that are not finite: all of it
     is NaN then."""
     if True in (probs[:, 0] != probs[:, 0]).tolist():

@@ -15,7 +15,7 @@ from drafttrain.decoding.drafters.cascade import (
     Quota,
     ReviewedDrafter,
     cascade,
-    in_a_row,
+    join_chains,
     review,
 )
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -214,7 +214,7 @@ def mixed(sampled: bool, copies: list[int]) -> Proposal:
     drawn = Proposal.chain(
         torch.tensor([1]), row if sampled else None, logits=lambda: [row[0].log()]
     )
-    return in_a_row([drawn, Proposal.chain(torch.tensor(copies, dtype=torch.long))])
+    return join_chains([drawn, Proposal.chain(torch.tensor(copies, dtype=torch.long))])
 
 
 @pytest.mark.parametrize("copies", [[], [2]])

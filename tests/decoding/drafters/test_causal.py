@@ -66,7 +66,7 @@ def checked(drafter: CausalDrafter, drafts: list[Proposal]) -> Watched:
         drafted = proposal.tokens.tolist()
         if drafted:
             path = tokens.tolist() + drafted[:-1]  # the last token is not fed
-            assert session.own.state.tokens == path
+            assert session.sequence.state.tokens == path
             check_states(session, source, path, proposal, stop)
         return proposal
 
@@ -86,7 +86,7 @@ def check_states(
     score = model.extend_cache(fresh, torch.tensor(path))
     for layer in range(len(model.engine.cache.own.layers)):
         for seen, wanted in zip(
-            keys_values(session.own.state, layer), keys_values(fresh, layer), strict=True
+            keys_values(session.sequence.state, layer), keys_values(fresh, layer), strict=True
         ):
             close(seen, wanted, 1e-9)
     drafted = proposal.tokens

@@ -119,7 +119,7 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
         close(proposal.draft_probs, expected_probs(fresh.logits[0, -4:], sampling))
         precision = 1e-6 if family == "gptj" else 1e-10  # GPT-J attends in float32
         close(proposal.hidden, fresh.hidden_states[-1][0, -4:], precision)
-        assert session.own.state.tokens == tokens.tolist()
+        assert session.sequence.state.tokens == tokens.tolist()
         assert proposal.passes == 1 and len(proposal.tokens) == 4
 
 

@@ -27,7 +27,7 @@ from tests.decoding.trees.growing import START, grow, sampled
 
 def test_equal_beginnings_of_paths_are_one_node_with_a_count():
     table, sampling = LogitsTable(1, 2), Sampling(1.0)
-    proposal = grow(Paths(5).plant(sampling, sampled(), ()), table, 3)
+    proposal = grow(Paths(5).new_tree(sampling, sampled(), ()), table, 3)
     paths, counts = paths_of(proposal), proposal.counts.tolist()
     assert len(set(paths)) == len(paths)
     known = dict(zip(paths, counts, strict=True))
@@ -44,7 +44,7 @@ def test_paths_have_the_law_of_independent_draws():
     probs = expected_probs(table[START], sampling)
 
     def run(randomness: Randomness) -> tuple:
-        proposal = grow(Paths(2).plant(sampling, randomness, ()), table, 1)
+        proposal = grow(Paths(2).new_tree(sampling, randomness, ()), table, 1)
         pairs = zip(proposal.tokens.tolist(), proposal.counts.tolist(), strict=True)
         return tuple(sorted(t for token, count in pairs for t in [token] * count))
 
@@ -64,7 +64,7 @@ def test_siblings_come_in_the_order_drawn_and_never_twice():
 
     def run(randomness: Randomness) -> Path:
         return tuple(
-            grow(Branching((2,)).plant(sampling, randomness, ()), table, 1).tokens.tolist()
+            grow(Branching((2,)).new_tree(sampling, randomness, ()), table, 1).tokens.tolist()
         )
 
     law = enumerate_law(run)
@@ -93,13 +93,13 @@ def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(randomness: Ra
     assert drawn[0] == [1, -1, -1]
     assert sorted(drawn[1][:2]) == [0, 2] and drawn[1][2] == -1
     table, sampling = LogitsTable(3, 3), Sampling(1.0, top_k=2)
-    proposal = grow(Branching((3, 3)).plant(sampling, sampled(), ()), table, 2)
+    proposal = grow(Branching((3, 3)).new_tree(sampling, sampled(), ()), table, 2)
     assert len(proposal.tokens) == 2 + 2 * 2
 
 
 def test_levels_have_their_own_widths():
     table = LogitsTable(3, 5)
-    proposal = grow(Branching((3, 2, 1)).plant(Sampling(1.0), sampled(), ()), table, 3)
+    proposal = grow(Branching((3, 2, 1)).new_tree(Sampling(1.0), sampled(), ()), table, 3)
     assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 6, 3: 6}
     assert Branching((3, 2, 1)).name == "rsd-c(3,2,1)"
 
@@ -238,13 +238,13 @@ def test_the_float_sampler_has_the_law_that_is_enumerated(width, end):
     table, sampling, randomness = LogitsTable(2, 3), Sampling(1.0), sampled()
     counts: Counter[Levels] = Counter()
     for _ in range(6000):
-        counts[levels_of(grow(Beam(width).plant(sampling, randomness, {end}), table, 2))] += 1
+        counts[levels_of(grow(Beam(width).new_tree(sampling, randomness, {end}), table, 2))] += 1
     assert chi_square(counts, beam_trees(table, sampling, width, end)) > 1e-3
 
 
 def branching_trees(table: LogitsTable, sampling: Sampling) -> dict[Levels, float]:
     def run(randomness: Randomness) -> Levels:
-        return levels_of(grow(Branching((2, 2)).plant(sampling, randomness, ()), table, 2))
+        return levels_of(grow(Branching((2, 2)).new_tree(sampling, randomness, ()), table, 2))
 
     return enumerate_law(run)
 
@@ -268,7 +268,7 @@ def test_sequences_with_streams_of_their_own_have_independent_trees(shape):
     firsts: Counter[int] = Counter()
     for row in range(3000):
         randomness = sequence_randomness(5, row)
-        proposal = grow(shape.plant(sampling, randomness, ()), draft, 2)
+        proposal = grow(shape.new_tree(sampling, randomness, ()), draft, 2)
         trees[levels_of(proposal)] += 1
         rows = torch.stack([target[START], *(target[(*START, *p)] for p in paths_of(proposal))])
         verdict = RecursiveRejection.verify(proposal, rows, sampling, randomness)
@@ -306,7 +306,7 @@ def test_perturbed_values_equal_the_plain_formula_where_that_is_finite():
 
 def test_a_beam_goes_on_below_any_parents_in_falling_order():
     table, sampling, randomness = LogitsTable(4, 4), Sampling(1.0), sampled(3)
-    growth = Beam(3).plant(sampling, randomness, ())
+    growth = Beam(3).new_tree(sampling, randomness, ())
     proposal = grow(growth, table, 4)
     assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 3, 3: 3, 4: 3}
     assert proposal.draft_probs.shape == (1 + 3 * 3, 4)
