@@ -1,13 +1,13 @@
-"""Spec-Drafter as a drafter: one pass drafts a whole block (SpecDec Equation 7).
+"""Spec-Drafter as a drafter: one forward pass drafts a whole block (SpecDec Equation 7).
 
-Greedy decoding proposes the arg-max of every slot, a point mass. Under sampling each token is drawn
-from its own slot's row: given the accepted prefix that is the distribution it follows, so rejection
-sampling stays lossless. With previous-token features, slot i's row is computed from the token drawn
-for slot i - 1 and is again just what the token is drawn from.
+Greedy decoding proposes the arg-max of each slot, a point mass. Under sampling, each token is drawn
+from the distribution of its own slot, so rejection sampling stays lossless. With previous-token
+features, the distribution of slot i also depends on the token drawn for slot i - 1, and the token
+of slot i is drawn from exactly that distribution.
 
-A drafter that fuses the target's hidden states (`StateFusion`) gets those that committed tokens
-were predicted from. They follow from committed tokens alone, so what is drafted from them is as
-lossless as any draft.
+A drafter that fuses the target's hidden states (`StateFusion`) reads the states that committed
+tokens were predicted from. These states depend on committed tokens only, so decoding stays
+lossless.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.shape import DraftShape
 
 BlockOutput = tuple[Tensor, Tensor]
-"""Of slots: hidden states [slots, D] and scores without the token before [slots, V]."""
+"""Hidden states [slots, D] and logits before previous-token features [slots, V]."""
 
 
 class BlockDrafter(Drafter):
@@ -55,7 +55,7 @@ class BlockDrafter(Drafter):
         self.fuses = model.fusion is not None
         width = getattr(model.config, "state_width", None) or 0
         self.no_states = CommittedStates(0, torch.empty(0, width, device=model.device))
-        """Those of sequences that begin."""
+        """For sequences without committed tokens yet."""
         self.requires = TargetRequirements(
             layers=(-1,) if self.fuses else (), encoder=shape.encoder == "target"
         )
@@ -64,7 +64,8 @@ class BlockDrafter(Drafter):
 
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
-        """States with nothing cached; encodes the sources, unless it reads the target's states."""
+        """Returns states with empty caches. Encodes the sources, unless the drafter reads the
+        target's encoder states."""
         shape = self.model.shape
         return self.cached.engine.begin([self._own_source(source, shape) for source in sources])
 
@@ -78,13 +79,14 @@ class BlockDrafter(Drafter):
     def slots_all(
         self, requests: Sequence[tuple[SequenceState, Tensor, int, CommittedStates | None]]
     ) -> list[BlockOutput]:
-        """Hidden states that predict what follows, and scores, before previous-token features.
+        """Computes the slots of several sequences in shared calls.
 
-        Of each sequence its state, the tokens of its prefix [P], the number of masks after it, and
-        the target's states; anchored slots have their first row at the last token of the prefix.
+        Each request holds the sequence's state, the tokens of its prefix [P], the number of mask
+        tokens after the prefix, and the target's hidden states. The first slot of an anchored
+        drafter is the row of the last prefix token.
 
-        Slots are fed as branches: they see the prefix and each other (causal ones those before
-        them), and only the prefix stays cached.
+        Mask tokens attend to the prefix and to each other (causal slots: only to earlier masks).
+        Only the prefix stays cached.
         """
         shape, batch = self.model.shape, []
         causal_slots, first = shape.slot_attention == "causal", 1 if shape.anchored else 0
@@ -114,31 +116,31 @@ class BlockDrafter(Drafter):
 
 @dataclass(frozen=True)
 class CommittedStates:
-    """The target's hidden states that tokens were predicted from, which were committed since the
-    sequence's last round."""
+    """Target hidden states that the tokens committed since the last round were predicted from."""
 
     first: int
-    """Position of the first of these tokens, the decoder prefix counted."""
+    """Position of the first of these tokens, counted from the start of the decoder prefix."""
     states: Tensor
     """[R, E]"""
 
     @staticmethod
     def of(target_state: TargetState, given: int) -> CommittedStates:
-        """Those that a target state has, but for the tokens that decoding starts from."""
+        """Takes the states from a target state, without those of the first `given` tokens, which
+        decoding starts from."""
         states, end = target_state.hidden[-1], target_state.committed
         first = max(end - len(states), given)
         return CommittedStates(first, states[len(states) - (end - first) :])
 
     def at(self, start: int, end: int) -> Tensor:
-        """Those of the tokens at positions start..end-1; zeros where there is none: before them,
-        and where other drafters' tokens follow. Shapes: -> [end - start, E]."""
+        """Returns the states of the tokens at positions start..end-1, zeros for unknown ones:
+        earlier tokens, and later tokens of other drafters. Shapes: -> [end - start, E]."""
         known = self.states[max(start - self.first, 0) : max(end - self.first, 0)]
         before = min(max(self.first - start, 0), end - start)
         return F.pad(known, (0, 0, before, end - start - before - len(known)))
 
 
 class BlockSession(SlotSession):
-    """One sequence: the encoded source and, with a causal prefix, its keys and values."""
+    """One sequence: the encoded source and, with a causal prefix, the prefix's KV cache."""
 
     def __init__(
         self, drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
@@ -154,9 +156,9 @@ class BlockSession(SlotSession):
         self.state: SequenceState | None = None
         self._committed: CommittedStates | None = None
         self._verified = len(source.prefix)
-        """Tokens, the first ones, whose states are known by now, or will never be."""
+        """Length of the prefix whose target states are known, or will never be known."""
         self._settled = 0
-        """Those of them that have been fed with theirs."""
+        """Length of the prefix that is cached together with its target states."""
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
         if self.drafter.fuses and target_state is not None:
@@ -166,10 +168,9 @@ class BlockSession(SlotSession):
         return wanted if limit is None else max(0, min(wanted, limit + 1 - len(tokens)))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[BlockOutput]:
-        """Caches the prefix."""
         if self.state is None:
             self.state = yield BatchedCall(self.drafter.encode_all, self._source)
-        if self.drafter.fuses:  # other drafters' tokens were fed without states
+        if self.drafter.fuses:  # recompute tokens that were cached without target states
             self.state.forget(min(self.state.cached, self._settled))
             self._settled = min(self._verified, len(tokens))
         masks = slots - 1 if self.anchored else slots
@@ -179,7 +180,7 @@ class BlockSession(SlotSession):
 
 @torch.inference_mode()
 def make_correction(model: SpecDrafter) -> PreviousTokenCorrection:
-    """A Spec-Drafter's previous-token features of every token."""
+    """Computes the previous-token features of every token of a Spec-Drafter."""
     every = torch.arange(model.shape.vocab_size, device=model.device)
     features = model.previous_token.features(model.embed_tokens(every))
     return PreviousTokenCorrection(

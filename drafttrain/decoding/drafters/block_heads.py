@@ -1,9 +1,9 @@
 """Block heads as a drafter: the target's last hidden state drafts a block (Stern et al. 2018).
 
-The target's row behind the last committed token has been computed already, so a draft costs no pass
-of any model but the heads. Greedy decoding proposes the arg-max of every head. Under sampling each
-token is drawn from its own head's row, which depends on no other drafted token, so rejection
-sampling stays lossless. Nothing is drafted before the target's first row.
+The target has already computed the state that predicts the next token, so a draft costs only the
+heads. Greedy decoding proposes the arg-max of each head. Under sampling, each token is drawn from
+the distribution of its own head, which depends on no other draft token, so rejection sampling stays
+lossless. Nothing is drafted before the target's first forward pass.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from drafttrain.models.block_heads import BlockHeads
 
 
 class BlockHeadsDrafter(Drafter):
-    """Drafts with heads on the target that decodes.
+    """Drafts with heads on the target.
 
-    Raises ValueError for a target whose logits are more than a projection of that state.
+    Raises ValueError if the target's logits are not a plain projection of its last hidden state.
     """
 
     name = "block-heads"
@@ -36,32 +36,35 @@ class BlockHeadsDrafter(Drafter):
         check_projection(target)
         self.model, self.target = heads.eval(), target
         self.vocabulary: int = target.get_output_embeddings().out_features
-        """Tokens that it can draft."""
+        """Number of tokens that it can draft."""
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
         return BlockHeadsSession(self, sampling, randomness)
 
     def rows_all(self, requests: Sequence[tuple[Tensor, int, int]]) -> list[tuple[Tensor, Tensor]]:
-        """States and rows of heads number first..last-1 from each sequence's newest state ([1, D],
-        first, last), in one product of all. Shapes: -> [heads, D], [heads, V] each."""
+        """Returns the states and logits of some heads of each sequence, projected in one call.
+
+        Each request holds the sequence's newest hidden state [1, D], its first head, and its last
+        head + 1. Shapes: -> [heads, D], [heads, V] each.
+        """
         first, last = min(one[1] for one in requests), max(one[2] for one in requests)
         states = self.model.each(torch.cat([newest for newest, *_ in requests]), first, last)
-        own = [
-            states[start - first : end - first, place]
-            for place, (_, start, end) in enumerate(requests)
+        selected = [
+            states[start - first : end - first, index]
+            for index, (_, start, end) in enumerate(requests)
         ]
-        logits = project(self.target, torch.cat(own)).split([len(rows) for rows in own])
-        return list(zip(own, logits, strict=True))
+        logits = project(self.target, torch.cat(selected)).split([len(rows) for rows in selected])
+        return list(zip(selected, logits, strict=True))
 
 
 class BlockHeadsSession(SlotSession):
-    """One sequence; nothing is kept between rounds, as all is in the target's state."""
+    """One sequence. It keeps nothing between rounds: the target's state holds all it needs."""
 
     def __init__(self, drafter: BlockHeadsDrafter, sampling: Sampling, randomness: Randomness):
         self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Where others have drafted behind the committed tokens, the later heads go on."""
+        """Most tokens to draft. After tokens drafted by others, the later heads continue."""
         if target_state is None:
             return 0
         self._newest = target_state.hidden[-1][-1:]
@@ -77,9 +80,10 @@ class BlockHeadsSession(SlotSession):
 def predict_blocks(
     heads: BlockHeads, target: PreTrainedModel, source_ids: Tensor, target_ids: Tensor
 ) -> Tensor:
-    """Greedy blocks at every prefix length 0..L-1 of a known output, in one pass of the target.
+    """Greedy blocks at every prefix length 0..L-1 of a known output, in one target forward pass.
 
-    At the empty prefix nothing is drafted: -1 is no token. Shapes: [S], [L] -> [L, heads].
+    Nothing is drafted at the empty prefix; -1 marks a missing token. Shapes: [S], [L] ->
+    [L, heads].
     """
     [before] = states_before(target, [source_ids.tolist()], [target_ids.tolist()])
     logits = project(target, heads.each(before[:-1]).transpose(0, 1))

@@ -1,5 +1,5 @@
-"""Previous-token features in decoding: the best tokens of each slot of a block, scored again once
-the token before them is known."""
+"""Previous-token features in decoding: the best tokens of each slot of a block are rescored once
+the previous token is known."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from drafttrain.decoding.trees.shapes import Likeliest, temperature_at
 from drafttrain.decoding.types import NOT_FINITE, NotFinite
 
 CANDIDATES = 64
-"""Tokens a slot that are scored again with the token before them; all others keep their scores."""
+"""Tokens per slot that are rescored with the previous token; all others keep their scores."""
 TREE_CANDIDATES = 256
-"""The same below the nodes of a tree, which may come after tokens that are not a slot's first
-choice: a tree of 30 nodes has 4 % more of its tokens accepted than with 64, a chain 2 %, and takes
-more time to choose than that saves."""
+"""The same for trees, whose nodes may follow tokens that are not the arg-max of their slot. With
+256 instead of 64, a tree of 30 nodes has 4 % more accepted tokens. A chain has 2 % more, which
+saves less time than choosing its tokens takes."""
 
 
 class PreviousTokenCorrection:
-    """What a slot's row becomes once the token before it is known.
+    """Corrects the logits of a slot once the previous token is known.
 
-    Of each token it has what its scores (rows), and what those after it (features), are made of, so
-    that a pair of tokens is quickly scored. from_hidden: what a slot's state adds to the features.
-    Shapes: from_hidden [N, D] -> [N, R]; rows [V, R], features [V or more, R].
+    The correction of a token's score is the inner product of its output row (`rows`) and
+    SiLU(f + h), where f are the features of the previous token (`features`) and h those computed
+    from the slot's hidden state (`from_hidden`). Both tables hold every token, so a pair of tokens
+    is scored quickly. Shapes: from_hidden [N, D] -> [N, R]; rows [V, R], features [V or more, R].
     """
 
     def __init__(
@@ -37,13 +38,13 @@ class PreviousTokenCorrection:
         self.from_hidden, self.rows, self.features = from_hidden, rows, features
 
     def chains(self, requests: Sequence[tuple[Tensor, Tensor, int]]) -> list[Tensor]:
-        """Likeliest tokens left to right, among the best candidates of each slot alone.
+        """Chooses the likeliest tokens left to right, among the candidates of each slot.
 
-        Of each sequence its slots' states [K, D] and rows [K, V], and the token before the first;
-        [K] each, not waited for.
+        Each request holds a sequence's slot states [K, D], its logits [K, V] and the token before
+        the first slot. Returns [K] tokens for each, without waiting for the device.
         """
         states, logits, last = zip(*requests, strict=True)
-        lengths = [len(own) for own in logits]
+        lengths = [len(rows) for rows in logits]
         if not any(lengths):
             return [torch.empty(0, dtype=torch.long) for _ in requests]
         if len(requests) > 1:
@@ -52,21 +53,24 @@ class PreviousTokenCorrection:
             )
         else:
             states, logits = states[0][None], logits[0][None]
-        found = Candidates(states, logits, self).likeliest_chains(last)
-        return [own[:length] for own, length in zip(found, lengths, strict=True)]
+        chains = Candidates(states, logits, self).likeliest_chains(last)
+        return [chain[:length] for chain, length in zip(chains, lengths, strict=True)]
 
     def after(self, states: Tensor, logits: Tensor, previous: Tensor) -> Tensor:
-        """Rows of slots after these tokens. Shapes: [N, D], [N, V], [N] -> [N, V]."""
-        found = Candidates(states[:, None], logits[:, None], self)
-        scores = found.after(0, previous[:, None])[:, 0]
-        return logits.scatter(-1, found.tokens[:, 0], scores.to(logits.dtype))
+        """Returns the logits of slots given their previous tokens.
+
+        Shapes: [N, D], [N, V], [N] -> [N, V].
+        """
+        candidates = Candidates(states[:, None], logits[:, None], self)
+        scores = candidates.after(0, previous[:, None])[:, 0]
+        return logits.scatter(-1, candidates.tokens[:, 0], scores.to(logits.dtype))
 
 
 class Candidates:
-    """The best tokens of each slot alone; their scores, once the token before is known.
+    """The best tokens of each slot, and their scores once the previous token is known.
 
-    Scoring them takes a small part of a projection's time. link: None where no row depends on the
-    token before it. Shapes: states [B, K, D], logits [B, K, V].
+    Rescoring only these takes a small part of the time of a vocabulary projection. correction: None
+    if logits do not depend on the previous token. Shapes: states [B, K, D], logits [B, K, V].
     """
 
     def __init__(
@@ -86,8 +90,10 @@ class Candidates:
             self._directions = F.embedding(self.tokens, correction.rows)
 
     def after(self, slot: int, previous: Tensor) -> Tensor:
-        """Scores of a slot's candidates after some tokens of the slot before. Shapes: [B, N] ->
-        [B, N, C]."""
+        """Returns the scores of a slot's candidates after N tokens of the previous slot.
+
+        Shapes: [B, N] -> [B, N, C].
+        """
         scores = self.scores[:, slot, None].expand(-1, previous.shape[1], -1)
         if self._correction is None:
             return scores
@@ -97,8 +103,12 @@ class Candidates:
         return torch.baddbmm(scores, gate, directions.mT)
 
     def likeliest_chains(self, last: Sequence[int]) -> Tensor:
-        """The likeliest token of each slot after that of the slot before, of the first one after
-        the last committed token; not waited for. Shapes: [B] -> [B, K]."""
+        """Chooses the likeliest token of each slot given the one chosen for the previous slot.
+
+        `last`: the token before the first slot. Does not wait for the device; on a device,
+        `NOT_FINITE` marks slots with NaN or infinite scores, on the CPU they raise NotFinite.
+        Shapes: [B] -> [B, K].
+        """
         finite = self.scores[..., 0].isfinite()
         if finite.device.type == "cpu" and not finite.all():
             raise NotFinite.of_drafter()
@@ -114,8 +124,8 @@ class Candidates:
         return torch.cat(drafted, dim=1).where(finite, NOT_FINITE)
 
     def _likeliest_chain(self, previous: int) -> list[int]:
-        """`likeliest_chains` of one sequence, by NumPy: of products so small calls are most of the
-        time, and there they cost a quarter."""
+        """`likeliest_chains` for one sequence in NumPy: call overhead dominates such small
+        products, and NumPy's is a quarter of torch's."""
         tokens, scores = self.tokens[0].numpy(), self.scores[0].numpy()
         directions, from_hidden = self._directions[0].numpy(), self._from_hidden[0].numpy()
         features, drafted = self._correction.features.numpy(), []
@@ -129,36 +139,36 @@ class Candidates:
 
 
 class LikelyTokens:
-    """The likeliest tokens of every slot of a block, and what a tree is chosen by: their
-    log-probabilities once the token before them is known.
+    """The likeliest tokens of each slot of a block, and their log-probabilities once the previous
+    token is known, which trees are built from.
 
-    They are the likeliest without the token before, and that token moves probability among them
-    only: all others keep their scores. Shapes: states [K, D], logits [K, V].
+    The tokens are the likeliest without the previous token. The previous token changes their scores
+    only: all other tokens keep theirs. Shapes: states [K, D], logits [K, V].
     """
 
     def __init__(
         self,
         states: Tensor,
         logits: Tensor,
-        wanted: Likeliest,
+        top_tokens: Likeliest,
         correction: PreviousTokenCorrection | None,
     ) -> None:
-        count, temperatures = wanted
+        count, temperatures = top_tokens
         self._temperatures = [temperature_at(temperatures, slot) for slot in range(len(logits))]
         exact = exact_enough(logits)
-        self._found = Candidates(states[None], exact[None], correction, count)
-        self.tokens = self._found.tokens[0]
+        self._candidates = Candidates(states[None], exact[None], correction, count)
+        self.tokens = self._candidates.tokens[0]
         scale = torch.tensor(self._temperatures, dtype=exact.dtype, device=exact.device)[:, None]
         total = (exact / scale).logsumexp(-1, keepdim=True)
-        known = (self._found.scores[0] / scale - total).exp().sum(-1, keepdim=True)
-        self._others = torch.log1p(-known.clamp(max=1.0)) + total
-        """[K, 1] logarithm of what all other tokens of a slot add to its softmax."""
+        mass = (self._candidates.scores[0] / scale - total).exp().sum(-1, keepdim=True)
+        self._others = torch.log1p(-mass.clamp(max=1.0)) + total
+        """[K, 1] log-sum-exp of the scores of all other tokens of a slot."""
 
     def after(self, slot: int, previous: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """A slot's tokens below nodes of the slot before, whose tokens these are, or below the last
-        committed token, and their log-probabilities. Shapes: [N] -> [N, C] each."""
+        """Returns a slot's tokens and their log-probabilities after N tokens of the previous slot,
+        or after the last committed token. Shapes: [N] -> [N, C] each."""
         before = torch.tensor([previous], device=self.tokens.device)
-        scores = self._found.after(slot, before)[0] / self._temperatures[slot]
+        scores = self._candidates.after(slot, before)[0] / self._temperatures[slot]
         total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), self._others[slot])
         log_probs = scores - total
         tokens = self.tokens[slot].expand(len(previous), -1)

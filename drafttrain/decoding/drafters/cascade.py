@@ -1,10 +1,11 @@
-"""Cascades of drafters (CS Drafting, Chen et al. 2024): reviews inside, and quotas in turn.
+"""Cascades of drafters (CS Drafting, Chen et al. 2024): vertical and horizontal.
 
-Vertical: a drafter's own drafting is sped up by a smaller one, whose tokens it reviews; leniency
-lets it accept more than its own distribution would. Horizontal: the first tokens of a round come
-from a larger drafter, which matters more, the later ones from smaller ones. Both are drafters, so
-they nest. Whatever happens inside, each token is handed out with the row it follows in law, and
-the target's own review stays exact. Which level drafts, and how much, depends on counts alone.
+Vertical: a smaller drafter speeds up a larger one, which reviews its tokens. Leniency lets the
+reviewer accept more tokens than its own distribution would. Horizontal: larger drafters draft the
+first tokens of a round, whose acceptance matters most, and smaller ones the later tokens. Both are
+drafters, so they nest. Each draft token comes with the distribution that it was drawn from, so
+verification by the target stays exact. Which level drafts, and how many tokens, depends on counts
+only.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from drafttrain.decoding.verifiers import acceptance_probability, draft_rows, re
 
 @dataclass(frozen=True)
 class Level:
-    """One of a cascade's drafters, under a name of its own."""
+    """One drafter of a cascade, with its name in the cascade."""
 
     name: str
     drafter: Drafter
 
     @property
     def reviewer(self) -> CachedModel | None:
-        """The model that can review other drafters' tokens: a language model's."""
+        """The model that reviews other drafters' tokens; None if the drafter is not a language
+        model."""
         kind = KINDS.get(self.drafter.name)
         return self.drafter.model if kind is not None and kind.is_language_model else None
 
@@ -45,10 +47,11 @@ class Level:
 class ReviewedDrafter(Drafter):
     """Vertical cascade: a language model drafts by reviewing chains of `k` tokens from `inner`.
 
-    leniency l: an inner token is accepted with min(1, l r / d) under sampling, r and d being the
-    reviewer's and the inner drafter's probability; in greedy decoding where it is the reviewer's
-    arg-max, or its unwarped r exceeds d / l. Drafts without rows of their own, as Max-Gram's, are
-    reviewed with l = 1. Raises ValueError for l below 1 and k below 1.
+    Let r and d be the probabilities of an inner token under the reviewer and the inner drafter, and
+    l the leniency. Under sampling the token is accepted with probability min(1, l r / d). In greedy
+    decoding it is accepted if it is the reviewer's arg-max, or if r before warping exceeds d / l.
+    Drafts without probabilities, such as Max-Gram's, are reviewed with l = 1. Raises ValueError if
+    l or k is below 1.
     """
 
     provides: frozenset[Evidence] = frozenset()
@@ -64,9 +67,9 @@ class ReviewedDrafter(Drafter):
         if not leniency >= 1.0:
             raise ValueError(f"leniency = {leniency} must be 1 (none) or more")
         if k < 1:
-            raise ValueError(f"k = {k} tokens for a review must be at least 1")
+            raise ValueError(f"k = {k} tokens per review must be at least 1")
         self.reviewer, self.inner, self.k, self.leniency = reviewer, inner, k, leniency
-        self.of = name
+        self.reviewer_name = name
         lenient = f",l={leniency:g}" if leniency > 1.0 else ""
         self.name = f"{name}<{inner.name} {k}{lenient}>"
         self.requires = inner.requires
@@ -76,12 +79,12 @@ class ReviewedDrafter(Drafter):
         return "deterministic" if sampling.greedy else "iid"
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ReviewedSession:
-        """Open a session. Raises ValueError for a source longer than a level's positions."""
+        """Opens a session. Raises ValueError for a source longer than the positions of a level."""
         return ReviewedSession(self, source, sampling, randomness)
 
 
 class ReviewedSession:
-    """One sequence: the reviewer's cache, and a session of the inner drafter."""
+    """One sequence: the reviewer's KV cache and a session of the inner drafter."""
 
     def __init__(
         self, drafter: ReviewedDrafter, source: Source, sampling: Sampling, randomness: Randomness
@@ -96,11 +99,11 @@ class ReviewedSession:
         longest = self.sequence.longest(stop.longest, len(self.sequence.tokens(tokens)))
         parts, length = [], len(tokens)
         while (count := len(tokens) - length) < longest and stop.should_draft(DraftState(count)):
-            room = min(self.drafter.k, longest - count - 1)  # one token follows what is accepted
+            limit = min(self.drafter.k, longest - count - 1)  # the reviewer adds one token
             inner = EMPTY
-            if room > 0:
+            if limit > 0:
                 name = self.drafter.inner.name
-                inner = yield from draft_with(self.inner, name, tokens, room, target_state)
+                inner = yield from draft_with(self.inner, name, tokens, limit, target_state)
             parts.append(replace(EMPTY, passes=inner.passes, calls=inner.calls))
             parts.append((yield from self._review(inner, tokens)))
             tokens = torch.cat((tokens, parts[-1].tokens))
@@ -109,7 +112,7 @@ class ReviewedSession:
         return join_chains(parts)
 
     def _review(self, inner: Proposal, committed: Tensor) -> BatchedSteps[Proposal]:
-        """What the reviewer makes of an inner draft."""
+        """Reviews an inner draft. Returns the accepted tokens and one token of the reviewer."""
         reviewer, state = self.drafter.reviewer, (yield from self.sequence.begin())
         began = perf_counter()
         score = yield BatchedCall(
@@ -119,26 +122,26 @@ class ReviewedSession:
             inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )
         reviewer.keep(state, torch.arange(len(emitted) - 1))
-        calls = {self.drafter.of: Calls(1, perf_counter() - began)}
+        calls = {self.drafter.reviewer_name: Calls(1, perf_counter() - began)}
         logits = score.logits.unbind
-        found = Proposal.chain(torch.tensor(emitted), rows, logits=logits, calls=calls)
-        return found.until(reviewer.eos_ids)
+        reviewed = Proposal.chain(torch.tensor(emitted), rows, logits=logits, calls=calls)
+        return reviewed.until(reviewer.eos_ids)
 
 
 @dataclass
 class Quota:
-    """So many tokens of a round come from this drafter."""
+    """Number of tokens that a drafter contributes to a round."""
 
     drafter: Drafter
     count: int
     name: str | None = None
-    """What its calls are counted under. Default: the drafter's name."""
+    """Name under which its calls are counted. Default: the drafter's name."""
 
 
 class InTurnDrafter(Drafter):
-    """Horizontal cascade: each drafter adds its quota to the draft of those before it.
+    """Horizontal cascade: each drafter appends its quota of tokens to the draft so far.
 
-    Raises ValueError for negative quotas, and where all are zero.
+    Raises ValueError if a quota is negative, or if all are zero.
     """
 
     provides: frozenset[Evidence] = frozenset()
@@ -149,7 +152,7 @@ class InTurnDrafter(Drafter):
         name: str | None = None,
         ends: frozenset[int] = frozenset(),
     ) -> None:
-        """ends: tokens behind which nothing is drafted."""
+        """ends: tokens that end a draft."""
         if any(quota.count < 0 for quota in quotas) or not any(q.count for q in quotas):
             raise ValueError(
                 f"quotas {[quota.count for quota in quotas]} of a cascade must be 0 or more, and "
@@ -170,7 +173,7 @@ class InTurnDrafter(Drafter):
 
 
 class InTurnSession:
-    """A session of each drafter. Each is shown the drafts of those before it as if committed."""
+    """One session per drafter. Each sees the drafts of earlier drafters as committed tokens."""
 
     def __init__(self, drafter: InTurnDrafter, sessions: Sequence[DraftSession]) -> None:
         self.drafter, self.sessions = drafter, sessions
@@ -181,11 +184,11 @@ class InTurnSession:
         parts, length = [], len(tokens)
         for quota, session in zip(self.drafter.quotas, self.sessions, strict=True):
             count = len(tokens) - length
-            room = min(quota.count, stop.longest - count)
-            if room <= 0 or not stop.should_draft(DraftState(count)):
+            limit = min(quota.count, stop.longest - count)
+            if limit <= 0 or not stop.should_draft(DraftState(count)):
                 break
             name = quota.name or quota.drafter.name
-            part = yield from draft_with(session, name, tokens, room, target_state)
+            part = yield from draft_with(session, name, tokens, limit, target_state)
             part = part.until(self.drafter.ends)
             parts.append(part)
             tokens = torch.cat((tokens, part.tokens))
@@ -198,56 +201,58 @@ EMPTY = Proposal.empty()
 
 
 def draft_with(
-    session: DraftSession, name: str, tokens: Tensor, room: int, target_state: TargetState | None
+    session: DraftSession, name: str, tokens: Tensor, limit: int, target_state: TargetState | None
 ) -> BatchedSteps[Proposal]:
-    """What a drafter drafts behind committed tokens and others' drafts [T]; its calls counted."""
+    """Drafts up to `limit` tokens after committed tokens and earlier drafts [T]; counts calls."""
     began = perf_counter()
-    part = (yield from as_steps(session.propose(tokens, target_state, FixedLength(room)))).on_host()
-    own = {name: Calls(part.passes, perf_counter() - began)}
-    return part if part.calls is not None else replace(part, calls=own)
+    steps = as_steps(session.propose(tokens, target_state, FixedLength(limit)))
+    part = (yield from steps).on_host()
+    calls = {name: Calls(part.passes, perf_counter() - began)}
+    return part if part.calls is not None else replace(part, calls=calls)
 
 
 def join_chains(parts: Sequence[Proposal]) -> Proposal:
-    """Chains of several drafters, each behind the one before it, as one chain.
+    """Joins chains of several drafters, one after the other, into one chain.
 
-    Point masses among drawn tokens get rows of their own. Passes and calls add up.
+    Point masses among drawn tokens get one-hot rows. Passes and calls add up.
     """
     calls: dict[str, Calls] = {}
     for part in parts:
-        for name, own in (part.calls or {}).items():
-            calls[name] = calls.get(name, Calls(0, 0.0)) + own
+        for name, more in (part.calls or {}).items():
+            calls[name] = calls.get(name, Calls(0, 0.0)) + more
 
     def logits() -> list[Tensor | None]:
-        known = ([None] * len(p.tokens) if p.logits is None else p.logits() for p in parts)
-        pairs = zip(parts, known, strict=True)
+        each = ([None] * len(p.tokens) if p.logits is None else p.logits() for p in parts)
+        pairs = zip(parts, each, strict=True)
         return [row for part, rows in pairs for row in rows[: len(part.tokens)]]
 
     tokens = torch.cat([EMPTY.tokens, *(part.tokens for part in parts)])
     passes = sum(part.passes for part in parts)
-    found = Proposal.chain(tokens, passes=passes, logits=logits, calls=calls)
+    joined = Proposal.chain(tokens, passes=passes, logits=logits, calls=calls)
     drawn = [part.draft_probs for part in parts if part.draft_probs is not None]
     if not drawn:
-        return found
+        return joined
     rows = [draft_rows(part, part.tokens.to(drawn[0].device), drawn[0]) for part in parts]
     copied = [part.is_copied for part in parts]
-    return replace(found, draw_kind="iid", draft_probs=torch.cat(rows), copied=torch.cat(copied))
+    return replace(joined, draw_kind="iid", draft_probs=torch.cat(rows), copied=torch.cat(copied))
 
 
 def review(
     inner: Proposal, logits: Tensor, sampling: Sampling, randomness: Randomness, leniency: float
 ) -> tuple[list[int], Tensor | None]:
-    """Accept a run of the inner draft and add one token; the rows that these follow.
+    """Accepts a prefix of the inner draft and adds one token.
 
-    Under sampling a reviewed token follows min(d, l r) + (1 - sum min(d, l r)) Norm[(r - d)+], d
-    being its row inside and r the reviewer's, and the token behind an accepted draft follows r.
-    Tokens that were copied, without a row of a model, are reviewed with l = 1.
-    Greedy tokens are point masses (None). Shapes: logits [N + 1, V].
+    Returns the tokens and the distributions that they follow, None in greedy decoding (point
+    masses). Let r and d be the distributions of the reviewer and of the inner drafter, and l the
+    leniency. Under sampling a reviewed token follows min(d, l r) + (1 - sum min(d, l r))
+    Norm[(r - d)+], and the token after a fully accepted draft follows r. Copied tokens, which have
+    no distribution, are reviewed with l = 1. Shapes: logits [N + 1, V].
     """
     tokens = inner.tokens.tolist()
     if sampling.greedy:
         [best], accepted = arg_max_of_each([logits]), 0
-        for place, token in enumerate(tokens):
-            if token != best[place] and not _leniently(inner, place, token, logits, leniency):
+        for index, token in enumerate(tokens):
+            if token != best[index] and not _accepts_leniently(inner, index, logits, leniency):
                 break
             accepted += 1
         return [*tokens[:accepted], best[accepted]], None
@@ -270,15 +275,17 @@ def review(
     return [*tokens[:accepted], int(randomness.categorical(left[None])[0])], torch.stack(rows)
 
 
-def _leniently(inner: Proposal, place: int, token: int, logits: Tensor, leniency: float) -> bool:
-    """Whether the reviewer's unwarped probability exceeds the inner drafter's over l."""
+def _accepts_leniently(inner: Proposal, index: int, logits: Tensor, leniency: float) -> bool:
+    """Whether the reviewer's probability of a token, before warping, exceeds the inner drafter's
+    divided by the leniency."""
     if leniency == 1.0 or inner.logits is None:
         return False
-    row = inner.logits()[place]
+    row = inner.logits()[index]
     if row is None:
         return False
-    own = row.softmax(dim=-1)[token]
-    return bool(logits[place].softmax(dim=-1)[token] > own.to(logits) / leniency)
+    token = int(inner.tokens[index])
+    draft = row.softmax(dim=-1)[token]
+    return bool(logits[index].softmax(dim=-1)[token] > draft.to(logits) / leniency)
 
 
 def cascade(
@@ -288,13 +295,13 @@ def cascade(
     ends: frozenset[int] = frozenset(),
     name: str | None = None,
 ) -> InTurnDrafter:
-    """CS Drafting, Algorithm 1, over drafters from the largest down, as a rule to Max-Gram.
+    """Builds the cascade of CS Drafting, Algorithm 1.
 
-    increments[0][i]: tokens that level i adds to a round. A language model makes them by reviewing
-    a cascade of the levels after it, whose increments are the rows from 1 on and the columns from i
-    on; where those ask for nothing, and for drafters that cannot review, it drafts on its own. Row
-    r has an entry for each level but the first r. ends: tokens behind which nothing is drafted.
-    Raises ValueError for another shape.
+    levels: drafters from the largest to the smallest, usually Max-Gram. increments[0][i]: tokens
+    that level i adds to a round. A language model drafts them by reviewing a cascade of the levels
+    after it, whose increments are the rows from 1 on and the columns from i on. It drafts alone if
+    these are all zero, as do drafters that cannot review. Row r has one entry for each level except
+    the first r. ends: tokens that end a draft. Raises ValueError for a matrix of another shape.
     """
     check_increments(increments, [level.name for level in levels])
     quotas = []
@@ -309,7 +316,7 @@ def cascade(
 
 
 def check_increments(increments: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Raise ValueError for a matrix that is no triangle over the levels, or asks for no token."""
+    """Raises ValueError if the matrix is not triangular over the levels, or its first row is 0."""
     shape = [len(names) - row for row in range(len(names))]
     if [len(row) for row in increments] != shape or not any(increments[0]):
         raise ValueError(
@@ -321,5 +328,5 @@ def check_increments(increments: Sequence[Sequence[int]], names: Sequence[str]) 
 
 
 def show_increments(increments: Sequence[Sequence[int]]) -> str:
-    """The matrix as it is written on the command line: 5,3,2/4,10/10."""
+    """Formats the matrix as on the command line: 5,3,2/4,10/10."""
     return "/".join(",".join(map(str, row)) for row in increments)

@@ -1,8 +1,9 @@
-"""An ordinary language model as a drafter: a chain of tokens, one a call.
+"""An ordinary language model as a drafter: a chain of tokens, one per forward pass.
 
 Speculative sampling (Leviathan et al. 2023; Chen et al. 2023). Greedy decoding proposes the
-drafter's arg-max; under sampling tokens are drawn from its rows, warped as the target's are. A
-decoder-only model continues the same prompt; an encoder-decoder model encodes the source itself.
+drafter's arg-max. Under sampling, tokens are drawn from its distributions, warped like the
+target's. A decoder-only model continues the same prompt; an encoder-decoder model encodes the
+source itself.
 """
 
 from __future__ import annotations
@@ -40,21 +41,22 @@ class CausalDrafter(Drafter):
 
     @classmethod
     def of(cls, model: PreTrainedModel, target: PreTrainedModel | None) -> Self:
-        """One that has a score for every token of a target; None: of its own."""
+        """Builds a drafter with a score for each token of the target, or of its own vocabulary if
+        there is no target."""
         size = None if target is None else target.get_output_embeddings().out_features
         draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
         return cls(CachedModel(model, draftable, size))
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
-        """Open a session. Raises ValueError for a source longer than the drafter's positions."""
+        """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
         return CausalSession(self.model, DrafterSequence(self.model, source), sampling, randomness)
 
 
 class DrafterSequence:
-    """What a language model has of a sequence that it drafts for: its state, its own prefix.
+    """A language model's view of the sequence that it drafts for: its state and its own prefix.
 
-    An encoder-decoder drafter encodes the source itself; a decoder start token of its own takes the
-    place of the target's.
+    An encoder-decoder drafter encodes the source itself, and replaces the target's decoder start
+    token by its own.
     """
 
     def __init__(self, model: CachedModel, source: Source) -> None:
@@ -72,27 +74,27 @@ class DrafterSequence:
         self.state: SequenceState | None = None
 
     def begin(self) -> BatchedSteps[SequenceState]:
-        """What is cached of the sequence; a source is encoded when it is first asked for."""
+        """Returns the state of the sequence; encodes the source at the first call."""
         if self.state is None:
             self.state = yield BatchedCall(self._model.encode_all, self._source)
         return self.state
 
     def tokens(self, committed: Tensor) -> Tensor:
-        """The committed tokens as this model's decoder is fed them. Shapes: [T] -> [T]."""
+        """Returns the committed tokens with this model's own prefix. Shapes: [T] -> [T]."""
         if not self.replaced:
             return committed
         return torch.cat((self.prefix, committed[self.replaced :]))
 
-    def longest(self, wanted: int, fed: int) -> int:
-        """Most tokens of a draft. The last is never fed, so it needs no position of its own."""
-        return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - fed))
+    def longest(self, wanted: int, committed: int) -> int:
+        """Most tokens of a draft. The last token is never fed, so it needs no position."""
+        return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - committed))
 
 
 class CausalSession:
-    """One sequence: what the drafter has cached of the committed tokens and its own drafts.
+    """One sequence: the drafter's KV cache of the committed tokens and of its own drafts.
 
-    After a round the cache still holds its drafts; the next `extend_cache` keeps those that were
-    accepted and feeds what is missing.
+    After a round the cache still holds the draft. The next `extend_caches` keeps the accepted
+    tokens and computes the missing ones.
     """
 
     def __init__(
@@ -144,7 +146,8 @@ class CausalSession:
         )
 
     def _choose(self, row: Tensor, probs: list[Tensor]) -> BatchedSteps[int]:
-        """The next token of the draft; the row it is drawn from is put into probs. Shape: [V]."""
+        """Chooses the next draft token; appends the distribution it is drawn from to `probs`.
+        Shapes: row [V]."""
         if self.sampling.greedy:
             [token] = yield BatchedCall(arg_max_of_each, row[None])
             return token
@@ -154,25 +157,25 @@ class CausalSession:
 
 @torch.inference_mode()
 def teacher_forced_rows(model: CachedModel, source: Source, target_ids: Tensor) -> Tensor:
-    """The drafter's rows along a known output, from one pass: row i follows its first i tokens.
+    """Computes the drafter's logits at each prefix of a known output, in one forward pass.
 
-    source: as the target has read it. Rows end where the drafter's positions do. Shapes: [L] ->
-    [M, V], M <= L; before warping, float32 at least.
+    Row i follows the first i tokens of the output. source: as read by the target. Rows end at the
+    drafter's last position. Shapes: [L] -> [M, V], M <= L; before warping, float32 at least.
     """
     own = own_source(source, model.model)
     fed = target_ids[:-1].to(own.prefix.device)
     if model.position_limit is not None:
         fed = fed[: max(model.position_limit - len(own.prefix), 0)]
     ids = torch.cat((own.prefix, fed)).tolist()
-    [found] = model.forward_batch([ForwardRequest(model.encode(own), ids, len(fed) + 1)])
-    return exact_enough(found.logits[: len(target_ids)])
+    [output] = model.forward_batch([ForwardRequest(model.encode(own), ids, len(fed) + 1)])
+    return exact_enough(output.logits[: len(target_ids)])
 
 
 def teacher_forced_probs(
     drafter: CausalDrafter, known: KnownOutput, longest: Sequence[int], sampling: Sampling
 ) -> Tensor:
-    """Probabilities of the output's own tokens (`drafters/teacher_forced.py`), from one pass over
-    the output: each row depends only on the tokens before it."""
+    """Probabilities of the output's own tokens (`drafters/teacher_forced.py`), from one forward
+    pass over the output: each row depends only on the tokens before it."""
     rows, length = teacher_forced_rows(drafter.model, known.source, known.tokens), len(known.tokens)
     probs = probs_of_tokens(rows, known.tokens[: len(rows)], sampling)
     known_probs = F.pad(probs, (0, length - len(probs)), value=NOT_DRAFTED)
@@ -180,10 +183,10 @@ def teacher_forced_probs(
 
 
 def greedy_blocks(best: Tensor, length: int, k: int) -> Tensor:
-    """Drafts at every prefix of an output, up to the first miss.
+    """Greedy drafts at each prefix of an output, correct up to their first rejected token.
 
-    Behind a miss nothing is accepted, so rows of the output itself tell what decoding would accept;
-    -1 stands where there is no row. Shapes: best [M], the likeliest token after i tokens of the
-    output, M <= length -> [length, k].
+    No token is accepted after a rejection, so the arg-max along the output itself is enough to
+    count acceptance; -1 marks tokens past the last row. Shapes: best [M], the arg-max after the
+    first i tokens of the output, M <= length -> [length, k].
     """
     return F.pad(best.cpu(), (0, length - len(best) + k - 1), value=-1).unfold(0, k, 1)

@@ -1,9 +1,9 @@
-"""Max-Gram: drafts copied from what was said before, at no cost (CS Drafting, Chen et al. 2024).
+"""Max-Gram: drafts copied from earlier text, without a model (CS Drafting, Chen et al. 2024).
 
-The longest suffix of the sequence that occurs earlier in it (source and output so far; the
-leftmost place, if several) is taken to go on as it did there. Where that gives too few tokens, the
-same is asked of the sequence with them appended; where nothing matches, a table says which token
-usually follows the last one. Every draft is a point mass.
+Finds the longest suffix of the sequence (source and output so far) that occurs earlier in it, at
+its leftmost occurrence, and drafts the tokens that followed there. If these are too few, the search
+continues on the sequence with the draft appended. If nothing matches, a bigram table gives the
+likeliest next token. Every draft is a point mass.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
 
 MAX_GRAM = "max-gram"
-"""Its name, in settings and in reports."""
+"""Name of this drafter in settings and reports."""
 
 
 class MaxGramDrafter(Drafter):
-    """Drafts chains from the sequence itself, and from a table of likeliest successors."""
+    """Drafts chains from the sequence itself and from a bigram table."""
 
     name = MAX_GRAM
 
     def __init__(self, bigrams: Sequence[int] | None = None) -> None:
-        """bigrams[token]: the token that usually follows it, -1 where none is known."""
+        """bigrams[token]: the likeliest next token, -1 if unknown."""
         self.bigrams = bigrams
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> MaxGramSession:
@@ -41,9 +41,9 @@ class MaxGramDrafter(Drafter):
 class MaxGramSession:
     """One sequence.
 
-    What an encoder read, where it is text, stands in front of the output; what a decoder starts
-    from, which is no part of the text, is left out. A decoder-only prompt is the beginning of the
-    sequence itself.
+    For encoder-decoder targets the searched text is the source, if it is text, followed by the
+    output; the decoder prefix is left out. For decoder-only targets it is the prompt and the
+    output.
     """
 
     def __init__(self, bigrams: Sequence[int] | None, source: Source) -> None:
@@ -51,7 +51,7 @@ class MaxGramSession:
         read = source.input_ids.tolist() if source.is_text else []
         same = read == source.prefix.tolist()
         self.skipped = 0 if same else len(source.prefix)
-        """Committed tokens that are not part of the text."""
+        """Number of first committed tokens that are not part of the text."""
         self._read = "" if same else as_text(np.array(read))
 
     def propose(
@@ -71,11 +71,11 @@ class MaxGramSession:
 
 
 def continue_text(text: str, bigrams: Sequence[int] | None) -> Iterator[int]:
-    """What follows a text, whose characters are tokens, token by token.
+    """Yields the tokens drafted after a text whose characters are tokens.
 
-    A match need be found once only: with the token that followed it appended, the longest match is
-    the same one token longer (a longer one would have been there before), and so on into what was
-    copied. While there is none, tokens of the table are appended.
+    One search is enough: after a copied token is appended, the longest match is the same match one
+    token longer (a longer one would have matched before), and so on into the copied tokens. Without
+    a match, tokens of the bigram table are appended.
     """
     while (end := longest_match(text)) < 0:
         token = -1 if bigrams is None or not text else int(bigrams[ord(text[-1])])
@@ -84,23 +84,25 @@ def continue_text(text: str, bigrams: Sequence[int] | None) -> Iterator[int]:
         yield token
         text += chr(token)
     period = len(text) - end - 1
-    for place in count():  # after the last token come those copied already
-        yield ord(text[end + 1 + place % period])
+    for index in count():  # copying wraps around: the text after the match includes the draft
+        yield ord(text[end + 1 + index % period])
 
 
 def longest_match(text: str) -> int:
-    """Where the longest suffix of a text ends that occurs earlier too, leftmost; -1: nowhere.
+    """Finds the longest suffix of a text that also occurs earlier; returns the index of the last
+    character of its leftmost occurrence, or -1 if there is none.
 
-    The two may overlap, as in periodic text. Where a suffix occurs, so do all shorter ones.
+    The two may overlap, as in periodic text.
     """
 
-    def place(length: int) -> int:
+    def occurrence(length: int) -> int:
         return text.find(text[-length:], 0, -1)
 
-    longest = bisect_left(range(1, len(text)), True, key=lambda length: place(length) < 0)
-    return place(longest) + longest - 1 if longest else -1
+    # bisection: if a suffix occurs earlier, so do all shorter ones
+    longest = bisect_left(range(1, len(text)), True, key=lambda length: occurrence(length) < 0)
+    return occurrence(longest) + longest - 1 if longest else -1
 
 
 def as_text(tokens: np.ndarray) -> str:
-    """Tokens as characters, among which Python searches fast."""
+    """Encodes tokens as characters, so that `str.find` can search them quickly."""
     return tokens.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")

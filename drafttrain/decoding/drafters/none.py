@@ -1,4 +1,4 @@
-"""Plain decoding: the drafter that proposes nothing, so that every round is one target call."""
+"""Plain decoding: a drafter that proposes nothing, so each round is one target forward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
 class NoDrafter(Drafter):
-    """Proposes nothing. It keeps no state, so it is its own session."""
+    """Proposes nothing. It has no state, so it is its own session."""
 
     name = "none"
 

@@ -1,10 +1,10 @@
-"""A language model that drafts a block in one call (PARD, arXiv 2504.18583).
+"""A language model that drafts a block in one forward pass (PARD, arXiv 2504.18583).
 
-It is fed [context, last token, mask x (k - 1)], a chain of one mask token; the last token's row
-drafts the first token and every mask's row another one. Masks are dropped from the cache again.
-Greedy decoding proposes the arg-max of every row, a point mass. Under sampling each token is drawn
-from its own row, which depends on the committed tokens alone, so rejection sampling stays lossless;
-so do the rows and states by which a stop policy ends the block.
+Its input is [context, last token, mask x (k - 1)], with the same mask token each time. The logits
+at the last token draft the first token, those at each mask one more. Masks do not stay cached.
+Greedy decoding proposes the arg-max of each row, a point mass. Under sampling, each token is drawn
+from its own row. The rows, and the states that a stop policy reads, depend on the committed tokens
+only, so rejection sampling stays lossless.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from drafttrain.decoding.types import Sampling, Source
 
 
 class ParallelDrafter(CausalDrafter):
-    """Drafts blocks with a decoder-only language model whose config.json has `pard_token`."""
+    """Drafts blocks with a decoder-only language model that has `pard_token` in its config.json."""
 
     name = "parallel"
 
@@ -35,18 +35,19 @@ class ParallelDrafter(CausalDrafter):
         self.position_limit = model.position_limit
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
-        """Open a session. Raises ValueError for a source longer than the drafter's positions."""
+        """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
         return ParallelSession(self, DrafterSequence(self.model, source), sampling, randomness)
 
     @without_gradients
     def blocks_all(
         self, requests: Sequence[tuple[SequenceState, Tensor, int]]
     ) -> list[ForwardOutput]:
-        """Rows and states of so many slots behind each sequence's committed tokens, in shared
-        calls.
+        """Computes logits and hidden states of K slots after each sequence's committed tokens, in
+        shared calls.
 
-        What is missing of the tokens is fed with the masks, which are dropped again. Shapes: tokens
-        [T] each, slots K -> logits [K, V], hidden [F, D], whose last K rows belong to them.
+        Tokens that are not cached yet are computed together with the masks. Only the tokens stay
+        cached. Shapes: tokens [T] each, slots K -> logits [K, V], hidden [F, D] of all F computed
+        tokens, the slots last.
         """
         mask = self.model.model.config.pard_token
         batch = [
@@ -60,7 +61,7 @@ class ParallelDrafter(CausalDrafter):
 
 
 class ParallelSession(SlotSession):
-    """One sequence: the committed tokens are cached, slots never are."""
+    """One sequence. The committed tokens stay cached, masks do not."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Blocks of slots whose rows or states are there at once: how many are drafted, and what."""
+"""Drafting from blocks: all slots of a block are computed in one forward pass."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from drafttrain.decoding.types import DraftState, Proposal, Sampling
 
 
 def slots_to_draft(stop: StopPolicy, logits: Tensor, hidden: Tensor) -> int:
-    """How many slots of a block a stop policy drafts. Shapes: logits [K, V], hidden [K, D].
+    """Returns how many slots of a block the stop policy drafts.
 
-    It is shown the states of all slots: none of them depends on a token that is drafted.
+    The policy sees the states of all slots: none depends on a draft token. Shapes: logits [K, V],
+    hidden [K, D].
     """
     rows, states = logits.unbind(), hidden.unbind()
     notes: dict[str, list[float]] = {}
@@ -39,30 +40,32 @@ def chain_of_slots(
     correction: PreviousTokenCorrection | None = None,
     last: int = 0,
 ) -> BatchedSteps[Proposal]:
-    """The draft of slots, as far as the policy drafts.
+    """Drafts a chain from the slots of a block, up to where the stop policy ends it.
 
-    Greedy drafts are the likeliest token of every slot; with a link left to right, each after the
-    one before it, `last` in front of the block. A policy is shown the rows without that token.
-    Under sampling each token is drawn from its row, with a link that after the token before it,
-    which the policy is shown. Whether a slot is drafted depends on rows and states alone, which are
-    there before its token is drawn. Shapes: logits [K, V], hidden [K, D].
+    Greedy drafts take the likeliest token of each slot. With previous-token features (`correction`)
+    they are chosen left to right, each given the previous one; `last` is the token before the
+    block. The policy then sees the logits before the correction.
+    Under sampling, each token is drawn from its own distribution, with previous-token features from
+    the corrected one, which the policy then sees too. Whether a slot is drafted depends only on
+    logits and states that are known before its token is drawn. Shapes: logits [K, V], hidden
+    [K, D].
     """
     if correction is not None and not sampling.greedy:
         return _corrected_draws(hidden, logits, correction, last, stop, sampling, randomness)
     count = slots_to_draft(stop, logits, hidden)
-    states, alone = hidden[:count], logits[:count]
+    states, logits = hidden[:count], logits[:count]
     if count == 0:
         return Proposal.chain(torch.empty(0, dtype=torch.long), hidden=hidden)
     if correction is not None:
-        tokens = yield BatchedCall(correction.chains, (states, alone, last))
-        rows = partial(_rows_after, correction, states, alone, last, tokens)
+        tokens = yield BatchedCall(correction.chains, (states, logits, last))
+        rows = partial(_corrected_rows, correction, states, logits, last, tokens)
         return Proposal.chain(tokens, hidden=hidden, logits=rows)
     if sampling.greedy:
-        tokens = yield BatchedCall(likeliest_of_each, alone)
-        return Proposal.chain(tokens, hidden=hidden, logits=alone.unbind)
-    probs = warp(alone, sampling)
+        tokens = yield BatchedCall(likeliest_of_each, logits)
+        return Proposal.chain(tokens, hidden=hidden, logits=logits.unbind)
+    probs = warp(logits, sampling)
     tokens = randomness.categorical(probs).cpu()
-    return Proposal.chain(tokens, probs, hidden=hidden, logits=alone.unbind)
+    return Proposal.chain(tokens, probs, hidden=hidden, logits=logits.unbind)
 
 
 def _corrected_draws(
@@ -74,7 +77,7 @@ def _corrected_draws(
     sampling: Sampling,
     randomness: Randomness,
 ) -> Proposal:
-    """`chain_of_slots` under sampling, of slots whose rows depend on the token before them."""
+    """`chain_of_slots` under sampling with previous-token features."""
     candidates = Candidates(hidden[None], logits[None], correction)
     states, known = hidden.unbind(), list(logits.unbind())
     drawn: list[Tensor] = []
@@ -96,34 +99,33 @@ def _corrected_draws(
     return Proposal.chain(tokens, torch.stack(probs), hidden=hidden, logits=lambda: known)
 
 
-def _rows_after(
-    correction: PreviousTokenCorrection, states: Tensor, alone: Tensor, last: int, tokens: Tensor
+def _corrected_rows(
+    correction: PreviousTokenCorrection, states: Tensor, logits: Tensor, last: int, tokens: Tensor
 ) -> Sequence[Tensor]:
     before = torch.cat((torch.tensor([last]).to(tokens.device), tokens))
-    return correction.after(states, alone, before[: len(states)]).unbind()
+    return correction.after(states, logits, before[: len(states)]).unbind()
 
 
 class SlotSession(ABC):
-    """One sequence of a drafter whose slots' rows are there at once: chains of them, and what draft
-    trees grow over."""
+    """One sequence of a block drafter. It drafts chains, and draft trees grow over its slots."""
 
     correction: PreviousTokenCorrection | None = None
-    """Where a slot's row depends on the token before it."""
+    """Previous-token features; None if slots do not depend on each other's tokens."""
     sampling: Sampling
     randomness: Randomness
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Most tokens of a draft behind all committed tokens [T]."""
+        """Most tokens to draft after the committed tokens [T], `wanted` or fewer."""
         return wanted
 
     def token_before(self, tokens: Tensor) -> int:
-        """The token before the first slot, whose features it reads."""
+        """Returns the previous token of the first slot."""
         return int(tokens[-1])
 
     @abstractmethod
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
-        """States and rows, without the token before, of so many slots behind all committed tokens.
-        Shapes: tokens [T] -> [slots, D], [slots, V]."""
+        """Computes the states and logits of the slots after the committed tokens, before
+        previous-token features. Shapes: tokens [T] -> [slots, D], [slots, V]."""
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy

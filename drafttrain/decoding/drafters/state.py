@@ -1,10 +1,10 @@
-"""A drafter behind the target's own states (`models/state_drafter.py`).
+"""A drafter that reads the target's KV cache and hidden states (`models/state_drafter.py`).
 
-What is verified the target has read: the drafter's cache takes the target's keys and values of it,
-and its slots are fed the target's hidden states at the row that the last committed token came from.
-It drafts a block in one call, whose later slots may have previous-token features; a draft depends
-on committed tokens and earlier draws alone, so rejection sampling stays lossless. Nothing is
-drafted before the target's first call.
+For verified tokens the drafter's cache holds the target's keys and values. Its slots are fed the
+target's hidden states that the last committed token was predicted from. It drafts a block in one
+forward pass; later slots may have previous-token features. A draft depends only on committed tokens
+and on earlier draws, so rejection sampling stays lossless. Nothing is drafted before the target's
+first forward pass.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from drafttrain.models.state_drafter import StateDrafter
 
 
 class StateBody:
-    """The layers of a state drafter over the engine's cache, and the target's output projection.
+    """The layers of a state drafter on the engine's KV cache, and the target's output projection.
 
-    What it is fed comes with the request (`ForwardRequest.embedded`).
+    Its inputs come with the request (`ForwardRequest.embedded`).
     """
 
     cross_attends = False
@@ -71,9 +71,9 @@ class StateBody:
 
 
 class TargetStatesDrafter(Drafter):
-    """Drafts behind the states of the target that decodes.
+    """Drafts blocks from the target's KV cache and hidden states.
 
-    Raises ValueError for a target whose layers do not take positions by rotation alone.
+    Raises ValueError if the target's layers encode positions other than by rotary embeddings.
     """
 
     name = "state-drafter"
@@ -83,9 +83,9 @@ class TargetStatesDrafter(Drafter):
         config = model.config
         self.model, self.target = model.eval(), target
         self.longest_block: int = config.k
-        """Most tokens of a draft: so many slots were trained."""
+        """Most tokens of a draft, the number of trained slots."""
         self.position_limit = position_limit(target.config)
-        """Most tokens that can be fed; None = no limit."""
+        """Number of positions; None = no limit."""
         self.requires = TargetRequirements(
             tuple(config.state_layers),
             context_layers=tuple(config.context_layers),
@@ -97,22 +97,23 @@ class TargetStatesDrafter(Drafter):
         self.embedding = target.get_input_embeddings().weight.detach()
         self.output = target.get_output_embeddings()
         self.vocabulary: int = self.output.out_features
-        """Tokens that it has scores for."""
+        """Number of tokens that it scores."""
         self.no_token = len(self.embedding)
-        """Stands for the token before a block, which its first slot is fed."""
-        drafted = draftable_tokens(config, self.vocabulary)
-        if drafted is not None:
-            drafted = drafted.to(model.device)
-        self.draftable = drafted
-        """The tokens that it drafts, in rising order; None: all."""
-        self.body = StateBody(model, self.output, drafted)
+        """Placeholder for the previous token of the first slot, which already reads it as input."""
+        draftable = draftable_tokens(config, self.vocabulary)
+        if draftable is not None:
+            draftable = draftable.to(model.device)
+        self.draftable = draftable
+        """Tokens that it can draft, in rising order; None: all."""
+        self.body = StateBody(model, self.output, draftable)
         self.engine = Engine(self.body, None, self.position_limit)
         self.correction = None if model.previous_token is None else self._make_correction()
-        """The previous-token features of later slots of a block."""
+        """Previous-token features of the later slots of a block."""
 
     @torch.inference_mode()
     def _make_correction(self) -> PreviousTokenCorrection:
-        """Features of every token, and of none behind them."""
+        """Computes the features of every token, and last those of `no_token`, which correct
+        nothing."""
         correction = self.model.previous_token
         rows = self.output.weight.to(correction.out.weight.dtype) @ correction.out.weight
         features = F.pad(correction.features(self.embedding), (0, 0, 0, 1), value=SHUT)
@@ -127,9 +128,9 @@ class TargetStatesDrafter(Drafter):
     def blocks_all(
         self, requests: Sequence[tuple[TargetStatesSession, Tensor, int]]
     ) -> list[ForwardOutput]:
-        """Rows and states of so many slots after each sequence's committed tokens [T].
+        """Computes logits and states of some slots after each sequence's committed tokens [T].
 
-        Where others have drafted after what is verified, the later slots go on.
+        After tokens drafted by others, the later slots continue.
         """
         return self.engine.forward_batch(
             [session.request(tokens, slots) for session, tokens, slots in requests]
@@ -137,7 +138,7 @@ class TargetStatesDrafter(Drafter):
 
 
 class TargetStatesSession(SlotSession):
-    """Blocks of one sequence: its cache has the target's columns, and its own slots after them."""
+    """One sequence. Its cache holds the target's keys and values, then those of its own slots."""
 
     def __init__(
         self,
@@ -151,15 +152,15 @@ class TargetStatesSession(SlotSession):
         self._source = source
         self.state: SequenceState | None = None
         self.verified = 0
-        """Tokens that the target has read: the first of them not is the last committed one."""
+        """Number of tokens whose keys and values were copied from the target."""
         self._target_state: TargetState | None = None
 
     def token_before(self, tokens: Tensor) -> int:
         return self.drafter.no_token
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """A block has k slots, positions end somewhere, and the target must have read the
-        prompt."""
+        """Most tokens to draft: limited by the trained slots, by positions, and 0 before the
+        target's first forward pass."""
         if target_state is None:
             return 0
         self._target_state, length = target_state, len(tokens)
@@ -175,20 +176,22 @@ class TargetStatesSession(SlotSession):
         return score.hidden[-slots:], score.logits
 
     def request(self, tokens: Tensor, slots: int) -> ForwardRequest:
-        """The slots of a block, behind what the target has verified by now of these tokens [T];
-        slots of before are dropped."""
-        state, seen, drafter = self.state, self._target_state, self.drafter
-        assert state is not None and seen is not None and seen.columns is not None
+        """Builds the forward request of a block after the committed tokens [T].
+
+        Copies the keys and values of newly verified tokens from the target; drops earlier slots.
+        """
+        state, target, drafter = self.state, self._target_state, self.drafter
+        assert state is not None and target is not None and target.columns is not None
         state.settle(self.verified)
-        known = seen.committed - 1
+        known = target.committed - 1
         if self.verified < known:
             layers = drafter.requires.context_layers
-            found = seen.columns.keys_values(layers, self.verified, known)
+            keys_values = target.columns.keys_values(layers, self.verified, known)
             new = tokens[self.verified : known].tolist()
-            drafter.engine.take(state, new, found.to(drafter.model.dtype))
+            drafter.engine.take(state, new, keys_values.to(drafter.model.dtype))
             self.verified = known
-        newest = [seen.hidden[layer][-1] for layer in drafter.model.config.state_layers]
-        count = len(tokens) - known - 1 + slots
+        newest = [target.hidden[layer][-1] for layer in drafter.model.config.state_layers]
+        count = len(tokens) - known - 1 + slots  # slots of tokens drafted by others included
         ids = tokens[known].expand(count).to(newest[0].device)
         fed = drafter.model.fed(
             drafter.model.of_anchors(torch.stack(newest)[None]).expand(count, -1, -1),

@@ -1,13 +1,13 @@
 """Teacher-forced drafting: what a drafter proposes after each prefix of a known target output.
 
-Acceptance heads learn from these drafts, and teacher-forced acceptance measures them. A drafter
+Acceptance heads train on these drafts, and teacher-forced acceptance is measured on them. A drafter
 kind that supports this has a function (`DrafterKind.teacher_forced_probs`) of the drafter, the
 output [L], the longest draft at each prefix [L] and the sampling. Sequences share its model calls
 (`batching.BatchedSteps`). It returns probabilities [L, K] in float64, where K >= 1 is the largest
 of these lengths: entry (p, d) is the probability that a draft after the first p tokens of the
-output holds the output's token p + d at draft position d, given that the draft positions before
+output holds the output's token p + d at draft position d, given that the earlier draft positions
 hold the output's tokens. In greedy decoding it is 1 or 0. It is 0 after the end of the output,
-where every token is wrong, and NOT_DRAFTED at positions that a draft does not have.
+where every token is wrong, and NOT_DRAFTED at positions past the end of the draft.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ NOT_DRAFTED = -1.0
 
 @dataclass(frozen=True)
 class KnownOutput:
-    """An output of the target, and what drafters read of the target along it."""
+    """An output of the target, with the target states that drafters read."""
 
     source: Source
-    """As the target has read it (`CachedModel.read`)."""
+    """As read by the target (`CachedModel.read`)."""
     tokens: Tensor
     """[L], on the CPU."""
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
-    """[P + L - 1, D] of each layer that is read, at all tokens but the last."""
+    """[P + L - 1, D] hidden states of each required layer, at all tokens except the last."""
     columns: SequenceState | None = None
-    """The target's cache of the same tokens, where layers of it are read."""
+    """The target's KV cache of the same tokens, if the drafter reads it."""
 
     def committed(self, prefix: int) -> Tensor:
-        """All committed tokens [T] once decoding has emitted `prefix` tokens of the output."""
+        """Returns the committed tokens [T] after the first `prefix` tokens of the output."""
         return torch.cat((self.source.prefix.cpu(), self.tokens[:prefix]))
 
 
@@ -55,39 +55,41 @@ def read_outputs(
     target: CachedModel,
     sources: Sequence[Source],
     outputs: Sequence[Sequence[int] | Tensor],
-    wanted: TargetRequirements,
+    requires: TargetRequirements,
 ) -> list[KnownOutput]:
-    """Known outputs for drafters that read this of the target; one pass, where they read any.
+    """Collects the target states that a drafter requires along known outputs.
 
-    sources: as the target has read them. Shapes: outputs [L] each.
+    Runs one target forward pass, or none if no states are required. sources: as read by the target.
+    Shapes: outputs [L] each.
     """
     tokens = [torch.as_tensor(output, dtype=torch.long).cpu() for output in outputs]
     known = [KnownOutput(*pair) for pair in zip(sources, tokens, strict=True)]
-    if not wanted.layers and not wanted.context_layers:
+    if not requires.layers and not requires.context_layers:
         return known
     states = target.encode_all(sources)
     requests = [
         ForwardRequest(state, one.committed(len(one.tokens) - 1).tolist(), 0)
         for state, one in zip(states, known, strict=True)
     ]
-    read = target.forward_batch(requests, wanted.layers)
+    results = target.forward_batch(requests, requires.layers)
     return [
-        KnownOutput(one.source, one.tokens, {n: found.layer(n) for n in wanted.layers}, state)
-        for one, state, found in zip(known, states, read, strict=True)
+        KnownOutput(one.source, one.tokens, {n: result.layer(n) for n in requires.layers}, state)
+        for one, state, result in zip(known, states, results, strict=True)
     ]
 
 
 class TeacherForcedSession:
-    """One session of a drafter, called at rising prefixes of a known output."""
+    """A drafting session that is called at increasing prefixes of a known output."""
 
     def __init__(self, drafter: Drafter, known: KnownOutput, sampling: Sampling) -> None:
         self.known = known
         self.session = drafter.open(known.source, sampling, SampledRandomness(torch.Generator()))
         self._seen = 0
-        """Committed tokens at its last call."""
+        """Number of committed tokens at the last call."""
 
     def _state(self, tokens: Tensor, prefix: int) -> TargetState | None:
-        """What the target shows of the tokens committed since; None before its first call."""
+        """Returns the target state for the tokens committed since the last call; None before the
+        target's first forward pass."""
         if prefix == 0:
             return None
         first, self._seen = self._seen, len(tokens)
@@ -96,7 +98,7 @@ class TeacherForcedSession:
         return TargetState(len(tokens), hidden, self.known.columns)
 
     def draft(self, prefix: int, most: int) -> BatchedSteps[Tensor]:
-        """A draft [N] of up to `most` tokens."""
+        """Drafts up to `most` tokens [N]."""
         tokens = self.known.committed(prefix)
         if most == 0:
             return torch.empty(0, dtype=torch.long)
@@ -104,8 +106,8 @@ class TeacherForcedSession:
         return (yield from as_steps(drafted)).tokens
 
     def slots(self, prefix: int, most: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
-        """A block of up to `most` slots: their states, before a token is drawn, and their rows
-        after the output's own tokens. Shapes: -> [N, D], [N, V]."""
+        """Returns the states of a block of up to `most` slots, before previous-token features, and
+        their logits given the output's own tokens. Shapes: -> [N, D], [N, V]."""
         session, tokens = self.session, self.known.committed(prefix)
         assert isinstance(session, SlotSession)
         count = session.longest(tokens, most, self._state(tokens, prefix))
@@ -113,8 +115,9 @@ class TeacherForcedSession:
             return torch.empty(0, 0), torch.empty(0, 0)
         states, rows = yield from session.slot_rows(tokens, count)
         if session.correction is not None:
-            own = self.known.tokens
-            before = own[torch.arange(prefix - 1, prefix + count - 1).clamp(0, len(own) - 1)]
+            output = self.known.tokens
+            previous = torch.arange(prefix - 1, prefix + count - 1).clamp(0, len(output) - 1)
+            before = output[previous]
             before[0] = session.token_before(tokens)
             rows = session.correction.after(states, rows, before.to(rows.device))
         return states, rows
@@ -123,18 +126,19 @@ class TeacherForcedSession:
 def teacher_forced_probs(
     drafter: Drafter, known: KnownOutput, longest: Sequence[int], sampling: Sampling
 ) -> BatchedSteps[Tensor]:
-    """The same of drafters of slots, and of those whose drafts have no chance in them."""
+    """Probabilities of the output's own tokens, for block drafters and deterministic drafters."""
     tokens, session = known.tokens, TeacherForcedSession(drafter, known, sampling)
-    found = torch.full((len(tokens), max(longest)), NOT_DRAFTED, dtype=torch.double)
+    probs = torch.full((len(tokens), max(longest)), NOT_DRAFTED, dtype=torch.double)
     for prefix, most in enumerate(longest):
         if isinstance(session.session, SlotSession):
             _, drafted = yield from session.slots(prefix, most)
         else:
             drafted = yield from session.draft(prefix, most)
-        own = tokens[prefix : prefix + len(drafted)]
-        found[prefix, : len(drafted)] = 0.0
+        expected = tokens[prefix : prefix + len(drafted)]
+        count = len(expected)
+        probs[prefix, : len(drafted)] = 0.0
         if drafted.dim() == 1:
-            found[prefix, : len(own)] = (drafted[: len(own)] == own).double()
-        elif len(own) > 0:
-            found[prefix, : len(own)] = probs_of_tokens(drafted[: len(own)], own, sampling)
-    return found
+            probs[prefix, :count] = (drafted[:count] == expected).double()
+        elif count > 0:
+            probs[prefix, :count] = probs_of_tokens(drafted[:count], expected, sampling)
+    return probs

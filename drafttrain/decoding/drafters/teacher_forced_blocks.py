@@ -1,4 +1,4 @@
-"""What a Spec-Drafter in training drafts along a known output: blocks at all prefixes, one pass."""
+"""Blocks of a Spec-Drafter at all prefixes of a known output, in one forward pass."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def block_rows(
     given: Sequence[int] = (),
     before: Tensor | None = None,
 ) -> Tensor:
-    """The rows of blocks at every prefix length 0..L-1 of a known output, in one pass.
+    """Computes the logits of blocks at every prefix length 0..L-1 of a known output, in one pass.
 
-    With previous-token features slot i is given y_{i-1}: a slot counts only where all earlier ones
-    were right, so their arg-max is what decoding would have drafted there. The token before changes
-    the scores of a slot's best candidates, all others keep theirs. Arguments: as `block_states`.
+    With previous-token features, slot i reads the output's token y_{i-1}. A slot counts only if all
+    earlier slots are right, and then decoding would have read the same token. The previous token
+    changes only the scores of a slot's best candidates. Arguments as in `block_states`.
     Shapes: -> [L, k, V].
     """
     states, previous = block_states(model, source, target_ids, given, before)
-    alone = model.logits(states)
+    logits = model.logits(states)
     if model.previous_token is None:
-        return alone
-    best = Candidates(states, alone, None).tokens
-    return alone.scatter(-1, best, model.logits(states, previous).gather(-1, best))
+        return logits
+    best = Candidates(states, logits, None).tokens
+    return logits.scatter(-1, best, model.logits(states, previous).gather(-1, best))
 
 
 @torch.inference_mode()
@@ -45,12 +45,12 @@ def block_states(
     given: Sequence[int] = (),
     before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The slots of blocks at every prefix length 0..L-1 of a known output, in one pass.
+    """Computes the slots of blocks at every prefix length 0..L-1 of a known output, in one pass.
 
-    Hidden states without previous-token features, and the token of the output before each one
-    predicted. source: token ids, or the target's encoder states, where the drafter reads those.
-    given: tokens between the decoder start token and the output. before: the target's hidden states
-    that the output's tokens were predicted from (`TeacherForced.before`), if it fuses them.
+    Returns hidden states before previous-token features, and the output token before each predicted
+    one. source: token ids, or the target's encoder states if the drafter reads those. given: tokens
+    between the decoder start token and the output. before: the target's hidden states that the
+    output's tokens were predicted from (`TeacherForced.before`), if the drafter fuses them.
     Shapes: [S] or [S, D], [L], [L, E] -> [L, k, D], [L, k].
     """
     shape, config, device = model.shape, model.config, model.device
@@ -67,7 +67,7 @@ def block_states(
     layout = lay_out(targets, lengths, starts, shape, config.k, config.decoder_start_token_id)
     layout, states = layout.to(device), None
     if model.fusion is not None:
-        # none of the start token and of what is given; the last token is fed to no row
+        # zeros for the start token and the given tokens; the last token is never fed
         states = F.pad(before[None, :-1].to(device), (0, 0, 1 + len(given), 0))
     read = RowReader(model)
     hidden = read(layout.rows, read.encode(sources.to(device), None), states=states).hidden
@@ -76,6 +76,6 @@ def block_states(
     if shape.anchored:
         first = starts[0].to(device)  # the row of the last committed token is the first slot
         states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)
-        own = layout.of_prefix(layout.previous)[0, first][:, None]
-        previous = torch.cat((own, previous), dim=1)
+        anchor = layout.of_prefix(layout.previous)[0, first][:, None]
+        previous = torch.cat((anchor, previous), dim=1)
     return states, previous

@@ -1,8 +1,9 @@
-"""Draft trees: a shape says which children a level gets, a source of rows says what follows them.
+"""Draft trees: a shape adds the children of each level, from the drafter's rows for their parents.
 
-Rows come from a language model with its own tree cache, one call a level, or from slots whose rows
-are there at once, one pass for the whole tree. Nothing else differs between RSD, SpecTr, SpecInfer,
-OPT-Tree and fixed trees over either of them.
+A row is the drafter's logits for the token after a node. A language model computes the rows of a
+level in one forward pass with tree attention (`ModelRows`). A block drafter computes the slots of
+all levels in one pass (`SlotRows`). RSD, SpecTr, SpecInfer, OPT-Tree and fixed trees work with
+both.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 
 class GrowingDrafter(Drafter, Protocol):
-    """A drafter whose kind has rows that trees can grow over."""
+    """A drafter that draft trees can grow over (`DrafterKind.tree_rows`)."""
 
     vocabulary: int
     eos_ids: frozenset[int]
 
 
 class TreeDrafter(Drafter):
-    """Drafts trees of one shape, with a drafter of a kind that has rows for them.
+    """Drafts trees of one shape from the rows of a drafter.
 
-    draft_temperature: that of the rows tokens are drawn from; None: the target's. Shapes that
-    choose have their own. Raises ValueError for a model that cannot be given branches, and for a
-    tree with more siblings than the vocabulary has tokens.
+    draft_temperature: temperature of the distributions that tokens are drawn from; None: the
+    target's. Shapes that choose tokens have their own. Raises ValueError for a model without tree
+    attention, and for a tree with more siblings than the vocabulary has tokens.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class TreeDrafter(Drafter):
         return self.shape.draw_kind
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> TreeSession:
-        """Open a session. Raises ValueError for a source longer than the drafter's positions."""
+        """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
         if self.draft_temperature is not None:
             sampling = replace(sampling, temperature=self.draft_temperature)
         assert self.kind.tree_rows is not None
@@ -77,7 +78,7 @@ class TreeDrafter(Drafter):
 
 
 def check_width(shape: Shape, vocabulary: int) -> None:
-    """Refuse a shape with more siblings than there are tokens. Raises ValueError."""
+    """Raises ValueError for a shape with more siblings than the vocabulary has tokens."""
     if shape.widest > vocabulary:
         raise ValueError(
             f"tree {shape.name!r} asks for {shape.widest} siblings, but the drafter's "
@@ -86,7 +87,7 @@ def check_width(shape: Shape, vocabulary: int) -> None:
 
 
 class TreeSession:
-    """One sequence: its rows' cache is all that is kept between rounds."""
+    """One sequence. Between rounds it keeps only the cache of its rows."""
 
     def __init__(
         self,
@@ -107,21 +108,22 @@ class TreeSession:
             return Proposal.empty()
         tree = self.shape.new_tree(self.sampling, self.randomness, self.ends)
         likeliest = self.shape.likeliest(self.sampling)
-        found = yield from self.rows.first(tokens, longest, likeliest)
+        rows = yield from self.rows.first(tokens, longest, likeliest)
         while True:
-            fed = tree.choose(*found) if self.rows.has_top_tokens else tree.grow(found)
-            if not fed or tree.level == longest:
+            frontier = tree.choose(*rows) if self.rows.has_top_tokens else tree.grow(rows)
+            if not frontier or tree.level == longest:
                 break
             if not stop.should_draft(DraftState(tree.level, expected=tree.expected)):
                 break
-            found = yield from self.rows.below(tree)
+            rows = yield from self.rows.below(tree)
         return tree.proposal(self.rows.passes)
 
 
 class ModelRows:
-    """Rows of a language model. A level is one call; nodes see their ancestors only.
+    """Rows of a language model: one forward pass per level, in which nodes attend to their
+    ancestors only.
 
-    Nodes that were fed and then accepted stay cached for the next round.
+    Nodes that were computed and accepted stay cached for the next round.
     """
 
     has_top_tokens = False
@@ -132,21 +134,21 @@ class ModelRows:
         self.model = drafter.model
         self.sequence = DrafterSequence(drafter.model, source)
         self.passes = 0
-        """Sequential calls of this round so far."""
+        """Number of forward passes in this round so far."""
         self._committed = 0
         self._ancestors: dict[int, list[int]] = {}
-        """Of each fed node: the columns of its ancestors in the tree and its own."""
+        """Cache columns of each computed node's ancestors in the tree and of itself."""
         self._columns: dict[tuple[int, int], int] = {}
-        """(column of the parent, token) -> column, the parent's -1 where it is committed."""
+        """(column of the parent, token) -> column; the parent of a root has column -1."""
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Levels that can be drafted after these tokens, at most as many as wanted."""
+        """Most levels to draft after the committed tokens [T], `wanted` or fewer."""
         return self.sequence.longest(wanted, len(self.sequence.tokens(tokens)))
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
     ) -> BatchedSteps[Tensor]:
-        """The row after all committed tokens [T]: what `Tree.grow` is handed."""
+        """Computes the row after the committed tokens [T], for `Tree.grow`."""
         tokens, state = self.sequence.tokens(tokens), (yield from self.sequence.begin())
         self._keep_accepted(state, tokens[self._committed : -1].tolist())
         score = yield BatchedCall(self.model.extend_caches, (state, tokens))
@@ -156,16 +158,16 @@ class ModelRows:
         return score.logits
 
     def below(self, tree: Tree) -> BatchedSteps[Tensor]:
-        """The same below the nodes that are to be fed, all of one level."""
+        """Computes the rows of the frontier nodes, which are all of one level."""
         nodes, state = tree.frontier, (yield from self.sequence.begin())
         start = state.cached
         visible = np.zeros((len(nodes), start + len(nodes)), dtype=bool)
         visible[:, : self._committed] = True
         for i, node in enumerate(nodes):
             above = self._ancestors[tree.parents[node]]
-            self._ancestors[node] = line = [*above, start + i]
+            self._ancestors[node] = path = [*above, start + i]
             self._columns[above[-1] if above else -1, tree.tokens[node]] = start + i
-            visible[i, line] = True
+            visible[i, path] = True
         position = self._committed + tree.level - 1
         tokens = torch.tensor([tree.tokens[node] for node in nodes])
         positions = torch.full((len(nodes),), position)
@@ -176,25 +178,28 @@ class ModelRows:
         return score.logits
 
     def _keep_accepted(self, state: SequenceState, tokens: list[int]) -> None:
-        """Of the last round's nodes, keep the path that was committed since, these tokens; the last
-        one is fed anew in any case, since its row is needed."""
+        """Keeps the cached nodes of the last round that lie on the path of the tokens committed
+        since.
+
+        tokens: without the last one, which is computed again because its row is needed.
+        """
         if not self._columns:
             return
         column, kept = -1, []
         for token in tokens:
-            below = self._columns.get((column, token))
-            if below is None:
+            child = self._columns.get((column, token))
+            if child is None:
                 break
-            column = below
-            kept.append(below)
+            column = child
+            kept.append(child)
         self.model.keep_columns(state, kept, behind=self._committed)
 
 
 class SlotRows:
-    """Rows of slots that are there at once: one pass, whatever the depth.
+    """Rows of a block drafter: one forward pass for a tree of any depth.
 
-    Level l is predicted by slot l; where slots are linked, each node's row follows from the token
-    before it. A shape that chooses gets the likeliest tokens of its slots.
+    Slot l predicts level l. With previous-token features, a node's row also depends on its token. A
+    shape that chooses tokens gets only the likeliest tokens of each slot.
     """
 
     def __init__(
@@ -204,11 +209,11 @@ class SlotRows:
         self.passes = 1
         self._states = self._logits = torch.empty(0)
         self._likely: LikelyTokens | None = None
-        """None where whole rows are wanted."""
+        """None if the shape needs full rows."""
 
     @property
     def has_top_tokens(self) -> bool:
-        """Whether tokens and their log-probabilities are found (`Tree.choose`), not whole rows."""
+        """Whether rows are tokens with log-probabilities (`Tree.choose`) instead of logits."""
         return self._likely is not None
 
     def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
@@ -224,12 +229,12 @@ class SlotRows:
             count, temperatures = likeliest
             if session.correction is not None:
                 count = max(count, TREE_CANDIDATES)
-            wanted = count, temperatures
-            self._likely = LikelyTokens(self._states, self._logits, wanted, session.correction)
+            top_tokens = count, temperatures
+            self._likely = LikelyTokens(self._states, self._logits, top_tokens, session.correction)
         return self._after(0, [before])
 
     def below(self, tree: Tree) -> BatchedSteps[Tensor | tuple[Array, Array]]:
-        yield from ()  # the rows are there already
+        yield from ()  # no call: the slots are computed already
         return self._after(tree.level, [tree.tokens[node] for node in tree.frontier])
 
     def _after(self, level: int, previous: list[int]) -> Tensor | tuple[Array, Array]:
@@ -244,9 +249,9 @@ class SlotRows:
 
 
 class SeveralDrafters(Drafter):
-    """Trees of several drafters side by side (SpecInfer's many small models).
+    """Trees of several drafters below the same root (SpecInfer's several small models).
 
-    Each sibling below the last committed token carries the row of the drafter it came from.
+    Each root keeps the distribution of the drafter that it was drawn from.
     """
 
     provides: frozenset[Evidence] = frozenset()
@@ -260,7 +265,7 @@ class SeveralDrafters(Drafter):
         self.requires = TargetRequirements.union(drafter.requires for drafter in drafters)
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
-        """Raises ValueError for drafters whose drafts are not independent draws."""
+        """Raises ValueError if a drafter's drafts are not independent draws."""
         for drafter in self.drafters:
             if drafter.draw_kind(sampling) not in ("iid", "independent"):
                 raise ValueError(
@@ -274,7 +279,7 @@ class SeveralDrafters(Drafter):
 
 
 class SeveralSessions:
-    """A session of each drafter."""
+    """One session per drafter."""
 
     def __init__(self, sessions: Sequence[DraftSession]) -> None:
         self.sessions = sessions
@@ -282,9 +287,9 @@ class SeveralSessions:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal]:
-        found = []
+        proposals = []
         for session in self.sessions:
             proposal = (yield from as_steps(session.propose(tokens, target_state, stop))).on_host()
             if len(proposal.tokens) > 0:
-                found.append(proposal)
-        return Proposal.side_by_side(found) if found else Proposal.empty()
+                proposals.append(proposal)
+        return Proposal.side_by_side(proposals) if proposals else Proposal.empty()

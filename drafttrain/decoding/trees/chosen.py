@@ -1,4 +1,4 @@
-"""Tree shapes chosen anew each round by the drafter's probabilities: OPT-Trees."""
+"""Tree shapes that adapt to the drafter's probabilities in each round: OPT-Trees."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from drafttrain.decoding.trees.shapes import (
 from drafttrain.decoding.types import Sampling
 
 Temperatures = tuple[float, ...] | None
-"""Of the rows that nodes are scored by, of each level, the last one's of all below it; None: the
-target's, or `GREEDY_SCORES`."""
+"""Temperatures of the rows that nodes are scored by, one per level; the last one also holds for
+deeper levels. None: the target's temperature, or `GREEDY_SCORES` in greedy decoding."""
 
 
 @dataclass(frozen=True)
 class Optimal(Shape):
-    """The tree of n nodes that expects to have the most accepted (OPT-Tree, Wang et al. 2025).
+    """The tree of n nodes with the most expected accepted tokens (OPT-Tree, Wang et al. 2025).
 
-    A node's score is the product of the draft probabilities on its path: how likely the target is
-    believed to go there. The n largest products of all make up a tree, and their sum E(A) is the
-    expected number of accepted tokens. A node is fed only while it is among the n best of all: no
-    child scores more than its parent, so nothing below the others could enter the tree. It is the
-    same as if all were fed (the paper's), for fewer drafter rows. Notes are the log-probabilities
-    of paths.
+    A node's score is the product of the draft probabilities on its path, an estimate of the
+    probability that it is accepted. The n nodes with the largest scores form a tree, and the sum
+    E(A) of their scores is the expected number of accepted tokens. A node is expanded only if it is
+    among the n best so far: no child scores more than its parent, so no descendant of another node
+    could enter the tree. The result equals the paper's, which expands all nodes, with fewer drafter
+    rows. Notes are the log-probabilities of paths.
     """
 
     nodes: int
@@ -64,16 +64,16 @@ class Optimal(Shape):
         return sorted(self._best(tree))
 
     def _best(self, tree: Tree) -> list[int]:
-        """At most n nodes, by falling score; a child that ties its parent comes after it."""
+        """Returns the n best nodes, best first; a child with its parent's score comes after it."""
         return np.argsort(-np.array(tree.notes), kind="stable")[: self.nodes].tolist()
 
     def _least(self, tree: Tree) -> float:
-        """What a child must score more than, to enter the tree."""
+        """Returns the score that a child must exceed to enter the tree."""
         best = self._best(tree)
         return tree.notes[best[-1]] if len(best) == self.nodes else -np.inf
 
     def _add(self, tree: Tree, rows: Array, tokens: Array, scores: Array) -> list[int]:
-        """Let the best n children into the tree, best first; those of them that may be fed."""
+        """Adds the n best children to the tree, best first; returns those to expand."""
         order = np.argsort(-scores, kind="stable")[: self.nodes]
         parents = [tree.frontier[row] for row in rows[order].tolist()]
         added = tree.add(tokens[order].tolist(), parents, scores[order].tolist())
@@ -85,18 +85,19 @@ class Optimal(Shape):
     def _likely_children(
         self, tree: Tree, log_probs: Array, columns: Array | None
     ) -> tuple[Array, Array, Array]:
-        """Rows, tokens and scores of the children that score enough to enter the tree."""
-        above = np.array(tree.frontier_notes(0.0))
-        bounds = (self._least(tree) - above).astype(log_probs.dtype)  # compares in its own type
-        places = np.flatnonzero(log_probs > bounds[:, None])
-        rows, tokens = np.divmod(places, log_probs.shape[1])
-        scores = log_probs.ravel()[places] + above[rows]
+        """Returns rows, tokens and scores of the children that score enough to enter the tree."""
+        parent_scores = np.array(tree.frontier_notes(0.0))
+        # cast, so that the comparison does not promote all of log_probs to float64
+        bounds = (self._least(tree) - parent_scores).astype(log_probs.dtype)
+        indices = np.flatnonzero(log_probs > bounds[:, None])
+        rows, tokens = np.divmod(indices, log_probs.shape[1])
+        scores = log_probs.ravel()[indices] + parent_scores[rows]
         return rows, tokens if columns is None else columns[rows, tokens], scores
 
     def _log_probs(self, tree: Tree, logits: Tensor) -> tuple[Array, Array | None]:
-        """Log-probabilities as NumPy has them, [F, C], and their tokens where C is less than V.
+        """Returns log-probabilities [F, C] in NumPy, and their tokens if C is less than V.
 
-        From another device only the n most likely of each row are copied.
+        From a device only the `CANDIDATES` * n most likely tokens of each row are copied.
         """
         sampling = Sampling() if tree.sampling.greedy else tree.sampling
         temperature = temperature_at(self._temperatures(sampling), tree.level)
@@ -113,18 +114,18 @@ class Optimal(Shape):
         return scores, tokens
 
     def _temperatures(self, sampling: Sampling) -> tuple[float, ...]:
-        own = GREEDY_SCORES if sampling.greedy else sampling.temperature
-        return self.draft_temperature or (own,)
+        default = GREEDY_SCORES if sampling.greedy else sampling.temperature
+        return self.draft_temperature or (default,)
 
 
 GREEDY_SCORES = 0.5
-"""Temperature of the draft probabilities that nodes are scored by, where the target is greedy.
+"""Temperature of the draft probabilities that score nodes in greedy decoding.
 
-A greedy target is surer than its drafter: at 1 (the paper) trees stay too shallow. On held-out
-prompts at 25 nodes and 10 levels, the mean acceptance length at 1, 0.7, 0.5, 0.35, 0.25 is 5.21,
-5.74, 6.05, 5.89, 5.74 (GSM8K pair); over a Spec-Drafter's slots 3.68, 3.73, 3.59, 3.55, 3.46
-(Multi30k).
+A greedy target's choice is more certain than the drafter's distribution: at temperature 1 (the
+paper) trees stay too shallow. On held-out prompts with 25 nodes and 10 levels, the mean acceptance
+length at 1, 0.7, 0.5, 0.35, 0.25 is 5.21, 5.74, 6.05, 5.89, 5.74 (GSM8K pair); over the slots of a
+Spec-Drafter 3.68, 3.73, 3.59, 3.55, 3.46 (Multi30k).
 """
 CANDIDATES = 4
-"""Children for each node of the tree that are looked at, at most, where all would be too many: in
-the first row, and of a row that lies on another device."""
+"""Tokens considered per row, as a multiple of the tree's nodes: in the first row, and in all rows
+that are on a device."""

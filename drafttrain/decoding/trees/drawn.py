@@ -1,4 +1,4 @@
-"""Tree shapes whose nodes are drawn: paths, branching (RSD-C), stochastic beams (RSD-S)."""
+"""Tree shapes with random nodes: paths, branching (RSD-C), stochastic beam search (RSD-S)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drafttrain.decoding.trees.shapes import Shape, Tree, check_positive
 
 @dataclass(frozen=True)
 class Paths(Shape):
-    """K independent paths; equal beginnings are one node with a count (SpecTr, SpecInfer)."""
+    """K independent paths; equal prefixes are one node with a count (SpecTr, SpecInfer)."""
 
     count: int
     draw_kind = "iid"
@@ -43,10 +43,10 @@ class Paths(Shape):
 
 @dataclass(frozen=True)
 class Branching(Shape):
-    """widths[l] siblings below every node of level l, without replacement (RSD-C).
+    """widths[l] siblings per parent at level l, drawn without replacement (RSD-C).
 
-    RSD (Jeon et al. 2024), Algorithm 3: Gumbel-top-k of each row, siblings in the order drawn.
-    Fewer where a row has fewer possible tokens.
+    RSD (Jeon et al. 2024), Algorithm 3: Gumbel-top-k of each row, siblings in the order drawn;
+    fewer if a row has fewer tokens of positive probability.
     """
 
     widths: tuple[int, ...]
@@ -81,11 +81,11 @@ class Branching(Shape):
 
 @dataclass(frozen=True)
 class Beam(Shape):
-    """Stochastic beam search: `width` sequences a level, without replacement (RSD-S).
+    """Stochastic beam search: `width` sequences per level, without replacement (RSD-S).
 
-    RSD (Jeon et al. 2024), Algorithm 8 and Equation 11; Kool et al. 2019. Levels hold the sequences
-    of largest perturbed log-probability, each truncated to its parent's; siblings stand in falling
-    order of it.
+    RSD (Jeon et al. 2024), Algorithm 8 and Equation 11; Kool et al. 2019. Each level keeps the
+    sequences with the largest perturbed log-probabilities, each truncated to its parent's; siblings
+    are in falling order of it. Notes are (log-probability, perturbed log-probability) of a path.
     """
 
     width: int
@@ -107,14 +107,14 @@ class Beam(Shape):
         noted = tree.frontier_notes((0.0, 0.0))
         above, bounds = torch.tensor(noted, dtype=probs.dtype, device=probs.device).T
         log_probs = probs.log() + above[:, None]
-        # truncation keeps the order within a row, so that no more than these can be among the best
+        # truncation keeps the order within a row: only its `width` largest can be among the best
         width = min(self.width, probs.shape[-1])
         largest = (log_probs + tree.randomness.gumbel(log_probs)).topk(width, dim=-1)
         keys = perturb(largest.values, bounds)
         best = keys.flatten().topk(min(self.width, keys.numel()))
-        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        places = [place for place, key in found if key > -torch.inf]
-        rows, ranks = [place // width for place in places], [place % width for place in places]
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        indices = [index for index, key in pairs if key > -torch.inf]
+        rows, ranks = [index // width for index in indices], [index % width for index in indices]
         tokens = largest.indices[rows, ranks]
         notes = torch.stack((log_probs[rows, tokens], keys[rows, ranks]), 1).tolist()
         parents = [tree.frontier[row] for row in rows]
@@ -122,10 +122,10 @@ class Beam(Shape):
 
 
 def perturb(keys: Tensor, bounds: Tensor) -> Tensor:
-    """Perturbed log-probabilities of children, the largest of each row equal to the row's bound.
+    """Truncates perturbed log-probabilities so that the largest of each row equals its bound.
 
-    Kool et al. 2019, Appendix B.3, in the form that stays finite: with keys G = log-probability +
-    Gumbel and Z the largest of the row, u = T - G + log(1 - exp(G - Z)) and the result is
+    Kool et al. 2019, Appendix B.3, in the numerically stable form: with keys G = log-probability +
+    Gumbel, Z the largest of the row and u = T - G + log(1 - exp(G - Z)), the result is
     T - max(0, u) - log(1 + exp(-|u|)). Shapes: keys [F, N], bounds T [F] -> [F, N].
     """
     bound = bounds[:, None]

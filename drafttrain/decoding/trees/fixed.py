@@ -1,4 +1,4 @@
-"""Fixed trees: the same shape every round, filled with the drafter's likeliest tokens."""
+"""Fixed trees: the same shape in each round, filled with the drafter's likeliest tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from drafttrain.decoding.types import NOT_FINITE, NotFinite, Sampling
 
 @dataclass(frozen=True)
 class Fixed(Shape):
-    """The same tree every round, given by the ranks of its tokens in the drafter's rows.
+    """A tree given by the ranks of its tokens in the drafter's rows.
 
-    Each node is the tuple of ranks on its path, 0 the drafter's first choice: (0,), (1,), (0, 0).
+    Each node is the tuple of ranks on its path, with rank 0 for the arg-max: (0,), (1,), (0, 0).
     """
 
     paths: frozenset[tuple[int, ...]]
@@ -33,7 +33,7 @@ class Fixed(Shape):
         for path in self.paths:
             if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in self.paths):
                 raise ValueError(
-                    f"path {path} of a fixed tree needs ranks of 0 or more and its beginning "
+                    f"path {path} of a fixed tree needs ranks of 0 or more and its parent "
                     f"{path[:-1]} in the tree; add it"
                 )
         check_positive("nodes", len(self.paths))
@@ -72,14 +72,14 @@ class Fixed(Shape):
 
     @cached_property
     def _below(self) -> dict[tuple[int, ...], list[int]]:
-        """The ranks below each path that goes on."""
+        """Ranks of the children of each inner node; () is the root."""
         below: dict[tuple[int, ...], list[int]] = {}
         for path in sorted(self.paths):
             below.setdefault(path[:-1], []).append(path[-1])
         return below
 
     def _add(self, tree: Tree, by_rank: list[list[int]]) -> list[int]:
-        """Children by the ranks of the tokens below each node that was fed."""
+        """Adds the children of the frontier; by_rank: tokens of each row, most likely first."""
         children = [
             (tokens[rank], node, (*path, rank))
             for node, path, tokens in zip(
@@ -93,7 +93,7 @@ class Fixed(Shape):
 
 
 def binary_tree(nodes: int) -> Fixed:
-    """Two children a node, filled level by level: a baseline of OPT-Tree."""
+    """Binary tree filled level by level, a baseline of OPT-Tree."""
     paths: list[tuple[int, ...]] = [(0,), (1,)]
     for path in paths:
         if len(paths) >= nodes:
@@ -105,7 +105,7 @@ def binary_tree(nodes: int) -> Fixed:
 EAGLE_PATHS = (
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 )
-"""EAGLE's tree of 25 nodes (Li et al. 2024), a digit a rank."""
+"""EAGLE's tree of 25 nodes (Li et al. 2024); each digit is a rank."""
 
 
 def eagle_tree() -> Fixed:
@@ -114,18 +114,18 @@ def eagle_tree() -> Fixed:
 
 
 def best_fixed_tree(by_rank: Sequence[float], nodes: int, depth: int) -> Fixed:
-    """The fixed tree that expects the most accepted tokens, from acceptance by rank (Sequoia).
+    """The fixed tree with the most expected accepted tokens, from acceptance by rank (Sequoia).
 
-    by_rank[r]: how often the target's token is the drafter's choice number r. If that holds at
-    every node alike, a node is reached with the product of its ranks' acceptances; the n largest
-    products make the best tree (Chen et al. 2024 find the same by dynamic programming).
+    by_rank[r]: fraction of rows in which the target's token has rank r. If this is the same at
+    every node, the probability that a node is accepted is the product over the ranks on its path;
+    the n nodes with the largest products form the best tree (Chen et al. 2024 find the same tree by
+    dynamic programming).
     """
     check_positive("nodes", nodes)
     check_positive("depth", depth)
     if not by_rank or min(by_rank) < 0.0 or sum(by_rank) > 1.0 + 1e-9:
         raise ValueError(
-            f"by_rank = {list(by_rank)} must hold shares of the rows, of 0 or more, that sum to "
-            "1 at most"
+            f"by_rank = {list(by_rank)} must hold fractions of 0 or more that sum to 1 at most"
         )
     chosen: list[tuple[int, ...]] = []
     open_: list[tuple[float, tuple[int, ...]]] = [(by_rank[r], (r,)) for r in range(len(by_rank))]

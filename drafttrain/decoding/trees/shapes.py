@@ -1,9 +1,10 @@
 """How draft trees grow: which children the nodes of a level get.
 
-A round's `Tree` is handed the drafter's rows below the nodes that were fed last. Its shape adds
-their children and says which nodes are to be fed next: those whose children may still enter the
-tree. Every random choice goes through `Randomness`. Shapes that draw (`drawn`) keep the rows that
-they drew from, for rejection; shapes that choose (`chosen`, `fixed`) make point masses.
+A `Tree` grows level by level. It gets the drafter's rows for its frontier, the nodes whose children
+come next; its shape adds these children and returns the next frontier: new nodes whose children may
+enter the tree. All random choices go through `Randomness`. Shapes that draw tokens (`drawn`) keep
+the distributions for rejection sampling; shapes that choose tokens (`chosen`, `fixed`) make point
+masses.
 """
 
 from __future__ import annotations
@@ -23,49 +24,49 @@ from drafttrain.decoding.types import NotFinite, Proposal, Sampling
 
 Array = npt.NDArray
 ROOT = -1
-"""The last committed token, which roots hang from."""
+"""Parent of the roots: the last committed token."""
 
 Likeliest = tuple[int, Sequence[float]]
-"""How many tokens of each row, and the temperatures of their log-probabilities by level
+"""Number of top tokens of each row, and the temperatures of their log-probabilities by level
 (`temperature_at`)."""
 
 
 class Shape(Protocol):
-    """A kind of tree. Most are all that this says; each has a `grow` of its own."""
+    """A kind of tree, with the defaults that most kinds share."""
 
     name: str
     draw_kind: DrawKind = "deterministic"
     drafts_trees: bool = True
     estimates: bool = False
-    """Whether `Tree.expected` is worked out, for stop policies that go by it."""
+    """Whether it computes `Tree.expected`, which stop policies can use."""
     widest: int = 1
-    """Most siblings that it is bound to ask for."""
+    """Number of siblings that the vocabulary must allow."""
     deepest: int | None = None
-    """Levels that it ends at; None: it has as many as are asked for."""
+    """Most levels; None: as many as the stop policy allows."""
 
     def new_tree(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Tree:
-        """A tree for one round; tokens in `ends` get no children."""
+        """Starts a tree for one round; tokens in `ends` get no children."""
         return Tree(self, sampling, randomness, ends)
 
     def likeliest(self, sampling: Sampling) -> Likeliest | None:
-        """The likeliest tokens that do in place of whole rows (`choose`); None: whole rows."""
+        """Returns which top tokens are enough for `choose`; None if `grow` needs full rows."""
         return None
 
     def grow(self, tree: Tree, logits: Tensor) -> Sequence[int]:
-        """`Tree.grow`, of nodes that may end a sequence too."""
+        """Adds the children for `Tree.grow`; the result may hold nodes that end the sequence."""
         ...
 
     def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> Sequence[int]:
-        """`Tree.choose`, likewise."""
+        """Adds the children for `Tree.choose`; the result may hold nodes that end the sequence."""
         raise NotImplementedError(f"{self.name} grows over whole rows")
 
     def kept(self, tree: Tree) -> Sequence[int]:
-        """The nodes of a chosen tree in rising order, all their ancestors among them."""
+        """Returns the nodes to propose in rising order, with all their ancestors."""
         return range(len(tree.tokens))
 
 
 class Tree:
-    """A tree under way: nodes in the order they were added, parents first."""
+    """A growing tree: nodes in the order they were added, parents first."""
 
     def __init__(
         self, shape: Shape, sampling: Sampling, randomness: Randomness, ends: Collection[int]
@@ -74,16 +75,16 @@ class Tree:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.rows: list[int] = []
-        """Of each node the row of `draft_probs` that it was drawn from."""
+        """Row of `draft_probs` that each node was drawn from."""
         self.notes: list[Any] = []
-        """Of each node what its shape goes by: scores, ranks, or how many paths go through it."""
+        """Data of the shape for each node: scores, ranks, or the number of paths through it."""
         self.draft_probs: list[Tensor] = []
         self.expected: list[float] = []
-        """Expected accepted tokens after each level, where the shape estimates them."""
+        """Expected number of accepted tokens after each level, if the shape estimates it."""
         self.level = 0
-        """Levels so far."""
+        """Number of levels so far."""
         self.frontier = [ROOT]
-        """The nodes whose children come next."""
+        """Nodes whose children come next."""
 
     def add(
         self,
@@ -92,7 +93,7 @@ class Tree:
         notes: Sequence[Any],
         rows: Sequence[int] = (),
     ) -> range:
-        """New nodes of a level; rows: those of drawn ones."""
+        """Adds nodes of a level; returns their indices. rows: of drawn nodes only."""
         first = len(self.tokens)
         self.tokens += tokens
         self.parents += parents
@@ -101,27 +102,30 @@ class Tree:
         return range(first, len(self.tokens))
 
     def frontier_notes(self, root: Any) -> list[Any]:
-        """The notes of the nodes that were fed, `root` of the last committed token."""
+        """Returns the notes of the frontier nodes, `root` for the last committed token."""
         return [root if node == ROOT else self.notes[node] for node in self.frontier]
 
     def keep_probs(self, logits: Tensor) -> tuple[Tensor, int]:
-        """The rows that children are drawn from, which are kept, and the number of the first.
-        Shapes: [F, V] -> [F, V]."""
-        known, probs = sum(map(len, self.draft_probs)), warp(logits, self.sampling)
+        """Warps rows and keeps them in `draft_probs`.
+
+        Returns the distributions to draw children from, and the index of the first one in
+        `draft_probs`. Shapes: [F, V] -> [F, V].
+        """
+        first, probs = sum(map(len, self.draft_probs)), warp(logits, self.sampling)
         check_not_nan(probs)
         self.draft_probs.append(probs)
-        return probs, known
+        return probs, first
 
     def grow(self, logits: Tensor) -> list[int]:
-        """Add the children of the nodes fed last; those of them that are to be fed next.
+        """Adds the children of the frontier; returns the next frontier.
 
-        Shapes: logits [F, V]: the drafter's rows below each node that was fed, the last committed
-        token in the first call.
+        Shapes: logits [F, V], the drafter's row for each frontier node. The first frontier is the
+        last committed token.
         """
         return self._set_frontier(self.shape.grow(self, logits))
 
     def choose(self, tokens: Array, log_probs: Array) -> list[int]:
-        """As `grow`, by the likeliest tokens. Shapes: tokens [F, C], log_probs [F, C]."""
+        """Same as `grow`, from top tokens. Shapes: tokens [F, C], log_probs [F, C]."""
         check_not_nan(log_probs)
         return self._set_frontier(self.shape.choose(self, tokens, log_probs))
 
@@ -131,7 +135,7 @@ class Tree:
         return self.frontier
 
     def proposal(self, passes: int) -> Proposal:
-        """The tree as grown so far, by so many drafter calls."""
+        """Returns the tree so far as a proposal that took `passes` drafter calls."""
         kind = self.shape.draw_kind
         if kind != "deterministic":
             return Proposal(
@@ -145,23 +149,25 @@ class Tree:
             )
         nodes = np.asarray(self.shape.kept(self), dtype=np.int64)
         parents = np.array(self.parents, dtype=np.int64)[nodes]
-        places = np.where(parents == ROOT, ROOT, np.searchsorted(nodes, parents))
+        parents = np.where(parents == ROOT, ROOT, np.searchsorted(nodes, parents))
         return Proposal(
             torch.from_numpy(np.array(self.tokens, dtype=np.int64)[nodes]),
-            torch.from_numpy(places),
+            torch.from_numpy(parents),
             passes=passes,
             expected=self.expected[-1] if self.expected else None,
         )
 
 
 def temperature_at(temperatures: Sequence[float], level: int) -> float:
-    """That of a level, counted from 0; the last one's of all below it."""
+    """Returns the temperature of a level (from 0); the last one also holds for deeper levels."""
     return temperatures[min(level, len(temperatures) - 1)]
 
 
 def check_not_nan(probs: Tensor | Array) -> None:
-    """Raise NotFinite for a row [F, V] that a softmax made of scores that are not finite: all of it
-    is NaN then."""
+    """Raises NotFinite if a row of softmax results [F, V] is NaN.
+
+    Checks the first column: a softmax over scores that are not finite is NaN in all of its row.
+    """
     if True in (probs[:, 0] != probs[:, 0]).tolist():
         raise NotFinite.of_drafter()
 

@@ -1,12 +1,13 @@
-"""Verification rules on draft trees: walk down from the root while a child is accepted.
+"""Verification rules for draft trees: walk down from the root while a child is accepted.
 
-Row 0 of the target's logits judges the roots, row i + 1 the children of node i. At each node a rule
-tries its children; the walk goes on below an accepted one, and ends with one more token from what
-the rule leaves of the target's distribution. A chain is a tree of width one, on which every
-rejection rule here is speculative sampling (Leviathan et al. 2023).
+Row 0 of the target's logits verifies the roots, row i + 1 the children of node i. At each node a
+rule tries the children. The walk continues at the accepted child; if there is none, it ends with
+one more token, drawn from the distribution that the rule returns. A chain is a tree of width one,
+on which each rejection rule here is speculative sampling (Leviathan et al. 2023).
 
-Siblings drawn independently (`iid`) are a multiset: equal draws of one row are one node with a
-count, and copies are tried in a fresh uniformly random order, which has the law of the draw order.
+Siblings drawn independently (`iid`) are a multiset: equal draws from one row are one node with a
+count. Copies are tried in uniformly random order, which has the same distribution as the draw
+order.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from drafttrain.decoding.verifiers import make_verifier, probability_ratio, resi
 
 @dataclass(frozen=True)
 class Children:
-    """The children of one node, as its rule sees them."""
+    """The C children of one node."""
 
     nodes: Sequence[int]
-    """Indices of the proposal, in draw order."""
+    """Indices in the proposal, in draw order."""
     tokens: Sequence[int]
     copies: Sequence[int]
-    """How often each was drawn."""
+    """How often each child was drawn."""
     draft_probs: Tensor | None
-    """[C, V] the row each was drawn from; None = point masses."""
+    """[C, V] the distribution each child was drawn from; None = point masses."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a rule makes of a node's children."""
+    """The decision of a rule at one node."""
 
     child: int | None
-    """Index into `Children.nodes` of the one accepted; None = no child was."""
+    """Index of the accepted child in `Children.nodes`; None = all are rejected."""
     next_probs: Tensor
-    """[V] where no child was accepted: what the next token is drawn from."""
+    """[V] distribution of the next token; used if no child is accepted."""
 
 
 Rule = Callable[[Tensor, Children, Randomness], Choice]
-"""Accepts at most one child of a node, whose row is the target's probabilities [V]."""
+"""(target_probs [V] at a node, its children, randomness) -> at most one accepted child."""
 
 
 def walk_down(
@@ -59,15 +60,15 @@ def walk_down(
     sampling: Sampling,
     randomness: Randomness,
 ) -> Verdict:
-    """Rejection sampling on trees by a rule for siblings; lossless for the draws that it is for.
+    """Applies a rule for siblings from the root down; lossless for the draws the rule is made for.
 
-    At temperature 0 target is a point mass. Shapes: target_logits [N + 1, V].
+    At temperature 0 the target's distribution is a point mass. Shapes: target_logits [N + 1, V].
     """
     below = children_of(proposal)
     path: list[int] = []
     while True:
-        place = path[-1] + 1 if path else 0
-        row, nodes = warp(target_logits[place], sampling), below[place]
+        index = path[-1] + 1 if path else 0
+        row, nodes = warp(target_logits[index], sampling), below[index]
         if not nodes:
             choice = Choice(None, row)
         else:
@@ -81,8 +82,9 @@ def walk_down(
 def recurse(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
     """Siblings drawn without replacement from one row d (RSD, Jeon et al. 2024, Algorithms 1, 6).
 
-    Each sibling in draw order is accepted with min(1, t / d); on rejection, in this order: t
-    becomes Norm[(t - d)+], the token leaves d, d is normalised.
+    Let t be the target's distribution. Each sibling, in draw order, is accepted with probability
+    min(1, t / d). On rejection t becomes Norm[(t - d)+]; then the token is removed from d and d is
+    normalised.
     """
     target, draft = target_probs, _rows(children, target_probs)[0]
     for index, token in enumerate(children.tokens):
@@ -96,8 +98,9 @@ def recurse(target_probs: Tensor, children: Children, randomness: Randomness) ->
 def multi_round(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
     """Siblings drawn independently (SpecInfer, Miao et al. 2024).
 
-    Each copy is accepted with min(1, t / d); on rejection t becomes Norm[(t - d)+] and d stays.
-    Siblings may come from rows of several drafters.
+    Let t be the target's distribution and d that of the drafter. Each copy is accepted with
+    probability min(1, t / d). On rejection t becomes Norm[(t - d)+]; d does not change. Siblings
+    may come from several drafters, each with its own d.
     """
     target, draft = target_probs, _rows(children, target_probs)
     for index in _copies(children, randomness):
@@ -111,8 +114,10 @@ def multi_round(target_probs: Tensor, children: Children, randomness: Randomness
 def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
     """K siblings drawn independently from one row (SpecTr, Sun et al. 2023, Algorithm 3).
 
-    Each copy is accepted with min(1, t / (gamma d)), gamma as `k_seq_gamma`; where none is, the
-    next token is drawn from t - min(d, t / gamma) (1 - (1 - beta)^K) / beta, normalised.
+    Let t be the target's distribution and d that of the drafter. Each copy is accepted with
+    probability min(1, t / (gamma d)), gamma from `k_seq_gamma`. If none is accepted, the next token
+    is drawn from t - min(d, t / gamma) (1 - (1 - beta)^K) / beta, normalised, where
+    beta = sum min(d, t / gamma).
     """
     draft = _rows(children, target_probs)[0]
     tries = sum(children.copies)
@@ -130,28 +135,29 @@ def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> C
 
 
 def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
-    """The gamma in [1, K] at which 1 - (1 - beta)^K = gamma beta, beta = sum min(d, t / gamma).
+    """Smallest gamma in [1, K] at which K-SEQ is lossless; K is `tries`.
 
-    Below it K-SEQ would accept more of some token than the target has; the smallest such gamma
-    accepts most. Shapes: [V], [V].
+    Solves 1 - (1 - beta)^K = gamma beta with beta = sum min(d, t / gamma). With a smaller gamma,
+    K-SEQ would emit some token more often than the target; with a larger one it accepts less.
+    Shapes: [V], [V].
     """
     target, draft = (row.double().cpu().numpy() for row in (target_probs, draft_probs))
 
-    def room(gamma: float) -> float:
+    def margin(gamma: float) -> float:
         beta = float(np.minimum(draft, target / gamma).sum())
         return gamma * beta - (1.0 - (1.0 - beta) ** tries)
 
-    if tries == 1 or room(1.0) >= 0.0:
+    if tries == 1 or margin(1.0) >= 0.0:
         return 1.0
-    if room(tries) <= 0.0:
+    if margin(tries) <= 0.0:
         return float(tries)
-    from scipy.optimize import brentq  # SpecTr alone needs it
+    from scipy.optimize import brentq  # imported here: only SpecTr needs SciPy
 
-    return float(brentq(room, 1.0, tries, xtol=1e-15, rtol=4 * np.finfo(float).eps))
+    return float(brentq(margin, 1.0, tries, xtol=1e-15, rtol=4 * np.finfo(float).eps))
 
 
 def sample_target(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
-    """Any tree: draw the target's own token and go on below it if it is there (OPT-Tree)."""
+    """Any tree: samples the target's token and accepts the child that holds it (OPT-Tree)."""
     token = int(randomness.categorical(target_probs[None]))
     if token in children.tokens:
         return Choice(children.tokens.index(token), target_probs)
@@ -161,20 +167,20 @@ def sample_target(target_probs: Tensor, children: Children, randomness: Randomne
 def verify_traversal(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
 ) -> Verdict:
-    """Accept a node only after all below it were tried: from the leaves up. Lossless.
+    """Verifies a tree from the leaves up: a node is tried only after its descendants. Lossless.
 
-    Traversal verification (Weng et al. 2025, Algorithm 2): block verification on trees, and just
-    that on a chain. A node is reached with weight w, the probability that it or one below it is
-    accepted, 1 at the root; t is its row and d the row of its children. Child x is tried first,
-    with min(1, w t(x) / d(x)); when it and all below it are rejected, t becomes
-    Norm[(w t - d)+], w becomes r / (r + 1 - w) with r = sum (w t - d)+, and d is that of the next
-    sibling: the same where siblings are independent, without x where they never repeat. A node
-    without more children is accepted with what w is then, and the next token is drawn from t.
+    Traversal verification (Weng et al. 2025, Algorithm 2), which generalises block verification to
+    trees and equals it on a chain. A node has a weight w, the probability that it or one of its
+    descendants is accepted, 1 at the root; t is the target's distribution at the node and d the
+    distribution its children were drawn from. Child x gets weight min(1, w t(x) / d(x)). If it and
+    all its descendants are rejected, t becomes Norm[(w t - d)+] and w becomes r / (r + 1 - w) with
+    r = sum (w t - d)+; d stays for independent siblings, and loses x for draws without replacement.
+    After its last child, the node itself is accepted with probability w, and then the next token is
+    drawn from t.
 
-    Of a node that was drawn several times each copy is a try, the first with all that is below it.
-    Stochastic beams, where sequences drive out each other, are exact as well (by enumeration).
-    A draft ends at a node whose row is not finite.
-    Shapes: target_logits [N + 1, V].
+    Each copy of a node drawn several times is one try; only the first includes its descendants.
+    Exact for stochastic beams too (shown by enumeration). A row that is not finite ends the draft
+    at its node. Shapes: target_logits [N + 1, V].
     """
     target_probs = warp(target_logits, sampling)
     below, tried = children_of(proposal), set[int]()
@@ -184,7 +190,8 @@ def verify_traversal(
     repeats = proposal.draw_kind != "without_replacement"
 
     def descend(node: int, weight: float) -> tuple[list[int], Tensor] | None:
-        """The path from a node on and the row of the next token; None: rejected, all of it."""
+        """Returns the accepted path from a node on and the distribution of the next token; None if
+        the node and all its descendants are rejected."""
         row, nodes = target_probs[node + 1], [] if node in tried else below[node + 1]
         tried.add(node)
         if nodes:
@@ -193,33 +200,32 @@ def verify_traversal(
             for index in _copies(children, randomness) if repeats else range(len(nodes)):
                 token, draft = children.tokens[index], drafts[index]
                 ratio = probability_ratio(row[None], draft[None], row.new_tensor([token]).long())
-                found = descend(nodes[index], min(1.0, weight * float(ratio)))
-                if found is not None:
-                    return [node, *found[0]], found[1]
+                accepted = descend(nodes[index], min(1.0, weight * float(ratio)))
+                if accepted is not None:
+                    return [node, *accepted[0]], accepted[1]
                 row, weight = rejected_child(row, draft, weight)
                 drafts = drafts if repeats else without(drafts, token)
-        coin = row.new_tensor([weight])
-        return ([node], row) if randomness.accept_run(coin) == 1 else None
+        return ([node], row) if randomness.accept_run(row.new_tensor([weight])) == 1 else None
 
-    found = descend(-1, 1.0)
-    assert found is not None, "the last committed token is accepted with certainty"
-    path, next_probs = found
+    accepted = descend(-1, 1.0)
+    assert accepted is not None, "the last committed token is accepted with certainty"
+    path, next_probs = accepted
     next_token = int(randomness.categorical(next_probs[None]))
     return Verdict(torch.tensor(path[1:], dtype=torch.long), next_token)
 
 
 def rejected_child(target: Tensor, draft: Tensor, weight: float) -> tuple[Tensor, float]:
-    """A node's row and weight after a child drawn from `draft` was rejected with all below it.
+    """Returns a node's distribution and weight after a child and its descendants are rejected.
 
     Norm[(w t - d)+] and r / (r + 1 - w), r = sum (w t - d)+; 0 / 0 counts as 1. Shapes: [V], [V].
     """
-    left = float((weight * target - draft).clamp_min(0.0).sum())
-    total = left + (1.0 - weight)
-    return residual(target, draft, weight), left / total if total > 0.0 else 1.0
+    rest = float((weight * target - draft).clamp_min(0.0).sum())
+    total = rest + (1.0 - weight)
+    return residual(target, draft, weight), rest / total if total > 0.0 else 1.0
 
 
 def without(drafts: Tensor, token: int) -> Tensor:
-    """Rows without a token, normalised. Shapes: [C, V] -> [C, V]."""
+    """Sets a token's probability to 0 in all rows and normalises them. Shapes: [C, V] -> [C, V]."""
     drafts = drafts.clone()
     drafts[:, token] = 0.0
     return drafts / drafts.sum(-1, keepdim=True).clamp_min(torch.finfo(drafts.dtype).tiny)
@@ -238,7 +244,7 @@ Traversal = make_verifier("traversal")
 
 
 def children_of(proposal: Proposal) -> list[list[int]]:
-    """The children of the last committed token and of each node, in draw order: N + 1 lists."""
+    """Returns N + 1 lists in draw order: the roots, then the children of each node."""
     below: list[list[int]] = [[] for _ in range(len(proposal.tokens) + 1)]
     for node, parent in enumerate(proposal.parents.tolist()):
         below[parent + 1].append(node)
@@ -256,7 +262,7 @@ def _children(proposal: Proposal, nodes: Sequence[int], like: Tensor) -> Childre
 
 
 def _rows(children: Children, like: Tensor) -> Tensor:
-    """The rows that children were drawn from, point masses where none are given. [C, V]."""
+    """Returns the distributions that children were drawn from [C, V], one-hot for point masses."""
     if children.draft_probs is not None:
         return children.draft_probs
     tokens = torch.tensor(children.tokens, device=like.device)[:, None]
@@ -264,15 +270,15 @@ def _rows(children: Children, like: Tensor) -> Tensor:
 
 
 def _copies(children: Children, randomness: Randomness) -> Iterator[int]:
-    """Indices of the children, each as often as it was drawn, in uniformly random order."""
-    left = torch.tensor(children.copies, dtype=torch.float64)
-    while (total := left.sum()) > 0:
-        index = 0 if len(left) == 1 else int(randomness.categorical((left / total)[None]))
-        left[index] -= 1
+    """Yields indices of the children in random order, each as often as it was drawn."""
+    remaining = torch.tensor(children.copies, dtype=torch.float64)
+    while (total := remaining.sum()) > 0:
+        index = 0 if len(remaining) == 1 else int(randomness.categorical((remaining / total)[None]))
+        remaining[index] -= 1
         yield index
 
 
 def _accepted(target: Tensor, draft: Tensor, randomness: Randomness) -> bool:
-    """Whether an event of probability min(1, target / draft) comes true. Shapes: [], []."""
-    likely = (target / draft.clamp_min(torch.finfo(draft.dtype).tiny)).clamp_max(1.0)
-    return randomness.accept_run(likely[None]) == 1
+    """Accepts a token with probability min(1, target / draft). Shapes: [], []."""
+    ratio = (target / draft.clamp_min(torch.finfo(draft.dtype).tiny)).clamp_max(1.0)
+    return randomness.accept_run(ratio[None]) == 1
