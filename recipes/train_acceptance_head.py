@@ -31,7 +31,7 @@ from drafttrain.data.hidden.states import HiddenCache, open_cache
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.models.draft_states import state_size
-from drafttrain.models.drafters import check_drafter, load_drafter_beside
+from drafttrain.models.drafters import check_drafter, load_checked_drafter
 from drafttrain.models.loading import check_target, load_target
 from drafttrain.training.loop import Task, train
 from drafttrain.training.losses import acceptance_loss, binary_kl
@@ -112,7 +112,7 @@ def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
     target = load_target(settings.target)
     for distillation in distillations(settings).values():
         distill(distillation, target)
-    drafter = load_drafter_beside(target, settings.drafter)
+    drafter = load_checked_drafter(target, settings.drafter)
     wanted = caches(settings)
     for cache in wanted.values():
         build_cache(cache, target, drafter)

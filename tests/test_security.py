@@ -114,9 +114,9 @@ def test_a_pickle_under_the_name_of_safetensors_is_not_run(target, tmp_path):
     head = save_head(tmp_path / "head", tiny_model("llama"))
     for folder in (target, head):
         torch.save(Malicious(), folder / "model.safetensors")
-    with pytest.raises(ConfigError, match="no whole safetensors file"):
+    with pytest.raises(ConfigError, match="not a complete safetensors file"):
         load_target(settings_of(target))
-    with pytest.raises(ConfigError, match="no whole safetensors file"):
+    with pytest.raises(ConfigError, match="not a complete safetensors file"):
         load_heads(head)
 
 
@@ -309,7 +309,7 @@ def test_an_index_of_shards_names_safetensors_of_its_own_folder_only(target, tmp
     write_malicious(target / "model.bin")
     index = {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": name}}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ConfigError, match="is no safetensors file in the model's own folder"):
+    with pytest.raises(ConfigError, match="is not a safetensors file in the model's own folder"):
         check_target(settings_of(target))
 
 

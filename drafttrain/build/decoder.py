@@ -29,7 +29,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.types import Output, Source
 from drafttrain.decoding.verifiers import check_pairing
-from drafttrain.models.drafters import load_drafter_beside
+from drafttrain.models.drafters import load_checked_drafter
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.models.weight_files import check_finite
 
@@ -178,7 +178,7 @@ def _pair_of(
         check_finite(target, f"target {loaded.path!r}")
     kind, model = named_kind(name), None
     if kind is None:
-        model = load_drafter_beside(loaded, drafter) if isinstance(drafter, str) else drafter
+        model = load_checked_drafter(loaded, drafter) if isinstance(drafter, str) else drafter
         part = drafter_for(loaded.model, model, "drafter")
     else:
         part = open_kind(kind, None, loaded.model)

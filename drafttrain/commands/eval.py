@@ -16,7 +16,7 @@ from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.evaluation.evaluate import evaluate, write_evaluation
 from drafttrain.evaluation.plan import build_methods, make_plan
 from drafttrain.evaluation.tables import main_table, parity_lines, print_findings
-from drafttrain.models.loading import say_how_it_decodes
+from drafttrain.models.loading import report_generate_defaults
 
 
 def measure(
@@ -33,7 +33,7 @@ def measure(
         print("\n".join(plan.lines()))
         return
     pair = load_pair(settings.target, *plan.drafters)
-    say_how_it_decodes(pair.target, settings.decode.sampling.temperature)
+    report_generate_defaults(pair.target, settings.decode.sampling.temperature)
     methods = build_methods(plan, pair)
     compile_calls(settings.compile)
     evaluation = evaluate(pair, methods, plan.rows, settings, progress=True)

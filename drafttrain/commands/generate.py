@@ -29,7 +29,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Round
 from drafttrain.evaluation.metrics import accepted_tokens, round_facts
 from drafttrain.evaluation.prompts import is_cut, usable_tokens
-from drafttrain.models.loading import say_how_it_decodes
+from drafttrain.models.loading import report_generate_defaults
 
 CLOSED_PIPE = 141
 """Exit code when the reader of the output has gone: what a shell reports for SIGPIPE."""
@@ -50,7 +50,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     pair = load_pair(settings.target, *check_methods(settings.decode))
     method, target = build_method(settings.decode, pair), pair.target
     sampling = settings.decode.sampling
-    say_how_it_decodes(target, sampling.temperature)
+    report_generate_defaults(target, sampling.temperature)
     tokens = usable_tokens(target, inputs, pair.model.source_limit)
     ready = [(place, ids) for place, ids in enumerate(tokens) if not isinstance(ids, Refused)]
     numbers = [inputs[place]["row"] for place, _ in ready]

@@ -43,7 +43,7 @@ from drafttrain.evaluation.tune_plan import (
     make_plan,
     policy_file,
 )
-from drafttrain.models.loading import say_how_it_decodes
+from drafttrain.models.loading import report_generate_defaults
 
 OF_ORACLE = 16
 """Prompts along whose greedy outputs the oracle is followed."""
@@ -63,7 +63,7 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         print("\n".join(plan.lines()))
         return
     pair = load_pair(settings.target, *plan.drafters)
-    say_how_it_decodes(pair.target, settings.sampling.temperature)
+    report_generate_defaults(pair.target, settings.sampling.temperature)
     found, candidates = tune_pair(plan, pair, began)
     report, policy = found.report, policy_file(settings)
     write_evaluation(found, settings.report)

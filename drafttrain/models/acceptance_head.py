@@ -1,8 +1,8 @@
-"""The acceptance head: how likely is a drafted token to be accepted? (SpecDec++, Section 3.2.)
+"""Acceptance heads predict whether a draft token will be accepted (SpecDec++, Section 3.2).
 
-It reads a state of the drafter: of the drafted token as it was drawn, or at its own position as the
-paper has it, or of a block drafter's slot (`state`, see draft_states.py). A head lies in a folder
-of its own; a trained sweep is a folder of such folders.
+A head reads a state of the drafter: of the draft token when it is drawn, of the draft token at its
+own position (as in the paper), or of a block drafter's slot (`state`, see draft_states.py). Each
+head has its own folder; a trained sweep is a folder of such folders.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from drafttrain.models.loading import read_config
 from drafttrain.models.weight_files import check_weight_files, read_weights
 
 IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
-"""A head's drafter may have been loaded in another type than the one its file holds."""
+"""Data types to try: a drafter may be loaded in another type than its files have."""
 
 
 class AcceptanceHeadConfig(PretrainedConfig):
-    """Shape of a head, and which drafter, target and decoding it was trained for."""
+    """Shape of a head, and the drafter, target and sampling it was trained for."""
 
     model_type = "acceptance-head"
 
@@ -45,14 +45,14 @@ class AcceptanceHeadConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if not isinstance(self.depth, int) or self.depth < 0:
-            raise ValueError(f"depth = {self.depth!r}: a head has 0 residual blocks or more")
+            raise ValueError(f"depth = {self.depth!r} must be an integer of 0 or more")
         if not isinstance(self.rejection_weight, int | float):
-            raise ValueError(f"rejection_weight = {self.rejection_weight!r} is no number")
+            raise ValueError(f"rejection_weight = {self.rejection_weight!r} must be a number")
         super().__post_init__(**kwargs)
 
     @property
     def name(self) -> str:
-        """How reports and folders call the head: D3-w6."""
+        """Name of the head in reports and folders, such as D3-w6."""
         return head_name(self.depth, self.rejection_weight)
 
 
@@ -76,23 +76,24 @@ class AcceptanceHead(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits of acceptance. Shapes: hidden [..., D] -> [...]; computed in the head's dtype."""
+        """Computes acceptance logits in the head's dtype. Shapes: hidden [..., D] -> [...]."""
         x = hidden.to(self.out.weight.dtype)
         for block in self.blocks:
             x = x + F.silu(block(x))
         return self.out(x).squeeze(-1)
 
     def acceptance(self, hidden: Tensor) -> Tensor:
-        """Predicted probability that the target accepts. Shapes: hidden [..., D] -> [...]."""
+        """Predicts the probability of acceptance. Shapes: hidden [..., D] -> [...]."""
         return self(hidden).sigmoid()
 
 
 @torch.no_grad()
 def quick_judge(head: AcceptanceHead) -> Callable[[Tensor], float]:
-    """`head.acceptance` of one state [D] at a time: drafting asks for it before each token.
+    """Returns a fast `head.acceptance` for one state [D], which drafting calls before each token.
 
-    On the CPU by NumPy, whose calls cost less at this size. SiLU(2 z) = z + z tanh(z), so a block
-    is x + z + z tanh(z) with half its weights. The head is read now, and must stay as it is.
+    On the CPU it uses NumPy, which has less call overhead at this size. SiLU(2 z) = z + z tanh(z),
+    so a block is x + z + z tanh(z) with halved weights. Weights are read here: later changes of the
+    head may not take effect.
     """
     dtype, device = head.out.weight.dtype, head.device
     if device.type != "cpu" or dtype == torch.bfloat16:
@@ -118,53 +119,53 @@ def head_name(depth: int, rejection_weight: float) -> str:
 
 
 def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
-    """Heads by name, in eval mode: of one head's folder, of a final/, or of a run.
+    """Loads heads in eval mode, by name, from the folder of one head, a final/ folder or a run.
 
-    Raises ConfigError where there is none, or where something else lies there.
+    Raises ConfigError if there is no head, or another kind of model.
     """
     folder = Path(folder)
     if (folder / "config.json").is_file():
         return dict([_load_head(folder)])
-    holder = folder / "final" if (folder / "final").is_dir() else folder
-    inside = sorted(file.parent for file in holder.glob("*/config.json"))
-    if not inside:
+    parent = folder / "final" if (folder / "final").is_dir() else folder
+    heads = sorted(file.parent for file in parent.glob("*/config.json"))
+    if not heads:
         raise ConfigError(
             f"no acceptance head in {str(folder)!r}; give the folder of a head, or the run of "
             "recipes/train_acceptance_head.py"
         )
-    return dict(_load_head(head) for head in inside)
+    return dict(_load_head(head) for head in heads)
 
 
 def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
-    """A head must read the kind of states, and the width, that the drafter has. ConfigError."""
+    """Checks that a head reads states of the drafter's kind and width. Raises ConfigError."""
     state, kinds = head.config.state, states_of(drafter)
     if state not in kinds:
         raise ConfigError(
-            f"head {name!r} reads {state!r} states, but a {drafter.model_type!r} drafter has "
-            f"{' and '.join(map(repr, kinds))} ones; train a head for this drafter"
+            f"head {name!r} reads {state!r} states, but a {drafter.model_type!r} drafter has only "
+            f"{' and '.join(map(repr, kinds))} states; train a head for this drafter"
         )
     width = state_size(drafter, state)
     if head.config.hidden_size != width:
         raise ConfigError(
-            f"head {name!r} reads {head.config.hidden_size} numbers a token, but the drafter's "
-            f"states have {width}; it was trained for another drafter: train one for this drafter"
+            f"head {name!r} reads states of size {head.config.hidden_size}, but the drafter's have "
+            f"size {width}; it was trained for another drafter: train one for this drafter"
         )
 
 
 def check_head_identity(head: AcceptanceHead, drafter: PreTrainedModel, name: str) -> None:
-    """The drafter's weights must be those that the head was trained for. Raises ConfigError."""
+    """Checks that the head was trained for the drafter's weights. Raises ConfigError."""
     trained_for = head.config.drafter or {}
-    wanted = trained_for.get("weights_sha256")
-    if wanted is None:
+    expected = trained_for.get("weights_sha256")
+    if expected is None:
         raise ConfigError(
             f"head {name!r} does not say which drafter it was trained for; train it with "
             "recipes/train_acceptance_head.py"
         )
-    if all(hash_weights(drafter, dtype) != wanted for dtype in IDENTITY_TYPES):
+    if all(hash_weights(drafter, dtype) != expected for dtype in IDENTITY_TYPES):
         raise ConfigError(
             f"head {name!r} was trained for drafter {trained_for.get('path')!r} with other weights "
-            f"(sha256 {wanted[:12]}..., this drafter has {hash_weights(drafter)[:12]}...); train a "
-            "head for this drafter, or give the drafter it was trained for"
+            f"(sha256 {expected[:12]}..., this drafter has {hash_weights(drafter)[:12]}...); train "
+            "a head for this drafter, or give the drafter it was trained for"
         )
 
 

@@ -1,8 +1,8 @@
 """Block heads: the drafter of Blockwise Decoding (Stern et al. 2018), on a frozen target.
 
-Head j of k - 1 reads the target's last hidden state, the one that the target's own next token comes
-from, and predicts the j-th token after that one. Heads hold no vocabulary: what they give goes
-through the target's own output projection.
+Head j of k - 1 reads the target's last hidden state, from which the target predicts its next token,
+and predicts the j-th token after that one. The heads have no output projection of their own: their
+results go through the target's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 
 
 class BlockHeadsConfig(PretrainedConfig):
-    """Shape of block heads, and of the target that they read."""
+    """Shape of block heads and of their target."""
 
     model_type = "block-heads"
 
@@ -30,13 +30,13 @@ class BlockHeadsConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if not isinstance(self.k, int) or self.k < 2:
             raise ValueError(
-                f"k = {self.k!r}: a block is the target's own token and one more at least"
+                f"k = {self.k!r} must be 2 or more: a block is the target's own token and one more"
             )
         super().__post_init__(**kwargs)
 
     @property
     def heads(self) -> int:
-        """Tokens that a block has beside the target's own."""
+        """Number of tokens in a block without the target's own."""
         return self.k - 1
 
 
@@ -63,9 +63,10 @@ class BlockHeads(PreTrainedModel):
                 nn.init.zeros_(parameter)
 
     def forward(self, hidden: Tensor, counts: Sequence[int]) -> Tensor:
-        """What to project: the first rows go through head 1, the next through head 2, and so on.
+        """Computes head states for rows sorted by head: the first counts[0] rows go through head 1,
+        the next counts[1] rows through head 2, and so on.
 
-        Shapes: hidden [M, D], counts one a head with sum M -> [M, D].
+        Shapes: hidden [M, D], one count per head with sum M -> [M, D], for the output projection.
         """
         weights = zip(*(parameter.unbind() for parameter in self._stacks()), strict=True)
         return torch.cat(
@@ -78,9 +79,10 @@ class BlockHeads(PreTrainedModel):
         )
 
     def each(self, hidden: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """The same rows through each of the heads number first..last-1 (from 0), to be projected.
+        """Computes the states of all rows for each of the heads first..last-1, counted from 0.
 
-        Shapes: hidden [N, D] -> [H, N, D]; no head where there are none so late.
+        Shapes: hidden [N, D] -> [H, N, D], for the output projection; H is smaller if `last` is
+        past the last head.
         """
         weight, bias, outer, below = (parameter[first:last] for parameter in self._stacks())
         rows = hidden.to(weight.dtype).expand(len(weight), -1, -1)

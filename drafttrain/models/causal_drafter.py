@@ -1,9 +1,9 @@
-"""A drafter for a decoder-only target: an ordinary language model, and what it starts from.
+"""Causal drafters for decoder-only targets: ordinary language models, and how they are initialised.
 
-Its config.json also names the target (`target`) and, where it drafts a part of the vocabulary, the
-tokens (`draftable_tokens`): our engine then works out no other scores. Whatever else loads the
-folder finds a language model with all its rows, of which an export makes the others ones that never
-win (`demote_undrafted`).
+config.json also names the target (`target`) and, for a drafter of a part of the vocabulary, its
+tokens (`draftable_tokens`): drafttrain's engine then computes no other scores. Other programs load
+the folder as a language model with the full vocabulary; export changes the other rows of its output
+so that they never win (`demote_undrafted`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from drafttrain.models.loading import check_target, is_language_model, read_conf
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 
 LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
-"""Weights of losses among the settings of the objective."""
+"""Settings of the objective that are loss weights."""
 
 
 def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
-    """The target's config.json, once all is checked that is known without weights.
+    """Checks the settings without reading weights; returns the target's config.
 
-    Raises ConfigError as `check_follower`, and for starts that do not fit the target.
+    Raises ConfigError like `check_follower`, and for initial weights that do not fit the target.
     """
     target = check_follower(settings)
     if settings.initialise.path is not None:
@@ -49,29 +49,29 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
     weights = settings.objective.model_dump(include=LOSSES - {"cross_entropy"})
     if settings.teacher.kind == "cached" and not any(weights.values()):
         raise ConfigError(
-            "teacher.kind = 'cached' counts for divergences from the target's rows, but "
-            "objective.cross_entropy alone has a weight; leave it out, or give one, as "
-            "objective.forward_kl=1"
+            "teacher.kind = 'cached' is for divergences from the target's distributions, but only "
+            "objective.cross_entropy has a weight; leave teacher.kind out, or give a divergence a "
+            "weight, for example objective.forward_kl=1"
         )
     _check_embeddings(settings)
     return target
 
 
 def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> PretrainedConfig:
-    """The target's config.json, after what recipes of drafters for decoder-only targets check.
+    """Checks common to recipes for decoder-only targets; returns the target's config.
 
-    Raises ConfigError for other targets, for more tokens to draft than they have, and for
-    objectives that train nothing.
+    Raises ConfigError for other targets, for more draftable tokens than the target's vocabulary
+    has, and for an objective without weights.
     """
-    target, wanted = check_target(settings.target), settings.drafter.output_tokens
+    target, tokens = check_target(settings.target), settings.drafter.output_tokens
     if target.is_encoder_decoder:
         raise ConfigError(
             f"target.path = {settings.target.path!r} is an encoder-decoder model, but this recipe "
             "is for decoder-only ones; start from recipes/seq2seq.yaml"
         )
-    if wanted is not None and wanted > (size := vocabulary_size(target)):
+    if tokens is not None and tokens > (size := vocabulary_size(target)):
         raise ConfigError(
-            f"drafter.output_tokens = {wanted} is more than the target's {size} tokens; give "
+            f"drafter.output_tokens = {tokens} is more than the target's {size} tokens; give "
             "fewer, or leave it out"
         )
     weights = settings.objective.model_dump(include=LOSSES)
@@ -84,13 +84,13 @@ def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> Pretra
 
 
 def _check_embeddings(settings: CausalDrafterRecipe) -> None:
-    """Whether embeddings that are not saved stay the target's."""
+    """Checks that training does not change embeddings that are not saved. Raises ConfigError."""
     if settings.drafter.embeddings == "own":
         return
     start, name = settings.initialise.path, "drafter.embeddings = 'target'"
     if {*settings.objective.frozen} != {"embeddings", "output"}:
         raise ConfigError(
-            f"{name} leaves them as they are, but objective.frozen = "
+            f"{name} needs frozen embeddings and output, but objective.frozen = "
             f"{list(settings.objective.frozen)}; give objective.frozen=[embeddings,output], or "
             "drafter.embeddings=own"
         )
@@ -98,33 +98,34 @@ def _check_embeddings(settings: CausalDrafterRecipe) -> None:
         read_config(start, f"initialise.path = {start!r}")
     ):
         raise ConfigError(
-            f"{name}, but initialise.path brings embeddings of its own; leave it out to start from "
-            "the target's layers, or give drafter.embeddings=own"
+            f"{name}, but initialise.path = {start!r} has its own embeddings; leave it out to "
+            "start from the target's layers, or give drafter.embeddings=own"
         )
 
 
 def _check_start(settings: CausalDrafterRecipe) -> None:
-    """Whether `initialise.path` is a decoder-only model of the target's tokens."""
+    """Checks that `initialise.path` is a decoder-only model with the target's tokens. Raises
+    ConfigError."""
     path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
     start = read_config(path, name)
     if start.is_encoder_decoder or not is_language_model(start):
         raise ConfigError(
-            f"{name} is a {start.model_type!r} model, no decoder-only language model; give one "
+            f"{name} is a {start.model_type!r} model, not a decoder-only language model; give one "
             "with the target's tokens"
         )
     check_tokenizers(settings.target, path, name)
 
 
 def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> list[int]:
-    """Which of the target's layers the drafter is made of. Raises ConfigError for too many, and for
-    a layer that the target has not."""
+    """Returns the target layers that the drafter is made of. Raises ConfigError for too many, and
+    for layers that the target does not have."""
     how, count = settings.initialise.layers, settings.drafter.layers
     depth = target.get_text_config(decoder=True).num_hidden_layers
     if not isinstance(how, str):
         strays = [layer for layer in how if layer >= depth]
         if strays or not how:
             raise ConfigError(
-                f"initialise.layers = {list(how)}: give layers of the target's, 0 to {depth - 1}"
+                f"initialise.layers = {list(how)}: give layers of the target, 0 to {depth - 1}"
             )
         if "layers" in settings.drafter.model_fields_set and count != len(how):
             raise ConfigError(
@@ -134,14 +135,14 @@ def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> li
         return list(how)
     if count > depth:
         raise ConfigError(
-            f"drafter.layers = {count} is more than the target's {depth}, which the drafter is "
-            "made of; ask for as many or fewer"
+            f"drafter.layers = {count} is more than the target's {depth} layers, which the drafter "
+            f"is made of; give {depth} or fewer"
         )
     return spread(count, depth)
 
 
 def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PreTrainedModel:
-    """The drafter with random weights, drawn from torch's generator, of its final shape."""
+    """Makes the drafter in its final shape with random weights from torch's default generator."""
     start, size = settings.initialise, target.get_text_config(decoder=True).vocab_size
     if start.path is not None:
         config = read_config(start.path, f"initialise.path = {start.path!r}")
@@ -153,10 +154,10 @@ def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Pr
 
 @torch.no_grad()
 def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> PreTrainedModel:
-    """The drafter as it is before training, in float32 on the CPU.
+    """Makes the initial drafter for training, in float32 on the CPU.
 
-    Random weights are drawn from torch's generator. Raises ConfigError for weights that cannot be
-    read.
+    Random weights come from torch's default generator. Raises ConfigError for weights that cannot
+    be read.
     """
     path = settings.initialise.path
     if path is None:
@@ -178,44 +179,45 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
 
 @torch.no_grad()
 def fit_vocabulary(model: PreTrainedModel, size: int) -> None:
-    """Give a model so many rows of embeddings and outputs: families pad them to other sizes.
+    """Resizes embeddings and output to `size` rows: model families pad vocabularies differently.
 
-    Rows that are cut are of no token of the target's; new ones are the mean of the others.
+    Removed rows belong to no token of the target; new rows are the mean of the others.
     """
-    had = model.get_input_embeddings().num_embeddings
-    if had == size:
+    previous = model.get_input_embeddings().num_embeddings
+    if previous == size:
         return
     model.resize_token_embeddings(size, mean_resizing=False)
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        layer.weight[had:] = layer.weight[:had].mean(0)
+        layer.weight[previous:] = layer.weight[:previous].mean(0)
 
 
 def freeze(drafter: PreTrainedModel, parts: Sequence[str]) -> None:
-    """Leave these of embeddings and output out of training."""
-    named = {"embeddings": drafter.get_input_embeddings, "output": drafter.get_output_embeddings}
+    """Excludes `embeddings`, `output` or both from training."""
+    modules = {"embeddings": drafter.get_input_embeddings, "output": drafter.get_output_embeddings}
     for part in parts:
-        named[part]().requires_grad_(False)
+        modules[part]().requires_grad_(False)
 
 
 @torch.no_grad()
 def demote_undrafted(model: PreTrainedModel) -> int:
-    """Let no token that a drafter does not draft win where all have scores; how many there are.
+    """Makes sure that tokens outside the draftable ones are never the arg-max in other programs;
+    returns how many there are.
 
-    Their rows of the output were left out of training, and win now and then: rounds in other
-    programs are shorter than ours for it. Each becomes the mean of the drafted tokens' rows. Its
-    score is the mean of theirs, which is never above the highest, so the likeliest token is one of
-    those that were trained. An output that shares the embeddings gets a matrix of its own.
+    Their rows of the output projection were not trained, and would win now and then, which
+    shortens the accepted drafts. Each row becomes the mean of the draftable tokens' rows. Its score
+    is then the mean of their scores and never above the largest, so the arg-max is a trained token.
+    An output that shares the embeddings becomes a separate matrix.
     """
     if getattr(model.config, "draftable_tokens", None) is None:
         return 0
     output = model.get_output_embeddings()
-    drafted = draftable_tokens(model.config, output.out_features)
+    draftable = draftable_tokens(model.config, output.out_features)
     others = torch.ones(output.out_features, dtype=torch.bool)
-    others[drafted] = False
-    own = copy.deepcopy(output)
-    for part in (own.weight, own.bias):
+    others[draftable] = False
+    separate = copy.deepcopy(output)
+    for part in (separate.weight, separate.bias):
         if part is not None:
-            part[others] = part[drafted].double().mean(0).to(part.dtype)
-    model.set_output_embeddings(own)
+            part[others] = part[draftable].double().mean(0).to(part.dtype)
+    model.set_output_embeddings(separate)
     model.config.tie_word_embeddings = False
     return int(others.sum())

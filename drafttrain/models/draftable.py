@@ -1,4 +1,4 @@
-"""Drafters that draft a part of the vocabulary: the tokens, and the score of all others."""
+"""Drafters for a part of the vocabulary: the draftable tokens, and the score of all others."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from transformers import PretrainedConfig
 from drafttrain.config.base import ConfigError
 
 UNDRAFTED = -1e4
-"""Score of tokens that a drafter cannot draft: no probability in float32 and narrower types, and
-finite, so that nothing computed from a row becomes NaN."""
+"""Score of tokens that a drafter cannot draft: its probability is 0 in float32 and narrower types,
+and it is finite, so that no result becomes NaN."""
 
 
 def draftable_tokens(config: PretrainedConfig, vocabulary: int) -> Tensor | None:
-    """The tokens that a drafter can draft, in rising order; None: all.
+    """Returns the tokens that a drafter can draft, in rising order; None: all.
 
-    Raises ConfigError where config.json holds no such list.
+    Raises ConfigError if `draftable_tokens` in config.json is not a valid list.
     """
-    tokens = getattr(config, "draftable_tokens", None)
-    if tokens is None:
+    listed = getattr(config, "draftable_tokens", None)
+    if listed is None:
         return None
-    found = torch.tensor(tokens, dtype=torch.long)
-    sound = len(found) > 0 and found[0] >= 0 and found[-1] < vocabulary
-    if not sound or not (found[1:] > found[:-1]).all():
+    tokens = torch.tensor(listed, dtype=torch.long)
+    in_range = len(tokens) > 0 and tokens[0] >= 0 and tokens[-1] < vocabulary
+    if not in_range or not (tokens[1:] > tokens[:-1]).all():
         raise ConfigError(
-            f"draftable_tokens of {config._name_or_path!r} are no rising list of tokens below "
-            f"{vocabulary}; delete them from its config.json, and it drafts all"
+            f"draftable_tokens of {config._name_or_path!r} are not a rising list of tokens below "
+            f"{vocabulary}; delete them from its config.json to draft all tokens"
         )
-    return found
+    return tokens
 
 
-def places_of(labels: Tensor, draftable: Tensor | None, ignored: int) -> Tensor:
-    """Where tokens stand among the draftable ones, in rising order; `ignored` where they do not.
-    Shapes: labels [...], draftable [N] (None: all) -> [...]."""
+def draftable_indices(labels: Tensor, draftable: Tensor | None, ignored: int) -> Tensor:
+    """Returns the index of each label among the draftable tokens, `ignored` for other tokens.
+    Shapes: labels [...], draftable [N] in rising order (None: all) -> [...]."""
     if draftable is None:
         return labels
-    places = torch.searchsorted(draftable, labels.contiguous()).clamp(max=len(draftable) - 1)
-    return torch.where(draftable[places] == labels, places, ignored)
+    indices = torch.searchsorted(draftable, labels.contiguous()).clamp(max=len(draftable) - 1)
+    return torch.where(draftable[indices] == labels, indices, ignored)

@@ -1,4 +1,4 @@
-"""Load a drafter's model, of any kind that is one, checked against its target first."""
+"""Loads the model of a drafter of any kind, after checking it against its target."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from drafttrain.models.weight_files import check_weight_files
 
 
 def read_drafter_settings(path: str) -> PretrainedConfig:
-    """The drafter's config.json.
+    """Reads a drafter's config.json and checks it.
 
-    Raises ConfigError where there is none, it is no drafter's, or its weights are no safetensors,
-    and as its kind's checks.
+    Raises ConfigError if it is missing or not a drafter's, if the weights are not safetensors, and
+    for what the checks of its kind refuse.
     """
     kinds = [kind for kind in KINDS.values() if kind.is_model]
     for kind in kinds:
-        _class_of(kind)  # what is imported is known to AutoConfig
+        _class_of(kind)  # importing the class registers it with AutoConfig
     settings = read_config(path, f"drafter {path!r}")
     kind = kind_of(settings)
     if kind.runs_as_targets and not is_language_model(settings):
         raise ConfigError(
-            f"drafter {path!r} is a {settings.model_type!r} model, which drafts nothing; give "
+            f"drafter {path!r} is a {settings.model_type!r} model, which cannot draft; give "
             f"{in_words(kinds)}"
         )
     if kind.checks is not None:
@@ -56,9 +56,10 @@ def read_drafter_settings(path: str) -> PretrainedConfig:
 
 
 def read_kind(drafter: str) -> DrafterKind:
-    """The kind of the drafter that settings name: by its name, else by its config.json.
+    """Returns the kind of a drafter given in settings: by a name such as max-gram, else by its
+    config.json.
 
-    Raises ConfigError as `read_drafter_settings`.
+    Raises ConfigError like `read_drafter_settings`.
     """
     named = named_kind(drafter)
     return kind_of(read_drafter_settings(drafter)) if named is None else named
@@ -67,30 +68,30 @@ def read_kind(drafter: str) -> DrafterKind:
 def check_drafter(
     path: str, target: TargetConfig, target_settings: PretrainedConfig, padded: bool = False
 ) -> PretrainedConfig:
-    """The drafter's settings, fit for the target's, before any weights are read.
+    """Reads a drafter's config.json and checks that it fits the target, without reading weights.
 
-    padded: embeddings of other sizes will do, where the drafter reads tokens alone and its
-    tokenizer shows that they are the target's. Raises ConfigError as `read_drafter_settings`,
-    `check_fit` and `check_tokenizers`.
+    padded: accept embeddings of another size, if the drafter reads only tokens and its tokenizer
+    shows that they are the target's. Raises ConfigError like `read_drafter_settings`, `check_fit`
+    and `check_tokenizers`.
     """
     settings, names = read_drafter_settings(path), (f"drafter {path!r}", f"target {target.path!r}")
-    padded = padded and reads_tokens_alone(settings)
+    padded = padded and reads_tokens_only(settings)
     check_fit(settings, target_settings, *names, same_size=not padded)
     sizes = vocabulary_size(settings), vocabulary_size(target_settings)
     if sizes[0] != sizes[1] and not has_tokenizer(path):
         raise ConfigError(
             f"{names[0]} has a vocabulary of {sizes[0]} tokens but {names[1]} has {sizes[1]}, and "
-            "no tokenizer lies beside the drafter to tell whether they are the same ones; put the "
-            "tokenizer's files there, or give a drafter of this target"
+            "the drafter's folder has no tokenizer to show whether they are the same tokens; put "
+            "the tokenizer's files there, or give a drafter of this target"
         )
     if not kind_of(settings).for_one_target:
         check_tokenizers(target, path)
     return settings
 
 
-def reads_tokens_alone(drafter: PretrainedConfig) -> bool:
-    """Whether it is a decoder-only language model that reads nothing of its target's: such models
-    run with as many tokens as the target has (`fit_scores`)."""
+def reads_tokens_only(drafter: PretrainedConfig) -> bool:
+    """Whether a drafter is a decoder-only language model that reads nothing of its target. Such a
+    drafter can run with another vocabulary size than its own (`fit_scores`)."""
     return (
         kind_of(drafter).runs_as_targets
         and not drafter.is_encoder_decoder
@@ -100,7 +101,8 @@ def reads_tokens_alone(drafter: PretrainedConfig) -> bool:
 
 
 def vocabulary_size(settings: PretrainedConfig) -> int:
-    """Tokens that a model gives scores: rows of its decoder's embedding, but for a mask's own."""
+    """Returns the number of tokens that a model scores: rows of its decoder's embedding, without
+    a mask token's own row."""
     if kind_of(settings) is SPEC_DRAFTER:
         return shape_of(settings).vocab_size
     return settings.get_text_config(decoder=True).vocab_size
@@ -113,29 +115,29 @@ def check_fit(
     target_name: str,
     same_size: bool = True,
 ) -> None:
-    """Whether a drafter could draft for a target, by both config.json alone.
+    """Checks by both config.json that a drafter fits a target.
 
-    The names are what messages call them; same_size: vocabularies must be as large. Raises
-    ConfigError where only one of the two has an encoder, where their vocabularies, or the states
-    that the drafter reads, differ in size, and for layers to read that the target has not.
+    The names are those in messages. same_size: vocabularies must have the same size. Raises
+    ConfigError if only one of the two has an encoder, if vocabularies or the states that the
+    drafter reads differ in size, and if the drafter reads layers that the target does not have.
     """
     kind = kind_of(drafter)
     if kind is STATE_DRAFTER:
         depth = target.get_text_config(decoder=True).num_hidden_layers
-        read = [*drafter.context_layers, *drafter.state_layers]
-        if strays := [layer for layer in read if not -1 <= layer < depth]:
+        layers = [*drafter.context_layers, *drafter.state_layers]
+        if unknown := [layer for layer in layers if not -1 <= layer < depth]:
             raise ConfigError(
-                f"{drafter_name} reads layer {strays[0]} of its target, but {target_name} has "
+                f"{drafter_name} reads layer {unknown[0]} of its target, but {target_name} has "
                 f"layers 0 to {depth - 1}; give the target that it was trained for"
             )
     if drafter.is_encoder_decoder != target.is_encoder_decoder:
-        shape, wanted = f"{_shape(drafter)} ({drafter.model_type!r})", _shape(target)
-        found = shape if kind.runs_as_targets else f"{kind.words} for {_shape(drafter)}"
-        remedy = f"give {wanted} with its vocabulary as drafter"
+        shape, required = f"{_shape(drafter)} ({drafter.model_type!r})", _shape(target)
+        given = shape if kind.runs_as_targets else f"{kind.words} for {_shape(drafter)}"
+        remedy = f"give {required} with its vocabulary as drafter"
         if kind.reads_target:
             remedy = f"train {kind.words} for this target, or give the target they were trained on"
         raise ConfigError(
-            f"{drafter_name} is {found}, but {target_name} is {wanted} ({target.model_type!r}); "
+            f"{drafter_name} is {given}, but {target_name} is {required} ({target.model_type!r}); "
             f"{remedy}"
         )
     drafter_size, target_size = vocabulary_size(drafter), vocabulary_size(target)
@@ -147,43 +149,43 @@ def check_fit(
         )
     if reads_encoder(drafter) and drafter.hidden_size != target.hidden_size:
         raise ConfigError(
-            f"{drafter_name} ({kind.words}) reads states of the target's encoder, "
-            f"{drafter.hidden_size} numbers each, but {target_name} has {target.hidden_size}; "
-            f"train {kind.words} for this target, or give the target it was trained on"
+            f"{drafter_name} ({kind.words}) reads encoder states of size {drafter.hidden_size}, "
+            f"but those of {target_name} have size {target.hidden_size}; train {kind.words} for "
+            "this target, or give the target it was trained on"
         )
     width = state_size(target, "token")
     reads = drafter.hidden_size if kind.reads_target else getattr(drafter, "state_width", None)
     if reads not in (None, width):
         raise ConfigError(
-            f"{drafter_name} ({kind.words}) reads {reads} numbers a token, but the "
-            f"last hidden state of {target_name} has {width}; train {kind.words} for this target, "
-            "or give the target they were trained on"
+            f"{drafter_name} ({kind.words}) reads hidden states of size {reads}, but those of "
+            f"{target_name} have size {width}; train {kind.words} for this target, or give the "
+            "target they were trained on"
         )
 
 
 def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
-    """An id must be the same token in both, where the drafter has a tokenizer beside it.
+    """Checks that ids mean the same tokens for drafter and target, if the drafter has a tokenizer.
 
-    Tokens that only one of them knows do no harm; `name` is what messages call the drafter. Raises
-    ConfigError naming the first difference.
+    Tokens that only one of them knows are accepted. `name`: the drafter's name in messages. Raises
+    ConfigError with the first difference.
     """
     name = name or f"drafter {drafter!r}"
     if not has_tokenizer(drafter):
         return
-    ours = load_tokenizer(target).get_vocab()
-    theirs = read_tokenizer(drafter, name).get_vocab()
-    tokens = {index: token for token, index in ours.items()}
-    for token, index in sorted(theirs.items(), key=lambda entry: entry[1]):
+    target_ids = load_tokenizer(target).get_vocab()
+    drafter_ids = read_tokenizer(drafter, name).get_vocab()
+    tokens = {index: token for token, index in target_ids.items()}
+    for token, index in sorted(drafter_ids.items(), key=lambda entry: entry[1]):
         if tokens.get(index, token) != token:
             raise ConfigError(
                 f"{name} and target {target.path!r} have different tokenizers: token {index} is "
-                f"{token!r} ({len(theirs)} tokens) in the former but {tokens[index]!r} "
-                f"({len(ours)} tokens) in the target's; give one of the target's family"
+                f"{token!r} ({len(drafter_ids)} tokens) in the former but {tokens[index]!r} "
+                f"({len(target_ids)} tokens) in the target's; give one of the target's family"
             )
 
 
 def has_tokenizer(drafter: str) -> bool:
-    """Whether a tokenizer lies beside a drafter; names on the Hub have one."""
+    """Whether a drafter's folder has a tokenizer; Hub names are assumed to have one."""
     folder = Path(drafter)
     return not folder.is_dir() or any(folder.glob("tokenizer*"))
 
@@ -194,11 +196,12 @@ def load_drafter(
     like: LoadedTarget | None = None,
     embeddings_of: str | None = None,
 ) -> PreTrainedModel:
-    """The drafter's model in eval mode, of the target's type and on its device.
+    """Loads a drafter's model in eval mode, in the target's data type and on its device.
 
-    Without a target: on the CPU, in the type that its file holds; embeddings that it lacks are read
-    from those of embeddings_of, a folder or Hub name, else of the target that it names. Raises
-    ConfigError, also where the drafter reads a target's states and was trained on another target.
+    Without a target: on the CPU, in the data type of its files. Embeddings that its folder leaves
+    out are then read from `embeddings_of`, a folder or Hub name, else from the target named in its
+    config.json. Raises ConfigError, also for a drafter that reads target states and was trained on
+    another target.
     """
     kind = kind_of(settings)
     if like is not None and reads_states(settings):
@@ -213,26 +216,26 @@ def load_drafter(
 
 
 def reads_states(drafter: PretrainedConfig) -> bool:
-    """Whether it drafts from states of the target that it was trained on, and of no other."""
+    """Whether a drafter reads target states and so fits only the target it was trained on."""
     reads = kind_of(drafter).reads_target or reads_encoder(drafter)
-    fed = getattr(drafter, "state_width", None) is not None
-    return reads or fed
+    fuses = getattr(drafter, "state_width", None) is not None
+    return reads or fuses
 
 
 def reads_encoder(drafter: PretrainedConfig) -> bool:
-    """Whether it reads what the target's encoder puts out, instead of a source of its own."""
+    """Whether a drafter reads the target's encoder states instead of encoding the source itself."""
     return kind_of(drafter) is SPEC_DRAFTER and shape_of(drafter).encoder == "target"
 
 
-def load_drafter_beside(target: LoadedTarget, path: str) -> PreTrainedModel:
-    """A drafter for a loaded target, checked against it first. Raises ConfigError."""
+def load_checked_drafter(target: LoadedTarget, path: str) -> PreTrainedModel:
+    """Loads a drafter for a loaded target after checking that it fits. Raises ConfigError."""
     settings = read_drafter_settings(path)
     check_fit(settings, target.model.config, f"drafter {path!r}", f"target {target.path!r}")
     return load_drafter(path, settings, target)
 
 
 def _class_of(kind: DrafterKind) -> type[PreTrainedModel] | None:
-    """The class of a kind's own models; None: language models have Auto classes."""
+    """Returns the class of a kind's own models; None for language models (Auto classes)."""
     return None if kind.model is None else resolve_name(kind.model)
 
 

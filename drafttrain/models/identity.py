@@ -1,4 +1,4 @@
-"""What a model or tokenizer is, whatever it is called and wherever it lies: hashes of content."""
+"""Identity of models and tokenizers: hashes of their content, independent of name and location."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.kinds import kind_of
 
 HASHED_TYPES = ("float32", "bfloat16", "float16")
-"""A target may decode in another type than what reads its states was trained on."""
+"""Data types of recorded hashes: a target may decode in another type than its drafter was trained
+on."""
 
 
 def hash_weights(model: nn.Module, dtype: torch.dtype | None = None) -> str:
-    """SHA-256 of the names and bytes of all weights: the same from a folder and from the Hub.
+    """SHA-256 of the names and bytes of all weights; the same for a folder and for the Hub.
 
-    The type counts: with `dtype`, floating-point weights are hashed as if loaded in it.
+    Depends on the data type. With `dtype`, floating-point weights are hashed as if loaded in it.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -33,7 +34,7 @@ def hash_weights(model: nn.Module, dtype: torch.dtype | None = None) -> str:
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of the files that the tokenizer saves, but for paths, padding and truncation."""
+    """SHA-256 of the files that the tokenizer saves, without paths, padding and truncation."""
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
@@ -52,26 +53,27 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def hash_target(target: nn.Module) -> dict[str, str]:
-    """SHA-256 of the target's weights as if loaded in each type."""
+    """SHA-256 of the target's weights as if loaded in each of `HASHED_TYPES`."""
     return {name: hash_weights(target, getattr(torch, name)) for name in HASHED_TYPES}
 
 
 def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: str) -> None:
-    """The target's weights must be those that a drafter which reads its states was trained on.
+    """Checks that a drafter which reads target states was trained on this target's weights.
 
-    Raises ConfigError.
+    Raises ConfigError if it was not, or if its config.json holds no hash.
     """
     kind = kind_of(drafter)
     trained_on = getattr(drafter, "target", None) or {}
-    wanted = trained_on.get("weights_sha256")
-    if not isinstance(wanted, dict) or not wanted:
+    expected = trained_on.get("weights_sha256")
+    if not isinstance(expected, dict) or not expected:
         raise ConfigError(
             f"{name!r} ({kind.words}) does not say which target it was trained on, whose states it "
             "reads; train it again"
         )
-    own = str(target.dtype).removeprefix("torch.")
-    types = sorted(wanted.keys() & set(HASHED_TYPES), key=lambda name: name != own)
-    if all(hash_weights(target, getattr(torch, name)) != wanted[name] for name in types):
+    dtype = str(target.dtype).removeprefix("torch.")
+    # the target's own data type first: usually it matches, and hashing is slow
+    types = sorted(expected.keys() & set(HASHED_TYPES), key=lambda name: name != dtype)
+    if all(hash_weights(target, getattr(torch, name)) != expected[name] for name in types):
         raise ConfigError(
             f"{name!r} ({kind.words}) was trained on target {trained_on.get('path')!r} with other "
             "weights than the target given, whose states it reads; train one for this target, or "
@@ -80,16 +82,16 @@ def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: 
 
 
 class ModelIdentity(Config):
-    """A model by its content; the path is what the user gave."""
+    """Identity of a model; the path is recorded as the user gave it."""
 
     path: str
     weights_sha256: str
-    """Of the weights as they were loaded: the type counts."""
+    """Hash of the weights in the data type they were loaded in."""
     model_type: str
 
     @staticmethod
     def of(path: str, model: PreTrainedModel) -> ModelIdentity:
-        """The identity of a loaded model."""
+        """Computes the identity of a loaded model."""
         return ModelIdentity(
             path=path, weights_sha256=hash_weights(model), model_type=model.config.model_type
         )

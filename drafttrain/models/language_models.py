@@ -1,4 +1,4 @@
-"""Language models that are made here: of random weights, or of some layers of another one."""
+"""Makes language models: with random weights, or from some layers of another model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from transformers import (
 from drafttrain.config.base import ConfigError
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""What a config.json names; a drafter has these from its target."""
+"""Token ids in a config.json that a drafter takes from its target."""
 
 
 def family_defaults(fields: Mapping[str, Any], name: str) -> PretrainedConfig:
-    """The default configuration of the family that `model_type` names, whose fields all others are.
+    """Returns the default configuration of the family `model_type`; checks the other fields' names.
 
-    name: of the setting, for messages. Raises ConfigError for an unknown family or field, with the
-    nearest known one.
+    name: of the setting, for messages. Raises ConfigError for an unknown family or field, and
+    suggests the nearest known one.
     """
     family = fields.get("model_type")
     if family is None:
@@ -49,9 +49,10 @@ def family_defaults(fields: Mapping[str, Any], name: str) -> PretrainedConfig:
 def random_model(
     kind: Any, fields: Mapping[str, Any], given: Mapping[str, Any], name: str
 ) -> PreTrainedModel:
-    """A model of an Auto class with random weights, of these fields and what is given besides.
+    """Makes a model with random weights from an Auto class and config.json fields.
 
-    Draws from torch's generator. Raises ConfigError for fields that contradict each other.
+    `given` overrides `fields`. Draws from torch's default generator. Raises ConfigError for fields
+    that contradict each other.
     """
     values = {**fields, **given}
     try:
@@ -64,8 +65,10 @@ def random_model(
 
 
 def keep_writable(model: PreTrainedModel) -> None:
-    """Leave nothing but the token ids of a generation_config that Transformers reads but refuses to
-    write, as one with a temperature and no do_sample; says so."""
+    """Reduces a generation_config that Transformers refuses to write to its token ids.
+
+    Transformers reads such files, for example with a temperature but no do_sample. Prints a line.
+    """
     if not model.can_generate():
         return
     given = model.generation_config
@@ -83,7 +86,7 @@ def keep_writable(model: PreTrainedModel) -> None:
 
 
 def spread(own: int, theirs: int) -> list[int]:
-    """Which target layer each drafter layer starts from."""
+    """Returns the target layer that each drafter layer is initialised from, evenly spaced."""
     if own >= theirs:
         return [i * theirs // own for i in range(own)]
     if own == 1:
@@ -94,23 +97,25 @@ def spread(own: int, theirs: int) -> list[int]:
 def take_layers(
     weights: Mapping[str, Tensor], stem: str, taken: Sequence[int]
 ) -> dict[str, Tensor]:
-    """The same weights with these layers alone, numbered from 0; `stem` is what the names of all
-    layers begin with, up to the number."""
-    own = {name: value for name, value in weights.items() if not name.startswith(stem)}
+    """Keeps the weights of the layers `taken`, renumbered from 0, and all weights outside layers.
+
+    stem: prefix of the names of all layers, up to the layer number.
+    """
+    kept = {name: value for name, value in weights.items() if not name.startswith(stem)}
     for layer, source in enumerate(taken):
-        begins = f"{stem}{source}."
-        own |= {
-            f"{stem}{layer}.{name.removeprefix(begins)}": value
+        prefix = f"{stem}{source}."
+        kept |= {
+            f"{stem}{layer}.{name.removeprefix(prefix)}": value
             for name, value in weights.items()
-            if name.startswith(begins)
+            if name.startswith(prefix)
         }
-    return own
+    return kept
 
 
 def layer_stem(model: PreTrainedModel) -> str:
-    """What the names of a decoder-only model's layers begin with, up to the number.
+    """Returns the prefix of the names of a decoder-only model's layers, up to the layer number.
 
-    Raises ValueError where they are not found.
+    Raises ValueError if the layers are not found.
     """
     depth = model.config.get_text_config(decoder=True).num_hidden_layers
     for name, module in model.named_modules():
@@ -123,18 +128,18 @@ def layer_stem(model: PreTrainedModel) -> str:
 
 
 LAYER_NUMBERS = ("mlp_only_layers", "moe_layers")
-"""Entries of a config.json that list numbers of layers; other lists have an entry a layer."""
+"""Entries of a config.json that list layer numbers; other lists have one entry per layer."""
 FIRST_LAYERS = ("first_k_dense_replace", "moe_layer_start_index")
-"""Entries that say how many of the first layers are dense, where the others have experts."""
+"""Entries with the number of dense layers before the first layer with experts."""
 STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
-"""Entries by which every so many layers have experts."""
+"""Entries with the distance between layers with experts."""
 
 
 def shallow_config(target: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
-    """The target's config.json with these of its layers alone, in rising order.
+    """Returns the target's config.json for a model of these layers only, in rising order.
 
-    What it says of single layers is cut with them. Raises ConfigError where that cannot be said of
-    fewer layers.
+    Entries about single layers are cut to these layers. Raises ConfigError for entries that do not
+    apply to fewer layers.
     """
     config, values = copy.deepcopy(target), target.to_dict()
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Linear maps fitted to what a target does: what drafters that read its states start from."""
+"""Linear least squares, which initialise drafters that read a target's hidden states."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 RIDGE = 1e-2
-"""What each squared weight of a fit costs, as a share of the inputs' mean square."""
+"""Ridge penalty of each squared weight, relative to the mean square of the inputs."""
 
 
 @dataclass
 class LeastSquares:
-    """Sums from which the linear map of inputs to outputs with the least squared error follows."""
+    """Running sums for a linear least squares fit of outputs [N, D] from inputs [N, I]."""
 
     products: Tensor
-    """[I + 1, I + 1] of inputs, a constant 1 behind them."""
-    wanted: Tensor
-    """[I + 1, D] of inputs with outputs."""
+    """[I + 1, I + 1] products of inputs with inputs, each row extended by a constant 1."""
+    targets: Tensor
+    """[I + 1, D] products of extended inputs with outputs."""
     count: int = 0
 
     @staticmethod
@@ -28,16 +28,15 @@ class LeastSquares:
         return LeastSquares(torch.zeros(size, size), torch.zeros(size, outputs))
 
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Shapes: [N, I], [N, D]."""
+        """Adds N rows. Shapes: [N, I], [N, D]."""
         rows = F.pad(inputs.float(), (0, 1), value=1.0)
         self.products += rows.T @ rows
-        self.wanted += rows.T @ outputs.float()
+        self.targets += rows.T @ outputs.float()
         self.count += len(rows)
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """The map [D, I] and its constant [D]. ridge: what each squared weight costs, as a share of
-        the inputs' mean square."""
+        """Returns the weights [D, I] and the constant [D]. ridge: as `RIDGE`."""
         size = len(self.products)
         scale = self.products.diagonal().mean() * ridge
-        found = torch.linalg.solve(self.products + scale * torch.eye(size), self.wanted)
-        return found[:-1].T, found[-1]
+        solution = torch.linalg.solve(self.products + scale * torch.eye(size), self.targets)
+        return solution[:-1].T, solution[-1]

@@ -38,7 +38,7 @@ from transformers.configuration_utils import PretrainedConfig
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.languages import choose_languages, generation_settings
-from drafttrain.models.speech import ask, check_speech, takes_audio
+from drafttrain.models.speech import check_speech, set_language_and_task, takes_audio
 from drafttrain.models.weight_files import (
     check_weight_files,
     first_line,
@@ -82,7 +82,7 @@ def load_target(config: TargetConfig) -> LoadedTarget:
         trust_remote_code=config.trust_remote_code,
     )
     if processor is not None:
-        ask(model.generation_config, config)
+        set_language_and_task(model.generation_config, config)
     choose_languages(tokenizer, model.generation_config, config)
     return LoadedTarget(model.to(device).eval(), tokenizer, config.path, processor)
 
@@ -122,7 +122,7 @@ def cache_is_deep_enough(config: PretrainedConfig) -> bool:
     return layers is None or layers <= config.num_hidden_layers
 
 
-def say_how_it_decodes(target: LoadedTarget, temperature: float, beams: int = 1) -> None:
+def report_generate_defaults(target: LoadedTarget, temperature: float, beams: int = 1) -> None:
     """A line where the target's own `generate` would by default use more beams, or sample otherwise
     than at this temperature; each is said once."""
     settings = target.model.generation_config

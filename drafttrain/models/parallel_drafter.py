@@ -1,8 +1,8 @@
 """A parallel drafter for a decoder-only target: a language model that fills in masks (PARD).
 
-Its config.json has `pard_token`, the token that stands for a mask, as serving engines read it, and
-`k`, the tokens that it was trained to draft in one call. Without masks it is an ordinary language
-model, and whatever else loads the folder finds one.
+Its config.json has `pard_token`, the id of the mask token under the name serving engines read, and
+`k`, the number of tokens it was trained to draft in one forward pass. Without masks it is an
+ordinary language model, and other programs load it as one.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from transformers import PretrainedConfig
 from drafttrain.config.base import ConfigError
 
 PARD_K = 8
-"""Tokens a call that the published PARD drafters were trained for."""
+"""Tokens per forward pass that the published PARD drafters were trained for."""
 
 
 def check_blocks(config: PretrainedConfig, name: str) -> None:
-    """Whether a config.json says how blocks are drafted; `name` is what messages call the drafter.
+    """Checks the entries of a parallel drafter's config.json.
 
-    Raises ConfigError for a mask that is no token, for a `k` that is missing or no number of
-    tokens, and for a model with an encoder.
+    `name`: the drafter's name in messages. Raises ConfigError for a mask outside the vocabulary,
+    for a missing or invalid `k`, and for a model with an encoder.
     """
     size, entries = config.get_text_config(decoder=True).vocab_size, vars(config)
     mask, k = entries.get("pard_token"), entries.get("k")
     if config.is_encoder_decoder:
         raise ConfigError(
             f"{name} has pard_token = {mask!r}, but is an encoder-decoder model; parallel drafters "
-            "are decoder-only: delete the entry from its config.json, and it drafts token by token"
+            "are decoder-only: delete the entry from its config.json to draft token by token"
         )
     if not isinstance(mask, int) or not 0 <= mask < size:
         raise ConfigError(
-            f"{name} has pard_token = {mask!r}, which is none of its {size} tokens; correct its "
-            "config.json, or delete the entry, and it drafts token by token"
+            f"{name} has pard_token = {mask!r}, which is not one of its {size} tokens; correct its "
+            "config.json, or delete the entry to draft token by token"
         )
     if not isinstance(k, int) or k < 1:
         raise ConfigError(
-            f"{name} has pard_token, but k = {k!r} is no number of tokens that it drafts in one "
-            f'call; add "k": {PARD_K} to its config.json, or what it was trained for'
+            f"{name} has pard_token, but k = {k!r} is not a number of tokens to draft in one "
+            f'forward pass; add "k": {PARD_K} to its config.json, or the k it was trained with'
         )

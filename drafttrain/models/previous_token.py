@@ -1,8 +1,8 @@
-"""Previous-token features: what the token drafted before a slot says of the one in it.
+"""Previous-token features: correct a slot's prediction by the token drafted before it.
 
-Slots that are predicted in one call do not know each other's tokens. A small correction of a slot's
-last state, cheap enough to be worked out for every token once (`decoding/drafters/candidates.py`),
-tells each the one before it.
+Slots that are predicted in one forward pass do not see each other's tokens. A low-rank correction
+of a slot's hidden state adds the previous token. Its features can be computed once for the whole
+vocabulary (`decoding/drafters/candidates.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SHUT = -1e4
-"""Input at which silu is 0, and so is its slope."""
+SILU_OFF = -1e4
+"""Input at which SiLU and its derivative are 0."""
 
 
 class PreviousToken(nn.Module):
-    """hidden + W_o silu(W_h hidden + W_p norm(embedded)), at first no correction at all."""
+    """hidden + W_o silu(W_h hidden + W_p norm(embedded)).
+
+    Its users initialise W_o with zeros, so that training starts without a correction.
+    """
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__()
@@ -25,18 +28,18 @@ class PreviousToken(nn.Module):
         self.out = nn.Linear(rank, width, bias=False)
 
     def features(self, embedded: Tensor) -> Tensor:
-        """What tokens tell the slots after them, each embedding of one length. Shapes: [..., D] ->
-        [..., R]."""
+        """Computes the features of tokens from their RMS-normalised embeddings. Shapes: [..., D]
+        -> [..., R]."""
         embedded = embedded.to(self.embedding.weight.dtype)
         return self.embedding(F.rms_norm(embedded, embedded.shape[-1:]))
 
     def forward(self, hidden: Tensor, embedded: Tensor, present: Tensor | None = None) -> Tensor:
-        """Slots' states, corrected by the embedded tokens before them. present: which have one;
-        None: all.
+        """Corrects the states of slots by the embeddings of their previous tokens.
 
-        Shapes: hidden [..., D], embedded [..., E], present [...] -> [..., D].
+        present: which slots have a previous token; None: all. Shapes: hidden [..., D], embedded
+        [..., D], present [...] -> [..., D].
         """
         features = self.features(embedded)
         if present is not None:
-            features = torch.where(present[..., None], features, SHUT)
+            features = torch.where(present[..., None], features, SILU_OFF)
         return hidden + self.out(F.silu(self.hidden(hidden) + features))

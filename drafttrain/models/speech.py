@@ -15,7 +15,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.languages import generation_settings
 
-ASKED = {"language": "lang_to_id", "task": "task_to_id"}
+SPEECH_OPTIONS = {"language": "lang_to_id", "task": "task_to_id"}
 """What a speech model may be asked for, and where its generation_config says what it knows."""
 
 
@@ -29,7 +29,9 @@ def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
 
     Beside config.json only generation_config.json is read. Raises ConfigError.
     """
-    asked = {name: getattr(config, name) for name in ASKED if getattr(config, name) is not None}
+    asked = {
+        name: getattr(config, name) for name in SPEECH_OPTIONS if getattr(config, name) is not None
+    }
     if not takes_audio(model_config):
         for name, value in asked.items():
             raise ConfigError(
@@ -43,27 +45,27 @@ def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
             "that write down speech Whisper's are known: give one"
         )
     try:
-        ask(generation_settings(config, model_config), config)
+        set_language_and_task(generation_settings(config, model_config), config)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def ask(settings: GenerationConfig, config: TargetConfig) -> None:
+def set_language_and_task(settings: GenerationConfig, config: TargetConfig) -> None:
     """Put the language and the task that the user asks for into a target's generation_config, as
     `generate` does with its arguments. Raises ValueError for what the target does not know."""
-    for name in ASKED:
+    for name in SPEECH_OPTIONS:
         if (value := getattr(config, name)) is not None:
             setattr(settings, name, value)
-    check_asked(settings)
+    check_language_and_task(settings)
 
 
-def check_asked(settings: GenerationConfig) -> None:
+def check_language_and_task(settings: GenerationConfig) -> None:
     """Refuse a language or a task that a target of these settings does not know.
 
     Raises ValueError.
     """
     values = settings.to_dict()
-    for name, table in ASKED.items():
+    for name, table in SPEECH_OPTIONS.items():
         value, known = values.get(name), values.get(table)
         if value is None:
             continue

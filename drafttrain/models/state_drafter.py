@@ -1,13 +1,14 @@
-"""A drafter behind the target's own states: Spec-Drafter's split for a decoder-only target.
+"""A drafter on the target's hidden states and KV cache: Spec-Drafter's idea for decoder-only
+targets.
 
-The deep part is the target, the shallow part a few copies of its layers. What the target has read,
-prompt and verified tokens alike, is read once: in the copied layers the drafter's cache holds the
-target's own keys and values, and what is fed is worked out from the target's hidden states at the
-row that the last committed token came from (as EAGLE, arXiv 2401.15077, and EAGLE-3 do) and from
-that token. One call of k slots drafts k tokens. Embeddings and output projection are the target's.
+It consists of copies of a few target layers. Their KV cache holds the target's own keys and values
+for the prompt and all verified tokens, so the drafter never processes these. The inputs of its k
+slots are computed from the last committed token and from the target's hidden states that this token
+was predicted from (as in EAGLE, arXiv 2401.15077, and EAGLE-3). One forward pass of k slots drafts
+k tokens. Embeddings and output projection are the target's.
 
-It starts from the target alone (`fit_start`): what is fed is a linear map of those states and that
-token, and least squares give the one that comes nearest to what the target feeds its own layer.
+It is initialised from the target (`fit_start`): the slot inputs are a linear map of these states
+and this token, fitted by least squares to the inputs of the target's own layer.
 """
 
 from __future__ import annotations
@@ -34,24 +35,23 @@ from drafttrain.models.least_squares import RIDGE, LeastSquares
 from drafttrain.models.previous_token import PreviousToken
 
 FIRST, LATER = 0, 1
-"""Which of the two maps a slot is fed by: the first slot of a block, all others."""
+"""Index of the input map of a slot: of the first slot of a block, of all later slots."""
 
 
 class StateDrafterConfig(PretrainedConfig):
-    """Shape of a state drafter, and what it reads of its target."""
+    """Shape of a state drafter, and the target states it reads."""
 
     model_type = "state-drafter"
 
     k: int = 4
     previous_token_rank: int = 0
-    """Rank of the previous-token features of the slots of a block; 0: none
-    are."""
+    """Rank of the previous-token features; 0: none."""
     shallow: dict[str, Any] | None = None
-    """config.json of its layers: the target's, with fewer of them and no vocabulary."""
+    """config.json of its layers: the target's, with fewer layers and no vocabulary."""
     context_layers: list[int] | None = None
-    """The target's layer that each of its own was copied from, and whose cache it reads."""
+    """Target layer that each of its layers was copied from, and whose KV cache it reads."""
     state_layers: list[int] | None = None
-    """Layers of the target whose outputs it is fed, -1 the last hidden state
+    """Target layers whose outputs it reads; -1 is the last hidden state
     (`TargetRequirements`)."""
     hidden_size: int = 8
     vocab_size: int = 32
@@ -61,12 +61,12 @@ class StateDrafterConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if not isinstance(self.k, int) or self.k < 1:
-            raise ValueError(f"k = {self.k!r}: a block has one token at least")
+            raise ValueError(f"k = {self.k!r} must be an integer of 1 or more")
         super().__post_init__(**kwargs)
 
 
 class StateDrafter(PreTrainedModel):
-    """Copied layers, and the two maps of states and token to what the slots are fed."""
+    """Copied layers, and two maps from states and token to slot inputs."""
 
     config_class = StateDrafterConfig
     base_model_prefix = "drafter"
@@ -77,7 +77,7 @@ class StateDrafter(PreTrainedModel):
         values = dict(config.shallow or {})
         body = AutoConfig.for_model(values.pop("model_type"), **values)
         self.decoder = AutoModel.from_config(body, dtype=torch.get_default_dtype())
-        self.decoder.get_input_embeddings().requires_grad_(False)  # of no token, never used
+        self.decoder.get_input_embeddings().requires_grad_(False)  # unused placeholder
         self._no_split_modules = self.decoder._no_split_modules
         width = config.hidden_size
         read = width * len(config.state_layers or ())
@@ -91,26 +91,27 @@ class StateDrafter(PreTrainedModel):
         if self.previous_token is not None:
             nn.init.zeros_(self.previous_token.out.weight)
 
-    def of_anchors(self, states: Tensor) -> Tensor:
-        """What the target's states say to the slots of blocks, of which one stands behind each of A
-        tokens: to the first slot, and to all others.
+    def anchor_inputs(self, states: Tensor) -> Tensor:
+        """Computes the part of slot inputs that comes from the target's states, for blocks that
+        follow A anchor tokens: for the first slot and for all later slots.
 
-        states: of `state_layers`, at the row that the token came from. Shapes: [A, S, D] ->
-        [A, 2, D].
+        states: outputs of `state_layers` that each anchor token was predicted from.
+        Shapes: [A, S, D] -> [A, 2, D].
         """
-        found = normalised(states.to(self.dtype)).flatten(1)
-        return torch.stack([part(found) for part in self.of_states], 1)
+        inputs = normalised(states.to(self.dtype)).flatten(1)
+        return torch.stack([part(inputs) for part in self.of_states], 1)
 
-    def fed(self, of_anchors: Tensor, embedded: Tensor, depths: Tensor) -> Tensor:
-        """What slots are fed. of_anchors: as above, of the token that the block of each stands
-        behind; embedded: that token; depths: the slot's number in its block. Shapes: [N, 2, D],
-        [N, D], [N] -> [N, D].
+    def slot_inputs(self, anchor_inputs: Tensor, embedded: Tensor, depths: Tensor) -> Tensor:
+        """Computes the inputs of N slots.
+
+        anchor_inputs: those of each slot's anchor token; embedded: the anchor token's embedding;
+        depths: the index of the slot in its block. Shapes: [N, 2, D], [N, D], [N] -> [N, D].
         """
-        found = normalised(embedded.to(self.dtype))
-        tokens = torch.stack([part(found) for part in self.of_token], 1)
-        which = depths.clamp(max=LATER)
-        each = torch.arange(len(depths), device=depths.device)
-        return (of_anchors + tokens)[each, which] + self.slots[depths]
+        inputs = normalised(embedded.to(self.dtype))
+        tokens = torch.stack([part(inputs) for part in self.of_token], 1)
+        maps = depths.clamp(max=LATER)
+        rows = torch.arange(len(depths), device=depths.device)
+        return (anchor_inputs + tokens)[rows, maps] + self.slots[depths]
 
     def forward(
         self,
@@ -119,11 +120,11 @@ class StateDrafter(PreTrainedModel):
         mask: Tensor,
         keys_values: Sequence[tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Hidden states of slots, to be projected by the target's output.
+        """Computes the hidden states of slots, for the target's output projection.
 
-        mask: added to attention scores, over the target's columns and then the slots. Shapes: fed
-        [B, N, D], positions [B, N], mask [B, 1, N, T + N], keys and values of each layer
-        [B, heads, T, head_dim] -> [B, N, D].
+        fed: slot inputs. mask: added to attention scores, over T cached columns of the target and
+        then the slots. Shapes: fed [B, N, D], positions [B, N], mask [B, 1, N, T + N], keys and
+        values of each layer [B, heads, T, head_dim] -> [B, N, D].
         """
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(keys_values):
@@ -138,28 +139,28 @@ class StateDrafter(PreTrainedModel):
 
 
 def normalised(states: Tensor) -> Tensor:
-    """States of the same size, whatever layer they are of. Shapes: [..., D]."""
+    """Scales states of all layers to the same norm. Shapes: [..., D] -> [..., D]."""
     return F.rms_norm(states, states.shape[-1:])
 
 
 class Reading(NamedTuple):
-    """What a state drafter reads of a batch of texts that its target has read."""
+    """The target states that a state drafter reads, for a batch of texts."""
 
     keys_values: list[tuple[Tensor, Tensor]]
-    """Of each context layer, [B, heads, T, head_dim]."""
+    """[B, heads, T, head_dim] of each context layer."""
     states: Tensor
-    """[B, T, S, D] of the state layers."""
+    """[B, T, S, D] outputs of the state layers."""
     hidden: Tensor
-    """[B, T, D] the last hidden states."""
-    wanted: Tensor
-    """[B, T, D] what the target feeds the first context layer."""
+    """[B, T, D] last hidden states."""
+    layer_inputs: Tensor
+    """[B, T, D] inputs of the first context layer."""
 
 
 @torch.no_grad()
 def read_target(
     target: PreTrainedModel, config: StateDrafterConfig, input_ids: Tensor, **given: Tensor | None
 ) -> Reading:
-    """Let the target read texts; given: attention_mask, position_ids. Shapes: input_ids [B, T]."""
+    """Runs the target on texts; given: attention_mask, position_ids. Shapes: input_ids [B, T]."""
     cache = DynamicCache()
     output = target.get_decoder()(
         input_ids=input_ids,
@@ -168,11 +169,11 @@ def read_target(
         output_hidden_states=True,
         **given,
     )
-    outputs, last = output.hidden_states, output[0]  # outputs[l + 1] is layer l's
+    outputs, last = output.hidden_states, output[0]  # outputs[l + 1] is the output of layer l
     states = [last if layer == -1 else outputs[layer + 1] for layer in config.state_layers]
-    found = [cache.layers[layer] for layer in config.context_layers]
+    context = [cache.layers[layer] for layer in config.context_layers]
     return Reading(
-        [(layer.keys, layer.values) for layer in found],
+        [(layer.keys, layer.values) for layer in context],
         torch.stack(states, 2),
         last,
         outputs[config.context_layers[0]],
@@ -180,11 +181,13 @@ def read_target(
 
 
 def check_own_layers(config: PretrainedConfig, name: str) -> None:
-    """Whether a state drafter's config.json says what it reads; `name` is what messages call the
-    drafter. Raises ConfigError."""
+    """Checks that a state drafter's config.json lists the layers it reads.
+
+    `name`: the drafter's name in messages. Raises ConfigError.
+    """
     shallow, layers, states = config.shallow, config.context_layers, config.state_layers
-    whole = isinstance(shallow, dict) and isinstance(layers, list) and isinstance(states, list)
-    if not whole or not states or len(layers) != shallow.get("num_hidden_layers"):
+    complete = isinstance(shallow, dict) and isinstance(layers, list) and isinstance(states, list)
+    if not complete or not states or len(layers) != shallow.get("num_hidden_layers"):
         raise ConfigError(
             f"{name} is a state drafter, but its config.json does not say what it reads: "
             f"context_layers = {layers!r} for the layers of `shallow`, state_layers = {states!r}; "
@@ -193,10 +196,9 @@ def check_own_layers(config: PretrainedConfig, name: str) -> None:
 
 
 def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, StateDrafterConfig]:
-    """The target's config.json and the drafter's, once all is checked that is known without
-    weights.
+    """Checks the settings without reading weights; returns the target's and the drafter's config.
 
-    Raises ConfigError as `check_follower`, and for layers that the target has not.
+    Raises ConfigError like `check_follower`, and for layers that the target does not have.
     """
     target, chosen = check_follower(settings), settings.drafter
     depth = target.get_text_config(decoder=True).num_hidden_layers
@@ -205,15 +207,15 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
         layers = tuple(range(max(0, depth - 2), depth))
     if not layers or max(layers) >= depth:
         raise ConfigError(
-            f"drafter.layers = {list(layers)}: give layers of the target's, 0 to {depth - 1}"
+            f"drafter.layers = {list(layers)}: give layers of the target, 0 to {depth - 1}"
         )
     if states is None:
         before = {depth // 4, 2 * depth // 3, max(0, layers[0] - 1)}
         states = (*sorted(before), -1)
     if not states or not all(-1 <= layer < depth for layer in states):
         raise ConfigError(
-            f"drafter.states = {list(states)}: give layers of the target's, 0 to {depth - 1}, or "
-            "-1 for its last hidden state"
+            f"drafter.states = {list(states)}: give layers of the target, 0 to {depth - 1}, or -1 "
+            "for its last hidden state"
         )
     shape = {"k": chosen.k, "previous_token_rank": chosen.previous_token_rank}
     config = make_config(target, layers, states, **shape)
@@ -225,12 +227,12 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
 def make_config(
     target: PretrainedConfig, layers: Sequence[int], states: Sequence[int], **shape: object
 ) -> StateDrafterConfig:
-    """The shape of a drafter of these layers of a target, which reads the outputs of others.
+    """Makes the config of a drafter with copies of `layers` that reads the outputs of `states`.
 
     shape: k, previous_token_rank.
     """
     decoder = shallow_config(target, layers)
-    decoder.vocab_size = 1  # its embeddings are the target's
+    decoder.vocab_size = 1  # placeholder: embeddings are the target's
     for name in SPECIAL_TOKENS:
         setattr(decoder, name, None)
     return StateDrafterConfig(
@@ -248,10 +250,10 @@ def make_config(
 
 @torch.no_grad()
 def copy_layers(drafter: StateDrafter, target: PreTrainedModel) -> None:
-    """Give a drafter the target's weights of its layers and of the final norm."""
+    """Copies the target's weights of the context layers and of the final norm to the drafter."""
     body = target.get_decoder()
     weights = take_layers(body.state_dict(), layer_stem(body), drafter.config.context_layers)
-    embedding = "embed_tokens.weight"  # of no token
+    embedding = "embed_tokens.weight"  # unused placeholder
     weights[embedding] = drafter.decoder.state_dict()[embedding]
     drafter.decoder.load_state_dict(weights)
 
@@ -260,10 +262,11 @@ def copy_layers(drafter: StateDrafter, target: PreTrainedModel) -> None:
 def fit_start(
     drafter: StateDrafter, target: PreTrainedModel, texts: Iterable[tuple[list[int], list[int]]]
 ) -> int:
-    """Set the maps by least squares along texts, prompt and output each; tokens that it took.
+    """Fits the input maps by least squares on texts of (prompt, output); returns the number of
+    tokens used.
 
-    The first slot's map is fitted to what the target feeds the first copied layer at the token that
-    the block stands behind, the later ones' to what it feeds it one token on.
+    The map of the first slot is fitted to the inputs of the target's first copied layer at the
+    anchor token, that of the later slots to its inputs one token later.
     """
     config, embed = drafter.config, target.get_input_embeddings()
     width = config.hidden_size * (len(config.state_layers) + 1)
@@ -274,15 +277,15 @@ def fit_start(
         anchors = torch.arange(len(prompt), ids.shape[1], device=target.device)
         states = normalised(reading.states[0, anchors - 1].float()).flatten(1)
         tokens = normalised(embed(ids[0, anchors]).float())
-        wanted = reading.wanted[0, anchors]
-        sums[FIRST].add(torch.cat([states, tokens], 1).cpu(), wanted.cpu())
-        sums[LATER].add(torch.cat([states[:-1], tokens[:-1]], 1).cpu(), wanted[1:].cpu())
-    for which, own in enumerate(sums):
-        weights, constant = own.solve(RIDGE)
+        outputs = reading.layer_inputs[0, anchors]
+        sums[FIRST].add(torch.cat([states, tokens], 1).cpu(), outputs.cpu())
+        sums[LATER].add(torch.cat([states[:-1], tokens[:-1]], 1).cpu(), outputs[1:].cpu())
+    for index, fit in enumerate(sums):
+        weights, constant = fit.solve(RIDGE)
         of_states, of_token = weights.split([width - config.hidden_size, config.hidden_size], 1)
-        drafter.of_states[which].weight.copy_(of_states)
-        drafter.of_token[which].weight.copy_(of_token)
-        drafter.of_token[which].bias.copy_(constant)
+        drafter.of_states[index].weight.copy_(of_states)
+        drafter.of_token[index].weight.copy_(of_token)
+        drafter.of_token[index].bias.copy_(constant)
     return sums[FIRST].count
 
 

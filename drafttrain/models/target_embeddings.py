@@ -1,10 +1,10 @@
-"""Drafters whose embeddings are their target's, and are not saved again.
+"""Drafters that share their target's embeddings and do not save them.
 
-A drafter made of a target's layers keeps its embeddings and output projection, which are most of
-its weights: 28 of 35 million in two layers of SmolLM2-135M. With `embeddings: target` in its
-config.json its folder holds all other weights. These are taken from the loaded target, whose memory
-the drafter then shares, or read from the files of the target that its config.json names. Loaded, it
-is an ordinary model; saved again (`drafttrain export`), it is whole.
+A drafter made of a target's layers keeps the target's embeddings and output projection, which are
+most of its weights: 28 of 35 million for two layers of SmolLM2-135M. With `embeddings: target` in
+its config.json, its folder holds all other weights only. The shared ones are taken from the loaded
+target, whose memory the drafter then shares, or read from the files of the target named in its
+config.json. Once loaded, the drafter is an ordinary model; `drafttrain export` saves all weights.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from drafttrain.models.weight_files import check_finite, read_weights
 
 
 def lacks_embeddings(config: PretrainedConfig) -> bool:
-    """Whether a drafter's folder holds no embeddings and no output projection."""
+    """Whether a drafter's folder leaves out embeddings and output projection."""
     return getattr(config, "embeddings", None) == "target"
 
 
 def saved_weights(model: PreTrainedModel) -> dict[str, Tensor] | None:
-    """What a folder is to hold of a model: all weights but the target's; None: all."""
+    """Returns the weights to save: all except the target's; None means all."""
     if not lacks_embeddings(model.config):
         return None
-    theirs = set(_names(model))
-    return {name: value for name, value in model.state_dict().items() if name not in theirs}
+    shared = set(_names(model))
+    return {name: value for name, value in model.state_dict().items() if name not in shared}
 
 
 def read_whole(
@@ -46,13 +46,13 @@ def read_whole(
     place: str | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
-    """A drafter; one whose folder, by its config.json, lacks embeddings is made whole.
+    """Loads a drafter, with its target's embeddings if its folder leaves them out.
 
-    target: where they are taken from; shared, its modules become the drafter's, which must be of
-    its type. None: they are read from the files of `place`, a folder or Hub name, or of the target
-    that the drafter's config.json names. `name` is what messages call the drafter. Raises
-    ConfigError where they cannot be read or have another shape, and for other weights that are
-    missing.
+    target: model to take the embeddings from. If `shared`, its modules become the drafter's, which
+    must have the same data type; else they are copied. None: they are read from the files of
+    `place`, a folder or Hub name, or of the target named in the drafter's config.json. `name`: the
+    drafter's name in messages. Raises ConfigError for embeddings that cannot be read or have
+    another shape, and for other missing weights.
     """
     if not lacks_embeddings(config):
         return read_weights(kind, path, name, **settings)
@@ -69,11 +69,11 @@ def read_whole(
 def _take_embeddings(
     drafter: PreTrainedModel, target: PreTrainedModel, shared: bool, name: str
 ) -> None:
-    own, theirs = (tuple(one.get_input_embeddings().weight.shape) for one in (drafter, target))
-    if own != theirs:
+    shape, given = (tuple(one.get_input_embeddings().weight.shape) for one in (drafter, target))
+    if shape != given:
         raise ConfigError(
-            f"{name} has embeddings of shape {own}, which are its target's, but those of the "
-            f"target given are {theirs}; give the target that it was trained for"
+            f"{name} shares its target's embeddings, of shape {shape}, but those of the given "
+            f"target have shape {given}; give the target that it was trained for"
         )
     if shared:
         drafter.set_input_embeddings(target.get_input_embeddings())
@@ -84,26 +84,26 @@ def _take_embeddings(
 
 @torch.no_grad()
 def _read_embeddings(drafter: PreTrainedModel, name: str, place: str | None) -> None:
-    """From the target's files, by the names that they have there: target and drafter are of one
-    architecture."""
+    """Reads the embeddings from the target's files. Their names are the drafter's: both have the
+    same architecture."""
     target = drafter.config.target if place is None else {"path": place}
-    wanted = _names(drafter)
+    keys = _names(drafter)
     tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings
     try:
-        for key in wanted[:1] if tied else wanted:  # of tied ones files hold the embeddings alone
+        for key in keys[:1] if tied else keys:  # files hold tied weights once, as embeddings
             tensors[key].copy_(_read_tensor(target["path"], target.get("revision"), key))
         if tied:
             drafter.get_output_embeddings().weight = drafter.get_input_embeddings().weight
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(
-            f"{name} holds no embeddings: they are those of target {target.get('path')!r}, which "
-            f"cannot be read ({reason}); give the target, or correct target.path in its config.json"
+            f"{name} shares the embeddings of target {target.get('path')!r}, which cannot be read "
+            f"({reason}); give the target, or correct target.path in its config.json"
         ) from None
 
 
 def _read_tensor(path: str, revision: str | None, key: str) -> Tensor:
-    """One tensor of a model's files, alone."""
+    """Reads a single tensor from a model's files."""
     file, folder = SAFE_WEIGHTS_NAME, Path(path).expanduser()
     local = folder / SAFE_WEIGHTS_INDEX_NAME
     index = str(local) if local.is_file() else None
@@ -125,8 +125,8 @@ def _parts(model: PreTrainedModel) -> nn.Module:
 
 
 def _names(model: PreTrainedModel) -> list[str]:
-    """Of the weights of both: the embeddings' first."""
+    """Returns the weight names of embeddings and output projection, the embeddings first."""
     parts = (model.get_input_embeddings(), model.get_output_embeddings())
-    own = [[id(one) for one in part.parameters()] for part in parts]
+    part_ids = [[id(one) for one in part.parameters()] for part in parts]
     named = [(name, id(one)) for name, one in model.named_parameters(remove_duplicate=False)]
-    return list(dict.fromkeys(name for ids in own for name, one in named if one in ids))
+    return list(dict.fromkeys(name for ids in part_ids for name, one in named if one in ids))

@@ -113,7 +113,9 @@ def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
     """Where no tokenizer, or another one, lies beside the drafter; and with an encoder."""
     wide = tmp_path / "wide"
     tiny_model("llama", vocab_size=48).save_pretrained(wide)
-    with pytest.raises(ConfigError, match="of 48 .*llama' has 40, and no tokenizer lies"):
+    with pytest.raises(
+        ConfigError, match="of 48 .*llama' has 40, and the drafter's folder has no tokenizer"
+    ):
         load_pair(target(folders / "llama"), [str(wide)])
     without_weights(save_target(tiny_model("llama", vocab_size=48), wide))
     state = (wide / "tokenizer.json").read_text().replace('"w7"', '"v7"')
@@ -155,7 +157,7 @@ def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
     with pytest.raises(ConfigError, match="holds no config.json"):
         load_pair(target(folders / "llama"), [str(tmp_path)])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    with pytest.raises(ConfigError, match="'vit' model, which drafts nothing"):
+    with pytest.raises(ConfigError, match="'vit' model, which cannot draft"):
         load_pair(target(folders / "llama"), [str(tmp_path)])
     empty = without_weights(save_target(tiny_model("qwen2"), tmp_path / "empty"))
     with pytest.raises(ConfigError, match="empty': its weights cannot be read"):
@@ -168,7 +170,7 @@ def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, t
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match="'whisper' model, not a language model"):
         load_pair(target(tmp_path), ["none"])
-    with pytest.raises(ConfigError, match="'whisper' model, which drafts nothing"):
+    with pytest.raises(ConfigError, match="'whisper' model, which cannot draft"):
         load_pair(target(folders / "t5"), [str(tmp_path)])
 
 

@@ -128,7 +128,7 @@ def test_draftable_tokens_are_read_from_the_configuration() -> None:
     assert draftable_tokens(config, VOCAB).tolist() == [1, 5, 9]
     for wrong in ([], [5, 1], [1, 1], [-1, 3], [1, VOCAB]):
         config.draftable_tokens = wrong
-        with pytest.raises(ConfigError, match="no rising list of tokens below 40; delete"):
+        with pytest.raises(ConfigError, match="not a rising list of tokens below 40; delete"):
             draftable_tokens(config, VOCAB)
 
 
@@ -137,7 +137,7 @@ WRONG = {
     "initialise.layers=[0,5]": ("initialise.layers = [0, 5]", "0 to 4"),
     "initialise.layers=[]": ("initialise.layers = []", "0 to 4"),
     "initialise.layers=[0,1,2];drafter.layers=2": ("drafter.layers = 2", "lists 3", "out"),
-    "initialise.path=SEQ2SEQ": ("SEQ2SEQ'", "no decoder-only language model", "give one"),
+    "initialise.path=SEQ2SEQ": ("SEQ2SEQ'", "not a decoder-only language model", "give one"),
     "objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
     "drafter.output_tokens=41": ("drafter.output_tokens = 41", "40 tokens", "fewer"),
     "target.path=SEQ2SEQ": ("SEQ2SEQ'", "encoder-decoder", "recipes/seq2seq.yaml"),

@@ -32,7 +32,7 @@ from drafttrain.models.loading import (
     choose_device,
     load_processor,
     load_target,
-    say_how_it_decodes,
+    report_generate_defaults,
 )
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import save_target
@@ -90,7 +90,7 @@ def test_a_generation_config_that_is_none_is_not_passed_over(folder, text):
 def test_a_torn_file_of_weights_is_refused_with_its_name_before_it_is_read(folder, kept):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ConfigError, match=r"model\.safetensors is no whole safetensors file \("):
+    with pytest.raises(ConfigError, match=r"is not a complete safetensors file \("):
         check_target(config(folder))
 
 
@@ -98,8 +98,8 @@ def test_a_torn_file_of_weights_is_refused_with_its_name_before_it_is_read(folde
     ("file", "says"),
     [
         ("pytorch_model.bin", "drafttrain convert"),
-        ("model-q4.gguf", "model-q4.gguf, but safetensors are read"),
-        ("flax_model.msgpack", "flax_model.msgpack, but safetensors are read"),
+        ("model-q4.gguf", "model-q4.gguf, but safetensors are needed"),
+        ("flax_model.msgpack", "flax_model.msgpack, but safetensors are needed"),
         ("adapter_config.json", "an adapter .* merge it"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_package_that_quantised_weights_need_is_named(folder):
     settings = json.loads((folder / "config.json").read_text())
     settings["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 8}
     (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="need a package that is not there .*install it"):
+    with pytest.raises(ConfigError, match="need a package that is not installed .*install it"):
         load_target(config(folder))
 
 
@@ -215,7 +215,7 @@ def test_a_target_that_decodes_otherwise_by_default_is_said_once(
     model.generation_config.update(**own)
     target = LoadedTarget(model, None, str(tmp_path))
     for _ in range(2):
-        say_how_it_decodes(target, *asked)
+        report_generate_defaults(target, *asked)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (says is not None) and all(says in line for line in lines)
 

@@ -29,7 +29,7 @@ def test_a_language_model_is_parallel_where_its_config_says_so(tmp_path) -> None
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ({"pard_token": VOCAB, "k": 4}, ("pard_token = 40", "none of its 40", "correct")),
+        ({"pard_token": VOCAB, "k": 4}, ("pard_token = 40", "not one of its 40", "correct")),
         ({"pard_token": "x", "k": 4}, ("pard_token = 'x'", "delete")),
         ({"pard_token": 3}, ("k = None", 'add "k": 8')),
         ({"pard_token": 3, "k": 0}, ("k = 0",)),

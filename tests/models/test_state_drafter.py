@@ -64,13 +64,13 @@ def test_slots_are_fed_as_near_as_can_be_what_the_target_feeds_its_layer() -> No
     for prompt, output in texts:
         ids = torch.tensor([[*prompt, *output[:-1]]])
         reading = read_target(target, drafter.config, ids)
-        said = drafter.of_anchors(reading.states[0, anchors - 1])
+        said = drafter.anchor_inputs(reading.states[0, anchors - 1])
         embedded = target.get_input_embeddings()(ids[0, anchors])
         for depth, places in enumerate((anchors, anchors[1:])):
             count = len(places)
             depths = torch.full((count,), depth)
-            fed[depth].append(drafter.fed(said[:count], embedded[:count], depths))
-            wanted[depth].append(reading.wanted[0, places])
+            fed[depth].append(drafter.slot_inputs(said[:count], embedded[:count], depths))
+            wanted[depth].append(reading.layer_inputs[0, places])
     for own, theirs, share in zip(fed, wanted, (0.5, 1.0), strict=True):
         theirs = torch.cat(theirs)
         missed = (torch.cat(own) - theirs).square().sum()

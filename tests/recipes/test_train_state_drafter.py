@@ -111,8 +111,8 @@ def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("drafter.layers=[4]", r"drafter.layers = \[4\]: give layers of the target's, 0 to 3"),
-        ("drafter.states=[7]", r"drafter.states = \[7\]: give layers of the target's, 0 to 3"),
+        ("drafter.layers=[4]", r"drafter.layers = \[4\]: give layers of the target, 0 to 3"),
+        ("drafter.states=[7]", r"drafter.states = \[7\]: give layers of the target, 0 to 3"),
         ("drafter.output_tokens=99", "drafter.output_tokens = 99 is more than the target's 40"),
         ("objective.forward_kl=0", "so nothing is learned"),
     ],

@@ -59,7 +59,7 @@ from drafttrain.models.loading import (
     LoadedTarget,
     load_target,
     outline_target,
-    say_how_it_decodes,
+    report_generate_defaults,
 )
 
 BACKENDS = {
@@ -89,7 +89,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
         read = load_target if config.decoded_by != "server" else outline_target
         target = read(config.target)
     sampled, beams = config.method == "sample", generate_settings(config)["num_beams"]
-    say_how_it_decodes(target, config.sampling.temperature * sampled, beams)
+    report_generate_defaults(target, config.sampling.temperature * sampled, beams)
     filling = Distilling(config, target, inputs, open_decoder(config, target, inputs, state))
     if state.is_main_process and (config.out / MANIFEST).is_file():
         grow(filling)

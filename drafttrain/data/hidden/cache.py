@@ -38,7 +38,7 @@ from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import StateKind, state_size, states_of
-from drafttrain.models.drafters import check_drafter, load_drafter_beside
+from drafttrain.models.drafters import check_drafter, load_checked_drafter
 from drafttrain.models.identity import ModelIdentity, hash_tokenizer, hash_weights
 from drafttrain.models.loading import LoadedTarget, check_target, load_target
 from drafttrain.models.speech import takes_audio
@@ -64,7 +64,7 @@ def build_cache(
     plan_cache(config)
     distilled, outputs = Manifest.read(config.distilled), load_distilled(config.distilled)
     target = load_target(config.target) if target is None else target
-    drafter = load_drafter_beside(target, config.drafter) if drafter is None else drafter
+    drafter = load_checked_drafter(target, config.drafter) if drafter is None else drafter
     check_own_outputs(config, distilled, target)
     labelling = _labelling(config, distilled, target, drafter)
     caching = Caching(config, target, outputs, labelling)

@@ -31,7 +31,7 @@ from drafttrain.decoding.sampling import exact_enough
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draftable import draftable_tokens
-from drafttrain.models.previous_token import SHUT
+from drafttrain.models.previous_token import SILU_OFF
 from drafttrain.models.state_drafter import StateDrafter
 
 
@@ -116,7 +116,7 @@ class TargetStatesDrafter(Drafter):
         nothing."""
         correction = self.model.previous_token
         rows = self.output.weight.to(correction.out.weight.dtype) @ correction.out.weight
-        features = F.pad(correction.features(self.embedding), (0, 0, 0, 1), value=SHUT)
+        features = F.pad(correction.features(self.embedding), (0, 0, 0, 1), value=SILU_OFF)
         return PreviousTokenCorrection(correction.hidden, rows, features)
 
     def open(
@@ -193,8 +193,8 @@ class TargetStatesSession(SlotSession):
         newest = [target.hidden[layer][-1] for layer in drafter.model.config.state_layers]
         count = len(tokens) - known - 1 + slots  # slots of tokens drafted by others included
         ids = tokens[known].expand(count).to(newest[0].device)
-        fed = drafter.model.fed(
-            drafter.model.of_anchors(torch.stack(newest)[None]).expand(count, -1, -1),
+        fed = drafter.model.slot_inputs(
+            drafter.model.anchor_inputs(torch.stack(newest)[None]).expand(count, -1, -1),
             F.embedding(ids, drafter.embedding),
             torch.arange(count, device=ids.device),
         )

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.types import Source
-from drafttrain.models.speech import check_asked, language_token
+from drafttrain.models.speech import check_language_and_task, language_token
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_start(settings: GenerationConfig, config: PretrainedConfig) -> Start:
     values = settings.to_dict()
     task, language = values.get("task"), values.get("language")
     languages, tasks = values.get("lang_to_id"), values.get("task_to_id")
-    check_asked(settings)
+    check_language_and_task(settings)
     forced: list[int | None] = []
     if task is None and language is None:
         forced = _forced(values.get("forced_decoder_ids") or _older_forced(config))

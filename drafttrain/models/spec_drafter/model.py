@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from drafttrain.models.draftable import UNDRAFTED, draftable_tokens, places_of
+from drafttrain.models.draftable import UNDRAFTED, draftable_indices, draftable_tokens
 from drafttrain.models.previous_token import PreviousToken
 from drafttrain.models.spec_drafter.fusion import StateFusion
 from drafttrain.models.spec_drafter.shape import shape_of
@@ -92,7 +92,9 @@ class SpecDrafter(Base):
     def draftable_labels(self, labels: Tensor, ignored: int) -> Tensor:
         """The index of each label among the draftable tokens; `ignored` where it is none. [...]"""
         drafted = self.draftable
-        return places_of(labels, None if drafted is None else drafted.to(labels.device), ignored)
+        return draftable_indices(
+            labels, None if drafted is None else drafted.to(labels.device), ignored
+        )
 
     def previous_token_rows(self) -> Tensor:
         """What one unit of the correction adds to each token's score. Shapes: -> [V, rank]."""

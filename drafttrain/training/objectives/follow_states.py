@@ -111,7 +111,7 @@ def hidden_behind(
     line = torch.arange(len(columns), device=columns.device)[:, None]
     texts = batch.labels[:, : batch.columns] != IGNORED
     begun = Columns.where(texts, most_begun)  # a block behind each
-    said = model.of_anchors(reading.states[line, (begun.places - 1).clamp(min=0)].flatten(0, 1))
+    said = model.anchor_inputs(reading.states[line, (begun.places - 1).clamp(min=0)].flatten(0, 1))
     said = said.unflatten(0, begun.places.shape)
     number = torch.arange(begun.places.shape[1], device=columns.device).expand_as(begun.places)
     numbers = torch.zeros_like(batch.input_ids[:, : batch.columns])
@@ -119,7 +119,7 @@ def hidden_behind(
     columns = columns.clamp(0, batch.columns - 1)
     tokens = F.embedding(batch.input_ids[line, columns], embedding)
     given = (said[line, numbers[line, columns]], tokens, depths)
-    fed = model.fed(*(part.flatten(0, 1) for part in given)).unflatten(0, columns.shape)
+    fed = model.slot_inputs(*(part.flatten(0, 1) for part in given)).unflatten(0, columns.shape)
     documents = of_slots(batch.documents)
     text = batch.positions[:, None, : batch.columns] < anchors[..., None]
     text &= batch.documents[:, None, : batch.columns] == documents[..., None]

@@ -20,7 +20,7 @@ from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import exact_enough
-from drafttrain.models.draftable import places_of
+from drafttrain.models.draftable import draftable_indices
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.losses import (
     DIVERGENCES,
@@ -83,7 +83,7 @@ class FollowTarget(nn.Module):
 
     def places(self, labels: Tensor) -> Tensor:
         """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""
-        return places_of(labels, self.draftable, IGNORED)
+        return draftable_indices(labels, self.draftable, IGNORED)
 
     def tokens(self, places: Tensor) -> Tensor:
         """Tokens of the vocabulary by their places among those that can be drafted."""

@@ -226,7 +226,7 @@ def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
     tiny_llama(1).save_pretrained(pair / "llama")
     ViTConfig().save_pretrained(pair / "vit")
     wrong = [
-        ({"drafter": str(pair / "vit")}, "'vit' model, which drafts nothing"),
+        ({"drafter": str(pair / "vit")}, "'vit' model, which cannot draft"),
         (
             {"drafter": str(pair / "llama")},
             "is a decoder-only model .*, but target .* encoder-decoder",

@@ -175,5 +175,5 @@ def test_audio_is_read_by_the_targets_encoder_and_texts_by_the_drafters_own():
 def test_an_encoder_of_another_width_is_refused():
     drafter = drafter_of("bart").config
     drafter.d_model = 99
-    with pytest.raises(ConfigError, match="encoder, 99 numbers each"):
+    with pytest.raises(ConfigError, match="encoder states of size 99"):
         check_fit(drafter, shared("bart").config, "drafter 'd'", "target 't'")

@@ -44,11 +44,11 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
         text = torch.tensor([source + answer])
         for anchor in range(len(source), text.shape[1] - 1):
             reading = read_target(target, model.config, text[:, :anchor])
-            said = model.of_anchors(reading.states[:, -1])
+            said = model.anchor_inputs(reading.states[:, -1])
             for slot in range(min(K, text.shape[1] - 1 - anchor)):
                 depths = torch.arange(slot + 1)
                 told = embed(text[0, [anchor] * (slot + 1)])
-                fed = model.fed(said.expand(slot + 1, -1, -1), told, depths)
+                fed = model.slot_inputs(said.expand(slot + 1, -1, -1), told, depths)
                 mask = torch.zeros(slot + 1, anchor + slot + 1, dtype=torch.double)
                 mask = mask.masked_fill(~torch.ones_like(mask).bool().tril(anchor), -1e9)
                 given = (fed[None], anchor + depths[None], mask[None, None], reading.keys_values)
