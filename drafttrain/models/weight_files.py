@@ -36,7 +36,7 @@ def read_weights(
     lacks: Callable[[PreTrainedModel], Collection[str]] = lambda model: (),
     **settings: Any,
 ) -> Any:
-    """Loads a complete model by `kind.from_pretrained(path, **settings)`, by default from safetensors.
+    """Loads a complete model by `kind.from_pretrained`, by default from safetensors only.
 
     `name`: the model's name in messages. lacks: returns the names of weights that the files may
     leave out. Raises ConfigError for files that cannot be read, for weights that are missing, have
