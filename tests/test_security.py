@@ -264,9 +264,9 @@ def test_code_of_a_model_is_refused_unless_it_is_asked_for(coded, tmp_path, monk
     for read in (check_target, load_target):
         with pytest.raises(ConfigError, match=remedy):
             read(settings_of(coded))
-    with pytest.raises(ConfigError, match="drafter .* needs Python code of its own"):
+    with pytest.raises(ConfigError, match="drafter .* needs its own Python code"):
         read_drafter_settings(str(coded))
-    with pytest.raises(ConfigError, match="head .* needs Python code of its own"):
+    with pytest.raises(ConfigError, match="head .* needs its own Python code"):
         load_heads(coded)
     with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
         load_tokenizer(settings_of(coded))

@@ -1,7 +1,7 @@
-"""Targets that translate between many languages (NLLB, M2M100, mBART-50): which of them are meant.
+"""Source and target language of multilingual translation targets (NLLB, M2M100, mBART-50).
 
-Their tokenizer marks a source with the token of its language, and `generate` forces that of the
-output's language as the first new token (`forced_bos_token_id`). For Whisper's languages see
+Their tokenizer marks a source with the token of its language, and `generate` forces the token of
+the output's language as the first new token (`forced_bos_token_id`). For Whisper's languages see
 speech.py.
 """
 
@@ -17,13 +17,13 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 
 CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
-"""A special token that is a language: deu_Latn, de_DE."""
+"""Pattern of special tokens for languages: deu_Latn, de_DE."""
 FIELDS = ("source_language", "target_language")
 
 
 def language_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The token of each language that a tokenizer marks sources with, by the language's code; empty
-    for tokenizers that mark none."""
+    """Returns the language tokens of a tokenizer by language code; empty for tokenizers that do not
+    mark languages."""
     if not isinstance(getattr(type(tokenizer), "src_lang", None), property):
         return {}
     known = getattr(tokenizer, "lang_code_to_id", None)
@@ -34,7 +34,7 @@ def language_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def generation_settings(config: TargetConfig, model_config: PretrainedConfig) -> GenerationConfig:
-    """A target's generation_config, from its files alone."""
+    """Reads a target's generation_config, or derives it from its config.json if there is none."""
     try:
         return GenerationConfig.from_pretrained(config.path, revision=config.revision)
     except (OSError, ValueError):
@@ -44,13 +44,12 @@ def generation_settings(config: TargetConfig, model_config: PretrainedConfig) ->
 def choose_languages(
     tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig, config: TargetConfig
 ) -> None:
-    """Lets a target's tokenizer mark sources with `source_language`, and its `generate` begin with
-    the token of `target_language`.
+    """Sets the source language of a target's tokenizer and the output language of its `generate`.
 
-    Raises ConfigError for codes that the tokenizer does not know, for languages of a target that
-    has none, and where neither the user nor the target's files name one: tokenizer_config.json
-    that of the sources, generation_config.json that of outputs, by the token that it forces first
-    or the one that the decoder starts from.
+    The settings are `source_language` and `target_language`. Without them the target's files must
+    name the languages: tokenizer_config.json that of sources; generation_config.json that of
+    outputs, by `forced_bos_token_id` or `decoder_start_token_id`. Raises ConfigError if neither
+    does, for codes that the tokenizer does not know, and for a target without languages.
     """
     known = language_tokens(tokenizer)
     source, output = (_checked(config, field, known) for field in FIELDS)
@@ -66,7 +65,7 @@ def choose_languages(
 
 
 def _checked(config: TargetConfig, field: str, known: Mapping[str, int]) -> str | None:
-    """A language of the settings. Raises ConfigError for one that is not known."""
+    """Returns a language setting, None if it is not given. Raises ConfigError for unknown codes."""
     code = getattr(config, field)
     if code is not None and not known:
         raise ConfigError(
@@ -75,25 +74,25 @@ def _checked(config: TargetConfig, field: str, known: Mapping[str, int]) -> str 
         )
     if code is not None and code not in known:
         raise ConfigError(
-            f"target.{field} = {code!r} is none of the {len(known)} languages of {config.path!r}; "
-            f"did you mean {nearest(code, known)!r}?"
+            f"target.{field} = {code!r} is not one of the {len(known)} languages of "
+            f"{config.path!r}; did you mean {nearest(code, known)!r}?"
         )
     return code
 
 
 def _missing(config: TargetConfig, field: str, known: Mapping[str, int]) -> ConfigError:
     return ConfigError(
-        f"target.{field} is missing: {config.path!r} has {len(known)} languages, and its files "
-        f"name none for its {'inputs' if field == FIELDS[0] else 'outputs'}; give a code, as "
-        f"target.{field}={next(iter(known))}"
+        f"target.{field} is missing: {config.path!r} has {len(known)} languages, and its files do "
+        f"not name one for its {'inputs' if field == FIELDS[0] else 'outputs'}; give a code, such "
+        f"as target.{field}={next(iter(known))}"
     )
 
 
 def nearest(code: str, known: Mapping[str, int]) -> str:
-    """The known code that is most like one that is not: de_DE for de."""
+    """Returns the known code most similar to an unknown one: de_DE for de."""
 
-    def likeness(other: str) -> tuple[bool, float]:
-        ours, theirs = code.lower(), other.lower()
-        return theirs.startswith(ours), SequenceMatcher(None, ours, theirs).ratio()
+    def similarity(other: str) -> tuple[bool, float]:
+        given, candidate = code.lower(), other.lower()
+        return candidate.startswith(given), SequenceMatcher(None, given, candidate).ratio()
 
-    return max(known, key=likeness)
+    return max(known, key=similarity)

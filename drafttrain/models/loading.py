@@ -1,7 +1,7 @@
-"""Load targets, tokenizers and drafters, with errors that say what to change.
+"""Loads targets, tokenizers and processors, with errors that say what to change.
 
-Weights are read from safetensors only; Python code beside the weights runs only where the user
-asked for it (`target.trust_remote_code`).
+Weights are read from safetensors only. Python code in a model's folder runs only if the user allows
+it (`target.trust_remote_code`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from drafttrain.models.weight_files import (
 )
 
 HUB_SECONDS = 5.0
-"""How long the Hub may take to say whether it has a model."""
+"""Timeout of the check whether the Hub has a model."""
 TOKENIZER_FILES = ("token*", "vocab*", "merges*", "*.model", "*.spm")
-"""What a folder with a tokenizer of any kind has at least one of."""
+"""Patterns of file names; a folder with a tokenizer matches at least one."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class LoadedTarget:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     path: str
-    """Where it was loaded from, as the user gave it."""
+    """Folder or Hub name, as the user gave it."""
     processor: ProcessorMixin | None = None
-    """What makes the model's inputs of audio; None where they are token ids."""
+    """Converts audio to model inputs; None if the inputs are token ids."""
 
 
 def load_target(config: TargetConfig) -> LoadedTarget:
-    """Load an encoder-decoder or decoder-only target and its tokenizer.
+    """Loads an encoder-decoder or decoder-only target and its tokenizer.
 
-    Raises ConfigError, before any weights are read, for a missing folder, a model that is no
-    language model, a missing tokenizer, or a device that is not there.
+    Raises ConfigError, before reading weights, for a missing folder, a model that is not a language
+    model, a missing tokenizer, or a missing device.
     """
     device = choose_device(config.device)
     model_config = check_target(config)
@@ -88,9 +88,9 @@ def load_target(config: TargetConfig) -> LoadedTarget:
 
 
 def outline_target(config: TargetConfig) -> LoadedTarget:
-    """A target whose weights are somewhere else: its settings and tokenizer, no numbers.
+    """Loads a target's settings and tokenizer without weights (on the meta device).
 
-    Raises ConfigError as `load_target`.
+    Raises ConfigError like `load_target`.
     """
     model_config = check_target(config)
     tokenizer = load_tokenizer(config)
@@ -103,10 +103,10 @@ def outline_target(config: TargetConfig) -> LoadedTarget:
 
 
 def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
-    """What `generate` has to be given to decode with this model: mostly nothing.
+    """Returns the cache argument that `generate` needs for this model; usually nothing.
 
-    Transformers makes a T5's cache as deep as its encoder and fails at the first step of a deeper
-    decoder (`num_decoder_layers`); here it is as deep as the decoder.
+    Transformers makes a T5 cache with as many layers as the encoder and fails at the first step if
+    the decoder has more (`num_decoder_layers`). This cache has as many layers as the decoder.
     """
     layers = getattr(model.config, "num_decoder_layers", None)
     if layers is None or layers == model.config.num_hidden_layers:
@@ -117,50 +117,50 @@ def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]
 
 
 def cache_is_deep_enough(config: PretrainedConfig) -> bool:
-    """Whether `generate` alone makes a cache that this model's decoder can use; see above."""
+    """Whether `generate` works without `cache_for_generate`."""
     layers = getattr(config, "num_decoder_layers", None)
     return layers is None or layers <= config.num_hidden_layers
 
 
 def report_generate_defaults(target: LoadedTarget, temperature: float, beams: int = 1) -> None:
-    """A line where the target's own `generate` would by default use more beams, or sample otherwise
-    than at this temperature; each is said once."""
+    """Prints a line if the target's `generate` by default uses more beams or another temperature;
+    each line once."""
     settings = target.model.generation_config
-    drawn, own = 1.0 if settings.temperature is None else settings.temperature, []
+    drawn, defaults = 1.0 if settings.temperature is None else settings.temperature, []
     if (settings.num_beams or 1) > beams:
-        own.append(f"with {settings.num_beams} beams")
+        defaults.append(f"with {settings.num_beams} beams")
     if (settings.num_return_sequences or 1) > 1:
-        own.append(f"{settings.num_return_sequences} outputs of an input")
+        defaults.append(f"{settings.num_return_sequences} outputs per input")
     if settings.do_sample and drawn != temperature:
-        own.append(f"by sampling at temperature {drawn:g}")
-    if own:
+        defaults.append(f"by sampling at temperature {drawn:g}")
+    if defaults:
         how = f"samples at temperature {temperature:g}" if temperature else "decodes greedily"
-        _say_once(
+        _print_once(
             f"target.path = {target.path!r}: by default its `generate` decodes "
-            f"{' and '.join(own)}; drafttrain {how}, with {beams} beam{'s' * (beams > 1)}, and "
-            "gives other outputs than that"
+            f"{' and '.join(defaults)}; drafttrain {how}, with {beams} beam{'s' * (beams > 1)}, "
+            "so outputs will differ"
         )
 
 
 @cache
-def _say_once(line: str) -> None:
+def _print_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
 def auto_class(
     config: PretrainedConfig,
 ) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForSpeechSeq2Seq]:
-    """What loads a language model of this configuration."""
+    """Returns the Auto class that loads a language model of this configuration."""
     if takes_audio(config):
         return AutoModelForSpeechSeq2Seq
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def check_target(config: TargetConfig) -> PretrainedConfig:
-    """Refuse what is no encoder-decoder or decoder-only language model, from config.json alone.
+    """Checks that a target is an encoder-decoder or decoder-only language model in safetensors.
 
-    Weights that are not safetensors are refused too, by the names of their files. Returns the
-    model's configuration. Raises ConfigError.
+    Reads only config.json and the names and headers of weight files. Returns the model's
+    configuration. Raises ConfigError.
     """
     name = f"target.path = {config.path!r}"
     model_config = read_config(
@@ -181,7 +181,7 @@ def is_language_model(config: PretrainedConfig) -> bool:
     """Whether Transformers has a generating language model for this configuration."""
     if config.is_encoder_decoder:
         return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING or takes_audio(config)
-    if type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:  # a decoder that lacks its encoder
+    if type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:  # a decoder without its encoder
         return False
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -193,10 +193,10 @@ def read_config(
     trusted: bool = False,
     switch: str | None = None,
 ) -> PretrainedConfig:
-    """A model's config.json, of a folder or a name on the Hub. Raises ConfigError.
+    """Reads a model's config.json from a folder or the Hub. Raises ConfigError.
 
-    `name` is what messages call the model; `switch` the setting that would allow to run the code
-    that some models bring along. Without it such models are refused, and nobody is asked.
+    `name`: the model's name in messages. `trusted`: run Python code that the model brings along;
+    else such models are refused. `switch`: the setting that allows it, for the message.
     """
     folder = Path(path).expanduser()
     _check_exists(path, name, revision)
@@ -204,7 +204,7 @@ def read_config(
         _check_folder(folder, name)
         if revision is not None:
             raise ConfigError(
-                f"{name} is a folder here, which has no revision {revision!r}; leave that out"
+                f"{name} is a local folder, which has no revision {revision!r}; leave that out"
             )
     try:
         settings, _ = PretrainedConfig.get_config_dict(path, revision=revision)
@@ -214,25 +214,25 @@ def read_config(
             if switch is not None:
                 remedy = f"read that code, and give {switch}=true if you trust its author"
             raise ConfigError(
-                f"{name} needs Python code of its own (auto_map in its config.json); {remedy}"
+                f"{name} needs its own Python code (auto_map in its config.json); {remedy}"
             )
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trusted)
     except ConfigError:
         raise
     except Exception as error:  # a config.json may hold anything
         raise ConfigError(
-            f"{name}: its config.json describes no model ({first_line(error)}); correct it, or "
-            "copy the model again"
+            f"{name}: its config.json does not describe a model ({first_line(error)}); correct it, "
+            "or copy the model again"
         ) from error
 
 
 def _check_folder(folder: Path, name: str) -> None:
-    """A folder that holds something else than a model is refused by what it holds. ConfigError."""
+    """Checks that a folder holds a model and not something else. Raises ConfigError."""
     adapter = folder / "adapter_config.json"
     if adapter.is_file():
         raise ConfigError(
-            f"{name} holds an adapter ({adapter.name}), which is no model by itself; merge it into "
-            "its base once (merge_and_unload of peft, then save_pretrained), and give that folder"
+            f"{name} holds an adapter ({adapter.name}), not a complete model; merge it into its "
+            "base once (merge_and_unload of peft, then save_pretrained), and give that folder"
         )
     if not (folder / "config.json").is_file():
         others = other_weights(folder)
@@ -241,7 +241,7 @@ def _check_folder(folder: Path, name: str) -> None:
             "of a Transformers model, as save_pretrained writes it, or the final/ folder of a run"
         )
     if (settings := folder / "generation_config.json").is_file():
-        try:  # Transformers would decode without it
+        try:  # Transformers would silently ignore a broken one
             GenerationConfig.from_pretrained(folder)
         except Exception as error:  # it may hold anything
             raise ConfigError(
@@ -251,7 +251,8 @@ def _check_folder(folder: Path, name: str) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError if it is not there."""
+    """Returns the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError if there is no
+    such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -260,8 +261,8 @@ def choose_device(name: str) -> torch.device:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"target.device = {name!r} is no device that drafttrain runs on; use auto, cpu, cuda "
-            "or cuda:N"
+            f"target.device = {name!r} is not a device that drafttrain supports; use auto, cpu, "
+            "cuda or cuda:N"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
@@ -272,8 +273,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def _check_exists(path: str, name: str, revision: str | None = None) -> None:
-    """A model that is neither a folder nor on the Hub is refused at once, with the folder whose
-    name is nearest. The Hub is asked once, and only for what is not in its cache. ConfigError."""
+    """Checks that a model is a folder or on the Hub; the message suggests the most similar folder.
+
+    Queries the Hub once, and only for models that are not in its cache. Raises ConfigError.
+    """
     folder = Path(path).expanduser()
     if folder.is_dir() and path:
         return
@@ -283,7 +286,7 @@ def _check_exists(path: str, name: str, revision: str | None = None) -> None:
             "and a tokenizer), or a name on the Hub"
         )
     reason = "no such folder"
-    if path and not path.startswith((".", "/", "~")) and path.count("/") <= 1:  # a name, too
+    if path and not path.startswith((".", "/", "~")) and path.count("/") <= 1:  # may be a Hub name
         try:
             if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
                 return
@@ -292,15 +295,15 @@ def _check_exists(path: str, name: str, revision: str | None = None) -> None:
             return
         except HfHubHTTPError as error:
             reason += f", and the Hub does not have its config.json ({first_line(error)})"
-        except Exception as error:  # the connection's libraries have many
-            reason += f", and the Hub cannot be asked ({first_line(error)})"
+        except Exception as error:  # connection errors come from several libraries
+            reason += f", and the Hub cannot be reached ({first_line(error)})"
     raise ConfigError(
         f"{name}: {reason}; {near_folder(folder)}give an existing model folder or a name on the Hub"
     )
 
 
 def near_folder(folder: Path) -> str:
-    """`did you mean PATH? `: the folder whose path is most like that of one which is not there."""
+    """Returns `did you mean PATH? ` with the folder most similar to a missing one, or ``."""
     here = Path(folder.anchor)
     for part in folder.relative_to(here).parts:
         if not (here / part).is_dir():
@@ -313,8 +316,8 @@ def near_folder(folder: Path) -> str:
 
 
 def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
-    """The target's tokenizer, which marks sources with `source_language`. Raises ConfigError where
-    there is none, and for languages that it does not know or misses."""
+    """Loads the target's tokenizer, set to mark sources with `source_language`. Raises ConfigError
+    for a missing tokenizer, and for unknown or missing languages."""
     name = f"target.path = {config.path!r}"
     tokenizer = read_tokenizer(config.path, name, config.revision, config.trust_remote_code)
     model_config = read_config(config.path, name, config.revision, config.trust_remote_code)
@@ -325,35 +328,36 @@ def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
 def read_tokenizer(
     path: str, name: str, revision: str | None = None, trusted: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder or of a name on the Hub. Raises ConfigError."""
+    """Loads a tokenizer from a model's folder or the Hub. Raises ConfigError."""
     _check_exists(path, name)
     folder = Path(path)
     if folder.is_dir() and not any(any(folder.glob(names)) for names in TOKENIZER_FILES):
         raise ConfigError(
-            f"{name}: there is no tokenizer in it; put the tokenizer's files beside the weights"
+            f"{name}: there is no tokenizer in it; put the tokenizer's files in its folder"
         )
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trusted)
     except Exception as error:  # its files may hold anything
         raise ConfigError(
-            f"{name}: its tokenizer cannot be loaded ({first_line(error)}); put the tokenizer's "
-            "whole files beside the weights"
+            f"{name}: its tokenizer cannot be loaded ({first_line(error)}); put the complete "
+            "tokenizer files in its folder"
         ) from error
 
 
 def load_processor(config: TargetConfig, model_config: PretrainedConfig) -> ProcessorMixin | None:
-    """The target's processor, where its inputs are audio. Raises ConfigError without one."""
+    """Loads the processor of a target with audio inputs; None for others. Raises ConfigError if it
+    is missing."""
     if not takes_audio(model_config):
         return None
     try:
         processor = AutoProcessor.from_pretrained(
             config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-        if not isinstance(processor, ProcessorMixin):  # a tokenizer, where it finds nothing else
-            raise ValueError(f"there is a {type(processor).__name__} only")
+        if not isinstance(processor, ProcessorMixin):  # AutoProcessor may return a tokenizer
+            raise ValueError(f"there is only a {type(processor).__name__}")
     except Exception as error:  # its files may hold anything
         raise ConfigError(
-            f"target.path = {config.path!r}: its processor, which makes features of audio, cannot "
-            f"be loaded ({first_line(error)}); put the processor's files beside the weights"
+            f"target.path = {config.path!r}: its processor, which converts audio to features, "
+            f"cannot be loaded ({first_line(error)}); put the processor's files in its folder"
         ) from error
     return processor

@@ -1,4 +1,4 @@
-"""Models that write down speech: which there are, and which languages and tasks they know."""
+"""Speech recognition targets (Whisper): detection, languages and tasks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.languages import generation_settings
 
 SPEECH_OPTIONS = {"language": "lang_to_id", "task": "task_to_id"}
-"""What a speech model may be asked for, and where its generation_config says what it knows."""
+"""Options of a speech model, and the generation_config entry that lists the known values."""
 
 
 def takes_audio(config: PretrainedConfig) -> bool:
-    """Whether a model of this configuration writes down speech: its inputs are audio."""
+    """Whether a model of this configuration transcribes audio."""
     return config.is_encoder_decoder and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
 
 def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
-    """Refuse speech models of unknown families, and languages and tasks that a target lacks.
+    """Refuses speech models other than Whisper, and languages and tasks that a target lacks.
 
-    Beside config.json only generation_config.json is read. Raises ConfigError.
+    Reads only config.json and generation_config.json. Raises ConfigError.
     """
-    asked = {
+    given = {
         name: getattr(config, name) for name in SPEECH_OPTIONS if getattr(config, name) is not None
     }
     if not takes_audio(model_config):
-        for name, value in asked.items():
+        for name, value in given.items():
             raise ConfigError(
                 f"target.{name} = {value!r} is for speech targets, but {config.path!r} is a "
                 f"{model_config.model_type!r} model; leave it out"
@@ -41,8 +41,8 @@ def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
         return
     if model_config.model_type != "whisper":
         raise ConfigError(
-            f"target.path = {config.path!r} is a {model_config.model_type!r} model; of the models "
-            "that write down speech Whisper's are known: give one"
+            f"target.path = {config.path!r} is a {model_config.model_type!r} model; of the speech "
+            "recognition models only Whisper is supported: give one"
         )
     try:
         set_language_and_task(generation_settings(config, model_config), config)
@@ -51,8 +51,8 @@ def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
 
 
 def set_language_and_task(settings: GenerationConfig, config: TargetConfig) -> None:
-    """Put the language and the task that the user asks for into a target's generation_config, as
-    `generate` does with its arguments. Raises ValueError for what the target does not know."""
+    """Sets the language and task of the settings in a target's generation_config, as `generate`
+    does with its arguments. Raises ValueError for values that the target does not know."""
     for name in SPEECH_OPTIONS:
         if (value := getattr(config, name)) is not None:
             setattr(settings, name, value)
@@ -60,10 +60,7 @@ def set_language_and_task(settings: GenerationConfig, config: TargetConfig) -> N
 
 
 def check_language_and_task(settings: GenerationConfig) -> None:
-    """Refuse a language or a task that a target of these settings does not know.
-
-    Raises ValueError.
-    """
+    """Raises ValueError for a language or a task that is unknown to a target."""
     values = settings.to_dict()
     for name, table in SPEECH_OPTIONS.items():
         value, known = values.get(name), values.get(table)
@@ -71,24 +68,23 @@ def check_language_and_task(settings: GenerationConfig) -> None:
             continue
         if not values.get("is_multilingual", True) or not known:
             raise ValueError(
-                f"target.{name} = {value!r}, but this target transcribes English alone; leave it "
-                "out"
+                f"target.{name} = {value!r}, but this target transcribes only English; leave it out"
             )
         if name == "task" and value not in known:
             raise ValueError(
-                f"target.task = {value!r} is no task of this target; use {' or '.join(known)}"
+                f"target.task = {value!r} is not a task of this target; use {' or '.join(known)}"
             )
         if name == "language":
             language_token(value, known)
 
 
 def language_token(language: str, known: Mapping[str, int]) -> int:
-    """The token of a language: `<|de|>`, `de` or `german`. Raises ValueError."""
+    """Returns the token of a language given as `<|de|>`, `de` or `german`. Raises ValueError."""
     name = language.lower()
-    for wanted in (name, f"<|{TO_LANGUAGE_CODE.get(name, name)}|>"):
-        if wanted in known:
-            return known[wanted]
+    for key in (name, f"<|{TO_LANGUAGE_CODE.get(name, name)}|>"):
+        if key in known:
+            return known[key]
     codes = ", ".join(sorted(token.strip("<|>") for token in known))
     raise ValueError(
-        f"target.language = {language!r} is no language of this target; give one of: {codes}"
+        f"target.language = {language!r} is not a language of this target; give one of: {codes}"
     )

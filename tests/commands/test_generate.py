@@ -235,7 +235,7 @@ def test_commands_say_that_a_target_with_beams_is_decoded_with_one(tiny_target, 
         target = tiny_target.rename(tmp_path / f"target-{place}")  # each path is named once
         assert ended(command[0], "--target", target, *command[1:], *data) == 0
         assert f"target-{place}': by default" in (said := capsys.readouterr().err), command
-        assert "with 6 beams and 3 outputs of an input" in said
+        assert "with 6 beams and 3 outputs per input" in said
         tiny_target = target
 
 

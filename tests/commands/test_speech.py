@@ -160,7 +160,7 @@ def test_texts_and_unknown_languages_are_refused(inside, capsys):
     assert ended("generate", *ON[:2], "--drafter", "none", "--text", "w5 w6") == 2
     assert "takes audio" in capsys.readouterr().err
     assert ended("generate", *ON, "--drafter", "none", "target.language=tlh") == 2
-    assert "'tlh' is no language of this target" in capsys.readouterr().err
+    assert "'tlh' is not a language of this target" in capsys.readouterr().err
 
 
 # a Spec-Drafter, trained from recordings

@@ -56,7 +56,7 @@ def test_unknown_and_missing_languages_are_refused_with_a_code(
     folder, known = targets[kind], both(kind)
     for field, code in known.items():
         wrong = known | {field: code[:2] + "q"}
-        with pytest.raises(ConfigError, match=f"target.{field} = '{code[:2]}q' is none of the"):
+        with pytest.raises(ConfigError, match=f"target.{field} = '{code[:2]}q' is not one of the"):
             load_tokenizer(asked(folder, **wrong))
         with pytest.raises(ConfigError, match=f"target.{field} is missing: .*target.{field}="):
             load_tokenizer(asked(folder, **{one: known[one] for one in known if one != field}))

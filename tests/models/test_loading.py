@@ -64,7 +64,9 @@ def test_a_decoder_only_model_loads_as_one(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"vocab_size": 4}', "\x00"])
 def test_a_config_json_that_is_none_is_refused_by_what_is_wrong(folder, text):
     (folder / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"target\.path = .* config\.json describes no model \("):
+    with pytest.raises(
+        ConfigError, match=r"config\.json does not describe a model \("
+    ):
         load_target(config(folder))
 
 
@@ -179,10 +181,10 @@ def test_a_missing_tokenizer_is_named_before_weights_are_read(folder):
 
 
 def test_devices_that_are_not_there_are_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="'gpu' is no device"):
+    with pytest.raises(ConfigError, match="'gpu' is not a device"):
         choose_device("gpu")
     for name in ("mps", "xpu", "meta", "cuda:x", "tpu", "hpu"):
-        with pytest.raises(ConfigError, match=f"target.device = '{name}' is no device"):
+        with pytest.raises(ConfigError, match=f"target.device = '{name}' is not a device"):
             choose_device(name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match="0 usable CUDA devices"):
@@ -227,7 +229,7 @@ def test_a_processor_is_loaded_where_inputs_are_no_token_ids(folder):
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "vocab_size": 40}
     ends = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 1}
     listening = WhisperForConditionalGeneration(WhisperConfig(**shape, **heads, **ends))
-    with pytest.raises(ConfigError, match="its processor, which makes features of audio"):
+    with pytest.raises(ConfigError, match="its processor, which converts audio to features"):
         load_processor(config, listening.config)
     tokenizer = WhisperTokenizer(vocab={"<|endoftext|>": 0, "a": 1}, merges=[])
     speech = WhisperProcessor(WhisperFeatureExtractor(feature_size=8), tokenizer)

@@ -171,8 +171,8 @@ def test_outputs_end_where_generate_ends_them_for_want_of_positions():
     [
         ({"language": "Klingon"}, "target.language = 'Klingon' .* one of: de, en, fr"),
         ({"task": "sing"}, "target.task = 'sing' .* transcribe or translate"),
-        ({"language": "de", "is_multilingual": False}, "transcribes English alone"),
-        ({"task": "translate", "task_to_id": None}, "transcribes English alone"),
+        ({"language": "de", "is_multilingual": False}, "transcribes only English"),
+        ({"task": "translate", "task_to_id": None}, "transcribes only English"),
         ({"forced_decoder_ids": [[1, 5], [3, 8]]}, "with gaps"),
     ],
     ids=str,
