@@ -4,11 +4,11 @@
     accelerate launch recipes/train_acceptance_head.py --config recipes/gsm8k_heads.yaml \\
         heads.depths=[3] heads.rejection_weights=[6.0] run=checkpoints/mine
 
-A head learns how likely the target is to accept a drafted token, from a state of the drafter: what
-is known when the token is drawn (default), or the hidden state at its own position, a pass later
-(cache.state=token, the paper's). All depths and rejection weights asked for are trained together,
-on one reading of the cache. Missing outputs of the target and a missing cache are made first.
-Running the same command again goes on where it was stopped.
+A head learns the probability that the target accepts a draft token from a state of the drafter:
+what is known when the token is drawn (default), or the hidden state at the token's own position,
+one forward pass later (cache.state=token, as in the paper). Heads of all given depths and rejection
+weights are trained together, reading the cache once. Missing target outputs and a missing cache are
+made first. Running the same command again continues a stopped run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import torch
 from transformers import PretrainedConfig
 
 ROWS_AT_ONCE = 64
-"""Held-out rows that validation reads at a time."""
+"""Held-out rows per batch of validation."""
 
 
 @recipe_command(HeadRecipe, "recipes/quickstart_heads.yaml")
@@ -59,8 +59,8 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
     task = make_task(settings, cache, held_out)
     manifest, heads = cache.manifest, task.objective
     accelerator.print(
-        f"{len(heads.parts)} heads of {sum(p.numel() for p in heads.parameters()):,} parameters "
-        f"together; {len(cache.rows):,} rows, {sum(manifest.counts):,} positions in "
+        f"{len(heads.parts)} heads with {sum(p.numel() for p in heads.parameters()):,} parameters "
+        f"in total; {len(cache.rows):,} rows, {sum(manifest.counts):,} positions in "
         f"{manifest.mixes} mixes, mean acceptance {manifest.mean_acceptance:.3f}"
     )
     train(accelerator, task, settings.train, settings.run)
@@ -69,7 +69,8 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
 
 
 def check_settings(settings: HeadRecipe) -> PretrainedConfig:
-    """Refuse settings and models that do not fit, before weights are read. -> the drafter's."""
+    """Checks settings and models before weights are read; returns the drafter's config. Raises
+    ConfigError."""
     if settings.train.precision == "bf16":
         raise ConfigError(
             f"train.precision = {settings.train.precision!r}: heads are trained in fp32; leave it "
@@ -84,7 +85,8 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
 
 
 def distillations(settings: HeadRecipe) -> dict[str, DistillConfig]:
-    """What is to be distilled, by the setting that its inputs come from. Raises ConfigError."""
+    """Returns the distillations of the run by the setting of their inputs (`data`, `held_out`).
+    Raises ConfigError."""
     inputs = {"data": settings.data, "held_out": settings.held_out}
     return {
         group: distill_settings(settings, inputs[group], cache.distilled)
@@ -93,35 +95,37 @@ def distillations(settings: HeadRecipe) -> dict[str, DistillConfig]:
 
 
 def caches(settings: HeadRecipe) -> dict[str, CacheConfig]:
-    """What is to be cached, by the same; of held-out prompts it is always in the run's folder."""
+    """Returns the caches of the run by the setting of their inputs. The cache of held-out prompts
+    is always in the run's folder."""
     run, given = settings.run, settings.cache
     fixed = {"target": settings.target, "drafter": settings.drafter}
     folders = {"distilled": run / "distilled", "out": run / "cache"}
-    found = {"data": settings_of_group(CacheConfig, "cache", folders | given, fixed)}
+    groups = {"data": settings_of_group(CacheConfig, "cache", folders | given, fixed)}
     if settings.held_out is not None:
-        own = {"distilled": run / "held_out", "out": run / "held_out_cache", "mixes": 1}
-        found["held_out"] = settings_of_group(CacheConfig, "cache", given | own, fixed)
-    return found
+        folders = {"distilled": run / "held_out", "out": run / "held_out_cache", "mixes": 1}
+        groups["held_out"] = settings_of_group(CacheConfig, "cache", given | folders, fixed)
+    return groups
 
 
 def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
-    """Hidden states and labels of the training and held-out prompts; made where missing.
+    """Opens the caches of hidden states and labels of training and held-out prompts; builds missing
+    ones.
 
-    Raises ConfigError where a cache that is there was made otherwise or by other models.
+    Raises ConfigError if an existing cache was made with other settings or models.
     """
     target = load_target(settings.target)
     for distillation in distillations(settings).values():
         distill(distillation, target)
     drafter = load_checked_drafter(target, settings.drafter)
-    wanted = caches(settings)
-    for cache in wanted.values():
+    groups = caches(settings)
+    for cache in groups.values():
         build_cache(cache, target, drafter)
-    made = {group: open_cache(cache.out) for group, cache in wanted.items()}
-    return made["data"], made.get("held_out")
+    opened = {group: open_cache(cache.out) for group, cache in groups.items()}
+    return opened["data"], opened.get("held_out")
 
 
 def make_task(settings: HeadRecipe, cache: HiddenCache, held_out: HiddenCache | None) -> Task:
-    """The heads' config.json says which drafter, target and decoding they are for."""
+    """Makes the training task. The config.json of heads records drafter, target and sampling."""
     manifest = cache.manifest
     heads = make_heads(
         settings.heads,
@@ -141,9 +145,10 @@ def make_task(settings: HeadRecipe, cache: HiddenCache, held_out: HiddenCache | 
 
 @dataclass(frozen=True)
 class Validation:
-    """Binary KL to the labels, weighted loss, and mean prediction of every head, on held-out rows.
+    """Binary KL to the labels, weighted loss and mean prediction of each head on held-out rows.
 
-    A head that is calibrated predicts the mean label on average; only w_rej = 1 aims at that.
+    The mean prediction of a calibrated head equals the mean label; only heads with w_rej = 1 are
+    trained for that.
     """
 
     cache: HiddenCache
@@ -156,23 +161,23 @@ class Validation:
             hidden, acceptance = self.cache.read(0, rows[start : start + ROWS_AT_ONCE])
             labels, positions = labels + float(acceptance.sum()), positions + len(acceptance)
             for name, head in sweep.parts.items():
-                own = acceptance.to(head.device)
+                target = acceptance.to(head.device)
                 logits = head(hidden.to(head.device))
-                losses, weights = acceptance_loss(logits, own, head.config.rejection_weight)
-                each = (binary_kl(logits, own), losses, weights, logits.sigmoid())
+                losses, weights = acceptance_loss(logits, target, head.config.rejection_weight)
+                each = (binary_kl(logits, target), losses, weights, logits.sigmoid())
                 sums[name] += torch.stack([values.double().sum() for values in each]).cpu()
-        found = {"mean_acceptance": labels / positions}
+        metrics = {"mean_acceptance": labels / positions}
         for name, (kl, loss, weight, predicted) in sums.items():
-            found |= {
+            metrics |= {
                 f"held_out_kl/{name}": float(kl / positions),
                 f"held_out_loss/{name}": float(loss / weight),
                 f"mean_predicted/{name}": float(predicted / positions),
             }
-        return found | {"best_kl": min(found[f"held_out_kl/{name}"] for name in sums)}
+        return metrics | {"best_kl": min(metrics[f"held_out_kl/{name}"] for name in sums)}
 
 
 def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
-    """What a run would do, without loading weights or writing anything."""
+    """Prints what a run would do, without loading weights or writing anything."""
     cache = caches(settings)["data"]
     with torch.device("meta"):
         width = state_size(drafter, state_of(cache, drafter))
@@ -184,7 +189,7 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
         rows, tokens = (counts.ok, counts.target_tokens) if counts else (rows, tokens)
     positions, disk = estimate_cache(cache, drafter, rows, tokens)
     parameters = sum(head.num_parameters() for head in heads)
-    print(f"heads        {len(heads)}, {parameters:,} parameters together")
+    print(f"heads        {len(heads)}, {parameters:,} parameters in total")
     print(f"distillation {plan.text}")
     print(
         f"cache        about {max(1, positions):,} positions in each of {cache.mixes} mixes, "

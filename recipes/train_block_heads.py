@@ -4,9 +4,9 @@
     accelerate launch recipes/train_block_heads.py --config recipes/gsm8k_block_heads.yaml \\
         target.path=MODEL data.path=train.jsonl run=checkpoints/mine
 
-k - 1 feed-forward heads on the target's last hidden state each predict a later token of its own
-output. Missing distilled outputs are made first. Running the same command again goes on where it
-was stopped.
+k - 1 feed-forward heads on the target's last hidden state each predict one later token of the
+target's own output. Missing distilled outputs are made first. Running the same command again
+continues a stopped run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(settings: BlockHeadsRecipe, dry_run: DryRun = False) -> None:
     accelerator, target, rows, held_out = run
     heads_config.target |= {"weights_sha256": hash_target(target.model)}
     heads = BlockHeads(heads_config)
-    accelerator.print(f"{heads_config.heads} heads of {heads.num_parameters():,} parameters")
+    accelerator.print(f"{heads_config.heads} heads with {heads.num_parameters():,} parameters")
     task = make_task(settings, heads, target.model, rows, held_out)
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
@@ -56,7 +56,7 @@ def main(settings: BlockHeadsRecipe, dry_run: DryRun = False) -> None:
 
 
 def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHeadsConfig:
-    """The shape of the heads, from the target's config.json alone."""
+    """Makes the config of the heads from the target's config.json only."""
     width = state_size(target, "token")
     text = target.get_text_config(decoder=True)
     ends = {"eos_token_id": text.eos_token_id, "pad_token_id": text.pad_token_id}

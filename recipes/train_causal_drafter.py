@@ -7,10 +7,11 @@
     accelerate launch recipes/train_causal_drafter.py --config recipes/smollm2_drafter.yaml \\
         initialise.path=SMALL_MODEL objective.forward_kl=0 objective.total_variation=1
 
-It starts from some of the target's layers or another model with the same tokens, and learns the
-tokens of the target's answers or the target's distribution at each of them (teacher.kind=cached
-computes that once). final/ is a language model of Transformers; start/ is what it started from.
-Missing distilled outputs are made first. The same command continues a stopped run.
+The drafter is initialised from some of the target's layers or from another model with the same
+tokens. It learns the tokens of the target's answers, or the target's distribution at each of them
+(teacher.kind=cached computes it once). final/ holds the trained Transformers model, start/ the
+initial one. Missing distilled outputs are made first. Running the same command again continues a
+stopped run.
 """
 
 from __future__ import annotations
@@ -79,21 +80,21 @@ def make_task(
     check_positions(drafter.config, rows)
     lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    alone = BlocksCollator(target.tokenizer.pad_token_id or 0)
+    collate = BlocksCollator(target.tokenizer.pad_token_id or 0)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)
     examples = training_examples(settings, rows, target, draftable)
     most = settings.objective.packed_tokens
     packed, lengths = share_sequences(examples, lengths, most, range(len(rows)))
     validate = None
     if held_out is not None:
-        draft = partial(draft_along, alone, settings.drafter.k)
-        validate = BlockValidation(Examples(held_out), alone.alone, draft)
-    return Task(objective, packed, lengths, alone, validate)
+        draft = partial(draft_along, collate, settings.drafter.k)
+        validate = BlockValidation(Examples(held_out), collate.alone, draft)
+    return Task(objective, packed, lengths, collate, validate)
 
 
 def draft_along(collate: BlocksCollator, k: int, objective: FollowTarget, row: Example) -> Drafts:
-    """Greedy drafts of k tokens at every prefix of a row's output, and how likely its sampled
-    tokens are accepted."""
+    """Greedy drafts of k tokens at each prefix of a row's output, and the acceptance probability
+    of sampled draft tokens."""
     batch = collate.alone([row]).to(objective.model.device)
     logits, _ = objective.rows(batch)
     best = objective.tokens(logits.argmax(-1))

@@ -1,4 +1,4 @@
-"""Train a small language model that drafts a block in one call for a decoder-only target (PARD).
+"""Train a language model that drafts a block in one pass for a decoder-only target (PARD).
 
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
@@ -6,10 +6,10 @@
     accelerate launch recipes/train_parallel_drafter.py --config recipes/smollm2_parallel.yaml \\
         initialise.path=checkpoints/smollm2-drafter
 
-It starts as recipes/train_causal_drafter.py starts a drafter, best from one that this has trained,
-and learns to fill in masks after every prefix of the target's own answers. final/ is a language
-model of Transformers with `pard_token` in config.json; start/ drafts token by token. Missing
-distilled outputs are made first. The same command continues a stopped run.
+The drafter is initialised as in recipes/train_causal_drafter.py, preferably from a drafter trained
+by that recipe, and learns to fill in masks after each prefix of the target's own answers. final/ is
+a Transformers language model with `pard_token` in its config.json; start/ drafts token by token.
+Missing distilled outputs are made first. Running the same command again continues a stopped run.
 """
 
 from __future__ import annotations

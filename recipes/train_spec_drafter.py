@@ -4,8 +4,8 @@
     accelerate launch recipes/train_spec_drafter.py --config recipes/multi30k_en_de.yaml \\
         target.path=MODEL data.path=train.en run=checkpoints/mine
 
-Without arguments it trains on the embedded default (recipes/quickstart.yaml). Missing distilled
-outputs are made first. Running the same command again goes on where it was stopped.
+Without arguments it trains the quickstart (recipes/quickstart.yaml) on embedded data. Missing
+distilled outputs are made first. Running the same command again continues a stopped run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 FITTED_TOKENS = 30_000
-"""Of outputs, which the map of the target's states is fitted along."""
+"""Output tokens used to fit the fusion of the target's hidden states."""
 FITTED_AT_ONCE, FITTED_SEED = 32, 1
 
 
@@ -82,8 +82,8 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     new = [name for name in trained if name not in copied]
     started = f"{len(copied)} copied from the target, {len(new)} new: {', '.join(new) or 'none'}"
     accelerator.print(f"{drafter.num_parameters():,} parameters; {started}")
-    if (few := config.draftable_tokens) is not None:
-        accelerator.print(f"{len(few):,} of {drafter.shape.vocab_size:,} tokens can be drafted")
+    if (tokens := config.draftable_tokens) is not None:
+        accelerator.print(f"{len(tokens):,} of {drafter.shape.vocab_size:,} tokens can be drafted")
     task = make_task(settings, drafter, rows, held_out, target)
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
@@ -91,18 +91,18 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     if drafter.shape.fused_layer is not None:
         fitted = fit_fusion(drafter, target.model, first_outputs(task))
         accelerator.print(f"the fusion of the target's hidden states fitted to {fitted:,} tokens")
-    del target, run  # what keeps the target keeps it by itself
+    del target, run  # frees the target, unless the task keeps it
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
         drafter.cpu()
         if task.validate is not None and distillations(settings)["data"].method == "greedy":
             drafter.config.slot_temperatures = fit_slot_temperatures(known_blocks(task))
-            print(f"temperatures of its slots, for trees: {drafter.config.slot_temperatures}")
+            print(f"slot temperatures for trees: {drafter.config.slot_temperatures}")
         print(f"saved {save_final(settings.run, drafter, tokenizer)}")
 
 
 def plan_run(settings: SpecDrafterRecipe, config: PretrainedConfig) -> None:
-    """Print the plan, without loading weights or writing anything."""
+    """Prints the plan, without loading weights or writing anything."""
     with torch.device("meta"):
         drafter = empty_drafter(config)
     print_plan(settings, drafter, settings.objective.blocks * drafter.shape.masks(config.k))
@@ -114,7 +114,7 @@ def make_drafter(
     target: LoadedTarget,
     rows: datasets.Dataset,
 ) -> tuple[SpecDrafter, list[str]]:
-    """The drafter before training, and which of its parameters are copied from the target."""
+    """Makes the initial drafter; also returns the names of parameters copied from the target."""
     drafter = settings.drafter
     try:
         CachedModel(target.model).check_tree_attention()
@@ -138,7 +138,8 @@ def make_drafter(
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) -> int | None:
-    """The tokenizer's mask token, else an unused id of the vocabulary, else None: a row more."""
+    """Returns the tokenizer's mask token, else an unused id of the vocabulary, else None (the
+    drafter then gets one more embedding)."""
     mask = tokenizer.mask_token_id
     size = vocabulary_size(target)
     if mask is not None and mask != tokenizer.unk_token_id and mask < size:
@@ -153,7 +154,7 @@ def make_task(
     held_out: datasets.Dataset | None,
     target: LoadedTarget,
 ) -> Task:
-    """The target is kept only where its decoder or its encoder is looked at."""
+    """Makes the training task, which keeps the target only if training runs it."""
     texts = drafter.shape.encoder == "target" and not takes_audio(target.model.config)
     collate = SlotCollator(
         drafter.shape,
@@ -167,10 +168,10 @@ def make_task(
     objective = MaskPredict(drafter, settings.objective, teacher)
     validate = None
     if held_out is not None:
-        own = examples_for(settings, drafter, held_out, "held_out", target)
-        validate = BlockValidation(own, collate, blocks_along)
+        held_out_examples = examples_for(settings, drafter, held_out, "held_out", target)
+        validate = BlockValidation(held_out_examples, collate, blocks_along)
     masks = settings.objective.blocks * drafter.shape.masks(drafter.config.k)
-    if texts:  # batches are made by other processes, encoded by this one
+    if texts:  # worker processes make batches, this process encodes them
         examples, collate = Examples(rows), replace(collate, encoded=False)
     else:
         examples = examples_for(settings, drafter, rows, "data", target)
@@ -190,7 +191,7 @@ def make_task(
 
 
 def first_outputs(task: Task) -> Iterator[KnownOutputs]:
-    """Outputs, drawn without replacement, until they have `FITTED_TOKENS` tokens."""
+    """Yields random outputs without replacement, until they have `FITTED_TOKENS` tokens."""
     left = FITTED_TOKENS
     generator = torch.Generator().manual_seed(FITTED_SEED)
     for chosen in torch.randperm(len(task.rows), generator=generator).split(FITTED_AT_ONCE):
@@ -211,8 +212,8 @@ def examples_for(
     group: str,
     target: LoadedTarget,
 ) -> Examples:
-    """Distilled rows of a group of inputs, with the target's encoder states where the drafter reads
-    them."""
+    """Returns the distilled rows of a group of inputs, with the target's encoder states if the
+    drafter reads them."""
     if drafter.shape.encoder == "own":
         return Examples(rows)
     if not takes_audio(target.model.config):
@@ -223,24 +224,24 @@ def examples_for(
 
 
 def blocks_along(objective: MaskPredict, example: Example) -> Drafts:
-    """What validation compares with the output."""
-    return Drafts(block_rows(objective.model, *what_is_known(objective, example)).argmax(-1).cpu())
+    """Greedy blocks at each prefix of an output, for validation."""
+    return Drafts(block_rows(objective.model, *block_inputs(objective, example)).argmax(-1).cpu())
 
 
 def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows of blocks along held-out outputs, and the outputs."""
+    """Yields the logits of blocks along each held-out output, and the output."""
     objective = task.objective.eval()
     for row in range(len(task.validate.rows)):
         [example] = task.validate.rows.__getitems__([(0, row)])
-        known = what_is_known(objective, example)
-        yield block_rows(objective.model, *known), known[1]
+        inputs = block_inputs(objective, example)
+        yield block_rows(objective.model, *inputs), inputs[1]
 
 
-def what_is_known(
+def block_inputs(
     objective: MaskPredict, example: Example
 ) -> tuple[Tensor, Tensor, list[int], Tensor | None]:
-    """Source, output, what was given of it, and the states that its tokens were predicted from,
-    where the drafter fuses them."""
+    """Returns the arguments of `block_rows`: source, output, given tokens, and the target states
+    that the output was predicted from if the drafter fuses them."""
     encoded, ids = example.encoded, torch.tensor(example.source_ids)
     output, before = torch.tensor(example.target_ids), None
     source = ids if encoded is None else encoded

@@ -6,11 +6,11 @@
     accelerate launch recipes/train_state_drafter.py --config recipes/smollm2_states.yaml \\
         run=checkpoints/mine "drafter.layers=[29]" --dry-run
 
-A few of the target's last layers are copied. They read the target's keys and values of the verified
-prefix and its hidden states at the last token, and draft a block in one call. start/ is fitted to
-the target by least squares, without a training step; final/ has learned the target's distribution
-along its own answers. Missing distilled outputs are made first. The same command continues a
-stopped run.
+The drafter is a copy of a few of the target's last layers. It reads the target's keys and values of
+the verified prefix and the target's hidden states at the last token, and drafts a block in one
+forward pass. start/ is fitted to the target by least squares, without a training step; final/ is
+trained on the target's distributions along its own answers. Missing distilled outputs are made
+first. Running the same command again continues a stopped run.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ import numpy as np
 import torch
 
 FITTED_TOKENS = 60_000
-"""Tokens of outputs that the first map is fitted along."""
+"""Output tokens used to fit the initial input maps."""
 FITTED_SEED = 1
-"""Of the order in which rows are taken for the start."""
+"""Seed of the order in which rows are used for the fit."""
 
 
 @recipe_command(StateDrafterRecipe, "recipes/smollm2_states.yaml")
@@ -91,10 +91,10 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
 def first_texts(
     rows: datasets.Dataset, taught: np.ndarray, tokens: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts and outputs, drawn without replacement, until their outputs have so many tokens."""
+    """Yields random (prompt, output) without replacement, until outputs have `tokens` tokens."""
     order = torch.randperm(len(taught), generator=torch.Generator().manual_seed(FITTED_SEED))
-    for place in order.tolist():
-        row = rows[int(taught[place])]
+    for index in order.tolist():
+        row = rows[int(taught[index])]
         yield row["source_ids"], row["target_ids"]
         tokens -= len(row["target_ids"])
         if tokens <= 0:
@@ -110,7 +110,7 @@ def make_task(
 ) -> Task:
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     objective = FollowStates(drafter, settings.objective, teacher.model, draftable)
-    # slots are not fed a token's embedding, so any id stands for a mask
+    # slots do not read a mask's embedding, so any id will do as mask token
     pad, k = teacher.tokenizer.pad_token_id or 0, settings.drafter.k
     collate = BlocksCollator(pad, mask_token=0, k=k, reads_prompt=False)
     validate = None if held_out is None else slot_validation(Examples(held_out), collate)

@@ -5,9 +5,9 @@
     accelerate launch recipes/train_target.py --config recipes/functions_drafter.yaml
 
 Encoder-decoder families learn to map the input to the reference; decoder-only families learn both
-as one text. A drafter is given its target as the `teacher` and learns the target's distribution at
-every position, which acceptance depends on, instead of the reference's token. Not for targets that
-you serve: point drafttrain at those as they are, and train a drafter on their own answers
+as one text. A drafter gets its target as the `teacher` and learns the target's distribution at each
+position, which acceptance depends on, instead of the reference's tokens. Targets that you serve
+need no training: use them unchanged, and train a drafter on their own answers
 (recipes/train_causal_drafter.py).
 """
 
@@ -52,12 +52,14 @@ from transformers import (
 )
 
 SPECIAL = ["<pad>", "</s>", "<unk>", "<mask>"]
-"""Ids 0 to 3 of a tokenizer trained here; an encoder-decoder's decoder starts from <pad>."""
+"""Tokens 0 to 3 of a tokenizer trained here; the decoder start token is <pad>."""
 
 
 def train_tokenizer(texts: list[str], vocab_size: int, pairs: bool) -> PreTrainedTokenizerFast:
-    """For pairs, a BPE over NFKC text with the Metaspace marker, every text of which ends with
-    </s>. Else a byte-level BPE, digits apart; it adds nothing, so that a prompt can be continued.
+    """Trains a BPE tokenizer.
+
+    For pairs: on NFKC text with the Metaspace marker; each text ends with </s>. Else: byte-level
+    with single digits; it adds no special tokens, so that a prompt can be continued.
     """
     alphabet: list[str] = []
     if pairs:
@@ -95,7 +97,7 @@ def perplexity(
     rows: datasets.Dataset,
     collate: PairCollator | TextCollator,
 ) -> dict[str, float]:
-    """Per-token perplexity and accuracy on held-out rows, without label smoothing; with a teacher,
+    """Per-token perplexity and accuracy on held-out rows, without label smoothing; with a teacher
     also the mean probability that it accepts a token drawn from the model."""
     sums = torch.zeros(4, dtype=torch.float64)
     accepted = 0.0
@@ -131,7 +133,7 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     if len(rows) == 0:
         raise ConfigError(
             f"max_tokens = {settings.max_tokens} leaves no row of {settings.data.path!r}; give a "
-            "larger one"
+            "larger max_tokens"
         )
     if settings.held_out is not None:
         others = usable(load_inputs(settings.held_out, "held_out"))
@@ -152,14 +154,14 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
 
 
 def tokenize_rows(rows: datasets.Dataset, tokenizer, most: int, pairs: bool) -> datasets.Dataset:
-    """source_ids and target_ids of the rows with at most `most` tokens: of pairs on either side, of
-    texts in both together. A text's target ends with EOS.
+    """Tokenises rows to source_ids and target_ids, without rows of more than `most` tokens.
 
-    Raises ConfigError for pairs without references.
+    The limit holds for each side of a pair, or for both parts of a text together. A text's target
+    ends with EOS. Raises ConfigError for pairs without references.
     """
     if pairs and rows[0]["reference"] is None:
         raise ConfigError(
-            "no references are in the data to learn from; name their column with "
+            "the data has no references to learn from; name their column with "
             "data.reference_column, or their file with data.reference_path"
         )
     if pairs:
@@ -188,17 +190,17 @@ def make_task(
     validate = None
     if held_out is not None:
         validate = partial(perplexity, rows=held_out, collate=collate)
-    least = None
+    constant = None
     if teacher is None:
         learned = ["target_ids"] if pairs else ["source_ids", "target_ids"]
         counts = count_tokens(rows, learned, model.config.vocab_size)
-        least = constant_loss(counts, settings.label_smoothing)
+        constant = constant_loss(counts, settings.label_smoothing)
     lengths = row_lengths(rows).sum(axis=1)
-    return Task(objective, Examples(rows), lengths, collate, validate, constant_loss=least)
+    return Task(objective, Examples(rows), lengths, collate, validate, constant_loss=constant)
 
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
-    """A teacher is of the trained model's kind. Raises ConfigError."""
+    """Checks that the teacher is of the trained model's kind. Raises ConfigError."""
     if settings.teacher is None:
         return
     if check_target(settings.teacher).is_encoder_decoder != pairs:

@@ -64,9 +64,7 @@ def test_a_decoder_only_model_loads_as_one(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"vocab_size": 4}', "\x00"])
 def test_a_config_json_that_is_none_is_refused_by_what_is_wrong(folder, text):
     (folder / "config.json").write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"config\.json does not describe a model \("
-    ):
+    with pytest.raises(ConfigError, match=r"config\.json does not describe a model \("):
         load_target(config(folder))
 
 
