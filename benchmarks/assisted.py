@@ -1,4 +1,4 @@
-"""Does an exported drafter accept in Transformers' assisted generation what it does here?
+"""Compare an exported drafter in Transformers' assisted generation and in drafttrain.
 
     drafttrain export --drafter checkpoints/whisper-tiny.en-decoder --out my-decoder
     python -m benchmarks.assisted --target WHISPER --drafter my-decoder --data clips.jsonl
@@ -7,12 +7,11 @@
     python -m benchmarks.assisted --target SMOLLM2 --drafter my-drafter --data prompts.jsonl \
         --column prompt --chat --k 2
 
-The folder is loaded by Transformers alone and given to the target's `generate`; here it drafts as
-any language model does. Both draft k tokens a round, greedily, without a confidence threshold, and
-of a speech target without `begin_suppress_tokens`, which Transformers drops where there is an
-assistant. Compared are the tokens of every output and the accepted tokens of every round. Where an
-accepted draft ends with the end of the text, Transformers counts one token less: it is what the
-round adds after it.
+Transformers loads the folder as the assistant of the target's `generate`; drafttrain uses it as any
+language model. Both draft k tokens per round, greedily and without a confidence threshold. A speech
+target runs without `begin_suppress_tokens`, which Transformers drops if there is an assistant. The
+output tokens and the accepted tokens of each round are compared. If an accepted draft ends with
+EOS, Transformers counts one accepted token less: it counts EOS as the token added by the round.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ def main() -> None:
     parser.add_argument("--target", required=True, help="folder or Hub name")
     parser.add_argument("--drafter", required=True, help="folder of an exported language model")
     parser.add_argument("--data", required=True, help="clips, texts or prompts")
-    parser.add_argument("--column", help="of a prompt, where it is not found by itself")
-    parser.add_argument("--chat", action="store_true", help="prompts are a user's turns")
+    parser.add_argument("--column", help="column of the prompts, if it is not found")
+    parser.add_argument("--chat", action="store_true", help="prompts are user messages")
     parser.add_argument("--limit", type=int, help="most inputs")
-    parser.add_argument("--k", type=int, default=5, help="tokens of a draft (%(default)s)")
+    parser.add_argument("--k", type=int, default=5, help="draft tokens per round (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     given = parser.parse_args()
     pair = load_pair(TargetConfig(path=given.target), [given.drafter])
@@ -65,40 +64,42 @@ def main() -> None:
         AutoModelForCausalLM.from_pretrained(given.drafter, dtype=target.model.dtype).eval(),
         given.k,
     )
-    how = {"assistant_model": assistant}
-    same_tokens = same_rounds = tokens = ours = theirs = 0
+    options = {"assistant_model": assistant}
+    same_tokens = same_rounds = tokens = our_rounds = their_rounds = 0
     for prompt in tracking(prompts, "inputs", "input"):
         [output] = decode_by(model, method, sampling, [prompt])
-        with rounds_noted() as noted:
-            [found] = generate_by(pair, sampling, how, [prompt])
-        same_tokens += list(found.tokens) == list(output.tokens)
-        same_rounds += noted == accepted_tokens(output, model.eos_ids)
+        with recorded_rounds() as accepted:
+            [generated] = generate_by(pair, sampling, options, [prompt])
+        same_tokens += list(generated.tokens) == list(output.tokens)
+        same_rounds += accepted == accepted_tokens(output, model.eos_ids)
         tokens += len(output.tokens)
-        ours, theirs = ours + len(output.rounds), theirs + len(noted)
+        our_rounds += len(output.rounds)
+        their_rounds += len(accepted)
     print(f"{len(prompts)} inputs, {tokens} tokens: tokens equal on {same_tokens}, accepted tokens")
-    print(f"of every round on {same_rounds}; rounds {ours} here, {theirs} in Transformers")
-    print(f"mean acceptance length {tokens / ours:.3f} here, {tokens / theirs:.3f} in Transformers")
+    print(f"of each round on {same_rounds}; rounds {our_rounds} here, {their_rounds} there")
+    lengths = tokens / our_rounds, tokens / their_rounds
+    print(f"mean acceptance length {lengths[0]:.3f} here, {lengths[1]:.3f} in Transformers")
 
 
 @contextmanager
-def rounds_noted() -> Iterator[list[int]]:
-    """The accepted tokens of every round of assisted generation, as it goes."""
-    noted: list[int] = []
+def recorded_rounds() -> Iterator[list[int]]:
+    """Records the number of accepted tokens of each round of assisted generation."""
+    accepted: list[int] = []
     original = AssistedCandidateGenerator.update_candidate_strategy
 
-    def note(self, input_ids, scores, num_matches):
-        noted.append(int(num_matches))
+    def record(self, input_ids, scores, num_matches):
+        accepted.append(int(num_matches))
         return original(self, input_ids, scores, num_matches)
 
-    AssistedCandidateGenerator.update_candidate_strategy = note
+    AssistedCandidateGenerator.update_candidate_strategy = record
     try:
-        yield noted
+        yield accepted
     finally:
         AssistedCandidateGenerator.update_candidate_strategy = original
 
 
 def accepted_tokens(output: Output, ends: frozenset[int]) -> list[int]:
-    """Of every round, as Transformers counts them."""
+    """Accepted tokens of each round as Transformers counts them: without a final EOS."""
     return [
         len(played.path) - (len(played.path) > 0 and played.drafted[played.path[-1]] in ends)
         for played in output.rounds

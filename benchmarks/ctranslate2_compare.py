@@ -1,15 +1,15 @@
-"""How fast is CTranslate2 on the same target, beside plain decoding and speculation here?
+"""Compare CTranslate2 with plain decoding and speculation in drafttrain on the same target.
 
     pip install ctranslate2
     OMP_NUM_THREADS=1 python benchmarks/ctranslate2_compare.py --target MODEL --data FILE \\
         [--drafter FOLDER --k 5] [--compute-types float32,int8]
 
-An encoder-decoder target that reads text is converted by CTranslate2's own converter, to a
-temporary folder. (It takes Marian models as OPUS-MT stores them: with the padding token last.) All
-decode greedily, input by input in rotating order, one input at a time; speed-ups are over plain
-decoding here, with 95 % intervals over inputs. The thread pools of two libraries spin against each
-other: use one thread. Outputs can differ where the target's generation_config asks for more than
-greedy decoding; `equal` counts those that do not.
+CTranslate2's own converter converts an encoder-decoder text target to a temporary folder. (It reads
+Marian models as OPUS-MT stores them, with the padding token last.) All decode greedily at batch
+size 1, interleaved input by input in rotating order. Speedups are over plain decoding in
+drafttrain, with 95 % intervals over inputs. Use one thread: the thread pools of the two libraries
+slow each other down. Outputs can differ if the target's generation_config sets more than greedy
+decoding; `equal` counts equal outputs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures[run.job.name] = {"speedup": asdict(speedup), "ms_per_token": milliseconds}
         figures[run.job.name] |= {"equal": equal, "prompts": len(prompts)}
         print(
-            f"{run.job.name:36} {milliseconds:8.3f} ms a token, {speedup.value:5.2f}x "
+            f"{run.job.name:36} {milliseconds:8.3f} ms per token, {speedup.value:5.2f}x "
             f"({speedup.low:.2f} to {speedup.high:.2f}), {equal} of {len(prompts)} equal"
         )
     if given.out is not None:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def converted(given: argparse.Namespace, kind: str, tokenizer: Any) -> Any:
-    """How CTranslate2 decodes prompts, one after the other."""
+    """Converts the target; returns a function that decodes prompts with CTranslate2 one by one."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
@@ -106,8 +106,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", required=True, help="folder or Hub name of the target")
     parser.add_argument("--data", required=True, help="file of inputs")
     parser.add_argument("--drafter", help="folder of a drafter")
-    parser.add_argument("--k", type=int, default=5, help="tokens of a draft")
-    parser.add_argument("--compute-types", default="float32,int8", help="of CTranslate2")
+    parser.add_argument("--k", type=int, default=5, help="draft tokens per round")
+    parser.add_argument("--compute-types", default="float32,int8", help="CTranslate2's types")
     parser.add_argument("--limit", type=int, default=50, help="most inputs")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=128)

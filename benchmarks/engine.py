@@ -1,12 +1,11 @@
-"""How fast is plain decoding in this engine, and what does the loop cost beside the model?
+"""Measure the speed of plain decoding in this engine, and the cost of the loop around the model.
 
     python benchmarks/engine.py --target FOLDER --data FILE [--drafter FOLDER] [--repeats 5]
 
-Every input is decoded by plain decoding, by Transformers' `generate` (greedy) and, where a drafter
-is given, by speculation with drafts of k tokens, in turn; medians over the repeats. The time of a
-round is split by its own clocks: the target's calls (with verification), drafting, and the rest;
-the encoder is timed alone. --compile: calls of a few lengths are compiled afterwards, and timed
-next to uncompiled ones.
+Each input is decoded in turn by plain decoding, by Transformers' `generate` (greedy) and, given a
+drafter, by speculation with k draft tokens; times are medians over the repeats. The time of a round
+is split into target calls (with verification), drafting, and the rest; the encoder is timed
+separately. --compile: also times compiled calls of a few lengths.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ import numpy as np
 import torch
 
 LENGTHS = (1, 5, 13, 26)
-"""New tokens fed in one decoder call: a draft of k and the last committed token make k + 1."""
+"""New tokens per decoder call: k draft tokens and the last committed token make k + 1."""
 CACHED = 8
-"""Tokens in the cache before such a call."""
+"""Cached tokens before such a call."""
 
 
 def main() -> None:
@@ -85,7 +84,7 @@ def main() -> None:
 
 
 def round_parts(name: str, run: Decoded, encoder: float) -> dict[str, float]:
-    """Where a round's time goes. The loop is all outside target, drafter and encoder."""
+    """Splits the time of a round. The loop is all time outside target, drafter and encoder."""
     rounds = [round for output in run.outputs for round in output.rounds]
     in_target = sum(round.target_seconds for round in rounds)
     in_draft = sum(round.draft_seconds for round in rounds)
@@ -99,17 +98,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target", required=True, help="folder or Hub name of the target")
     parser.add_argument("--data", required=True, help="file of inputs")
     parser.add_argument("--drafter", help="folder of a drafter")
-    parser.add_argument("--k", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--k", type=int, default=5, help="draft tokens per round")
     parser.add_argument("--limit", type=int, default=50, help="most inputs")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--compile", action="store_true", help="time compiled calls, too")
+    parser.add_argument("--compile", action="store_true", help="also time compiled calls")
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     return parser.parse_args()
 
 
 def call_seconds(model: CachedModel, prompt: Prompt, repeats: int) -> dict[int, float]:
-    """Median time of a target call that feeds n new tokens after CACHED ones."""
+    """Median time of a target call with n new tokens after `CACHED` cached ones, by n."""
 
     def call(new: int) -> float:
         state = model.encode(prompt.source)
@@ -129,7 +128,7 @@ def call_seconds(model: CachedModel, prompt: Prompt, repeats: int) -> dict[int, 
     for _ in range(10 * repeats):
         for new in LENGTHS:
             times[new].append(call(new))
-    return {new: float(np.median(found)) for new, found in times.items()}
+    return {new: float(np.median(seconds)) for new, seconds in times.items()}
 
 
 def median_seconds(calls: Sequence[Callable[[], object]], repeats: int) -> float:

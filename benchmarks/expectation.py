@@ -1,6 +1,6 @@
-"""Does a drafter know how much of its draft will be accepted? (OPT-Tree, Wang et al. 2025, Fig. 4)
+"""Expected and actual acceptance of draft trees (OPT-Tree, Wang et al. 2025, Figure 4).
 
-Each round's E(A), the accepted tokens that the drafter expects, beside those that were accepted.
+Compares each round's E(A), the accepted tokens that the drafter expects, with the accepted tokens.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Bin:
 
 @dataclass(frozen=True)
 class Expectation:
-    """E(A) against accepted tokens, over all rounds that have both."""
+    """E(A) and accepted tokens over all rounds with both."""
 
     rounds: int
     expected: float
     accepted: Estimate
     correlation: Estimate | None
-    """Pearson's, over rounds; None where either does not vary."""
+    """Pearson correlation over rounds; None if either does not vary."""
     bins: list[Bin]
-    """Of about equally many rounds, by rising E(A)."""
+    """Bins of about equally many rounds, by rising E(A)."""
 
 
 def compare_expectation(outputs: Sequence[Output], resamples: Array, bins: int = 10) -> Expectation:
-    """E(A) against the length of the accepted path, with intervals over prompts.
+    """Compares E(A) with the length of the accepted path, with intervals over prompts.
 
-    Accepted tokens that were cut at the maximal length count, since the drafter was right about
-    them. Raises ValueError where no round has an expectation.
+    Accepted tokens past the maximal length count too: the drafter was right about them. Raises
+    ValueError if no round has an expectation.
     """
     rounds = [
         (prompt, played.expected, len(played.path))
@@ -54,28 +54,28 @@ def compare_expectation(outputs: Sequence[Output], resamples: Array, bins: int =
         raise ValueError("no round has an expected acceptance; decode with an opt-tree")
     prompts, expected, accepted = (np.array(column) for column in zip(*rounds, strict=True))
     edges = np.unique(np.quantile(expected, np.linspace(0.0, 1.0, bins + 1)[1:-1]))
-    places = np.searchsorted(edges, expected, side="right")
-    found = []
-    for place in np.unique(places):
-        inside = places == place
+    numbers = np.searchsorted(edges, expected, side="right")
+    filled = []
+    for number in np.unique(numbers):
+        inside = numbers == number
         mean = _mean(prompts[inside], accepted[inside], resamples)
-        found.append(Bin(int(inside.sum()), float(expected[inside].mean()), mean))
+        filled.append(Bin(int(inside.sum()), float(expected[inside].mean()), mean))
     return Expectation(
         rounds=len(rounds),
         expected=float(expected.mean()),
         accepted=_mean(prompts, accepted, resamples),
         correlation=_correlation(prompts, expected, accepted, resamples),
-        bins=found,
+        bins=filled,
     )
 
 
 def _mean(prompts: Array, values: Array, resamples: Array) -> Estimate:
-    """Mean over rounds, given the prompt of each."""
+    """Mean over rounds; prompts: the prompt of each round."""
     size = resamples.shape[1]
     sums = np.bincount(prompts, weights=values, minlength=size)
-    found = estimate(Ratio(sums, np.bincount(prompts, minlength=size)), resamples)
-    assert found is not None, "there are rounds"
-    return found
+    mean = estimate(Ratio(sums, np.bincount(prompts, minlength=size)), resamples)
+    assert mean is not None, "there are rounds"
+    return mean
 
 
 def _correlation(prompts: Array, x: Array, y: Array, resamples: Array) -> Estimate | None:
@@ -89,7 +89,7 @@ def _correlation(prompts: Array, x: Array, y: Array, resamples: Array) -> Estima
 
 
 def _pearson(sums: Array) -> float:
-    """Correlation from n and the sums of x, y, x², y² and xy; NaN where it is not defined."""
+    """Correlation from n and the sums of x, y, x², y² and xy; NaN if it is undefined."""
     count, x, y, xx, yy, xy = sums
     spread = (count * xx - x * x) * (count * yy - y * y)
     return float((count * xy - x * y) / np.sqrt(spread)) if spread > 0.0 else float("nan")

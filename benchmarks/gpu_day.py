@@ -1,21 +1,21 @@
-"""What a GPU gives: its tests, the quickstart drafter, calls of large models. In one command.
+"""Measure a GPU in one command: tests, the quickstart drafter, training, calls of large models.
 
     python -m benchmarks.gpu_day --minutes 12 --out FOLDER
 
-From a checkout, without installing it. Each stage has a process and a time limit of its own; what
-it has measured is kept when it fails or is cut off, and the next one begins. After each stage
-FOLDER/results.json and FOLDER/table.md are written anew; FOLDER/STAGE.log is what it printed.
+Runs from a checkout, without installation. Each stage has its own process and time limit; if it
+fails or runs out of time, its results so far are kept and the next stage starts. After each stage
+FOLDER/results.json and FOLDER/table.md are rewritten; FOLDER/STAGE.log holds its output.
 
 - tests: the environment, and `pytest -m gpu`
-- quickstart: its drafter is trained, then decodes with its target, eager and compiled, at several
-  batch sizes, interleaved with plain decoding, `generate` and beam search
-- training: steps a second of the quickstart's drafter with 0 and 2 workers and the share of the
-  time spent waiting for batches; the same, product rate and loss of a 6 + 6 target of d 512 trained
-  from scratch for 600 steps (recipes/multi30k_target.yaml), compiled and not
-- calls: of random models in the shapes of large ones, eager and compiled, with 1, 5 and 13 new
-  tokens, next to the time of reading all weights once at memory bandwidth
+- quickstart: trains its drafter, then decodes with its target, eager and compiled, at several batch
+  sizes, interleaved with plain decoding, `generate` and beam search
+- training: steps per second of the quickstart drafter with 0 and 2 workers and the share of time
+  spent waiting for batches; the same, FLOP/s and loss for a 6 + 6 target of d 512 trained from
+  scratch for 600 steps (recipes/multi30k_target.yaml), compiled and not
+- calls: randomly initialised models in the shapes of large ones, eager and compiled, with 1, 5 and
+  13 new tokens, compared with the time to read all weights once at memory bandwidth
 
---rehearse: tiny sizes on a CPU, where compiled calls are traced only; three minutes.
+--rehearse: tiny sizes on a CPU, where compiled calls are only traced; three minutes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ OPTIONAL = (
     *("pytest", "scipy", "matplotlib", "sacrebleu", "rouge_score", "openai"),
     *("sentencepiece", "soundfile", "jiwer", "hypothesis"),
 )
-"""Packages that no stage but the tests needs."""
+"""Packages that only the tests need."""
 LLAMA = {"model_type": "llama", "max_position_embeddings": 2048}
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama 135 M": LLAMA
@@ -90,13 +90,13 @@ TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 TINY |= {"d_model": 96, "encoder_layers": 1, "decoder_layers": 1}
 TINY |= {"encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
 NEW_TOKENS, CACHED, SOURCE = (1, 5, 13), 64, 100
-"""Tokens fed in a timed call, tokens cached before it, states of an encoder's source."""
+"""New tokens of a timed call, cached tokens before it, encoder states of a source."""
 
 Row = dict[str, Any]
 
 
 def stage_tests(given: argparse.Namespace) -> Iterator[Row]:
-    """The environment in one row, then a row for each test."""
+    """Yields the environment in one row, then one row per test."""
     row = {"python": platform.python_version(), "torch": torch.__version__}
     row |= {"transformers": transformers.__version__, "drafttrain": drafttrain.__version__}
     row |= {"device": "cpu", "missing": [name for name in OPTIONAL if find_spec(name) is None]}
@@ -110,20 +110,20 @@ def stage_tests(given: argparse.Namespace) -> Iterator[Row]:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
-            found = re.match(r"\S+::(\S+) (PASSED|FAILED|ERROR|SKIPPED)", line)
-            if found:
-                yield {"test": found[1], "outcome": found[2].lower()}
+            match = re.match(r"\S+::(\S+) (PASSED|FAILED|ERROR|SKIPPED)", line)
+            if match:
+                yield {"test": match[1], "outcome": match[2].lower()}
 
 
 def bandwidth(device: str) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """Bytes per second that a copy reads and writes."""
     source = torch.ones(2**28 if device == "cuda" else 2**22, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device, 10)
 
 
 def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
-    """Train, then a row for each way to decode and batch size: tokens a second, equal outputs."""
+    """Trains, then yields a row per method and batch size: tokens per second, equal outputs."""
     run, began = given.out / "quickstart", perf_counter()
     recipe = ["recipes/train_spec_drafter.py", "--config", "recipes/quickstart.yaml", f"run={run}"]
     if given.rehearse:
@@ -135,7 +135,10 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
     drafters = {"plain": "none", "Spec-Drafter": str(run / "final")}
     decoders = {
         f"{name}, {how}": drafttrain.load(str(TARGET), drafter, compile=compile)
-        for compile, how in (("on", "compiled"), ("off", "eager"))  # "on": all there are so far
+        for compile, how in (
+            ("on", "compiled"),
+            ("off", "eager"),
+        )  # "on" compiles all existing engines
         for name, drafter in drafters.items()
     }
     plain = decoders["plain, eager"]
@@ -147,22 +150,22 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
         }
         for name, beams in (("generate", 1), ("beam 5", 5)):
             ways[name] = partial(generated, plain, texts, batch, longest, beams)
-        outputs = {name: decode() for name, decode in ways.items()}  # it compiles here
+        outputs = {name: decode() for name, decode in ways.items()}  # the first run compiles
         times: dict[str, list[float]] = {name: [] for name in ways}
         for name in list(ways) * (1 if given.rehearse else 3):
             times[name].append(seconds_of(ways[name], given.device, 1))
-        for name, found in outputs.items():
-            tokens, equal = sum(map(len, found)), map(list.__eq__, found, expected)
+        for name, output in outputs.items():
+            tokens, equal = sum(map(len, output)), map(list.__eq__, output, expected)
             row = {"way": name, "batch": batch, "texts": len(texts), "tokens": tokens}
             row["equal to generate"] = sum(equal)
             yield row | {"tokens per second": tokens / median(times[name])}
 
 
 def stage_training(given: argparse.Namespace) -> Iterator[Row]:
-    """A row for each number of workers, one for the large target, then one for each of its losses.
+    """Yields a row per number of workers, a row for the large target, then a row per logged loss.
 
-    Its product rate counts 6 operations for a weight and token, forward and backward, where half of
-    the tokens pass the encoder and half the decoder.
+    FLOP/s count 6 operations per weight and token, forward and backward; half of the tokens pass
+    through the encoder and half through the decoder.
     """
     few = ["held_out=null", f"data.limit={20 if given.rehearse else 4000}"]
     steps = f"train.max_steps={2 if given.rehearse else 300}"
@@ -174,35 +177,35 @@ def stage_training(given: argparse.Namespace) -> Iterator[Row]:
         yield row | {"seconds, distilling included": perf_counter() - began}
     texts = ["data={path: data/docstrings/train.jsonl.gz}", "held_out=null", "train.log_every=50"]
     if given.multi30k is not None:
-        place = given.multi30k.resolve() / "train"
-        texts[0] = f"data={{path: {place}.en.gz, reference_path: {place}.de.gz}}"
+        stem = given.multi30k.resolve() / "train"
+        texts[0] = f"data={{path: {stem}.en.gz, reference_path: {stem}.de.gz}}"
     settings = [steps.replace("300", "600")]
     if given.rehearse:
         settings += ["model.d_model=32", "model.encoder_layers=1", "model.decoder_layers=1"]
         settings += ["data.limit=20", "vocab_size=300"]
     for compiled in ("false", "true")[: 1 if given.rehearse else 2]:
         run = given.out / f"large-{compiled}"
-        own = [*texts, *settings, f"train.compile={compiled}"]
-        figures = trained(run, "multi30k_target", own)
-        work = 6 * figures["parameters"] * figures["tokens a step"] / 2
+        overrides = [*texts, *settings, f"train.compile={compiled}"]
+        figures = trained(run, "multi30k_target", overrides)
+        work = 6 * figures["parameters"] * figures["tokens per step"] / 2
         row = {"target": "recipes/multi30k_target.yaml", "compiled": compiled}
-        yield row | figures | {"TFLOP/s": work * figures["steps a second"] / 1e12}
+        yield row | figures | {"TFLOP/s": work * figures["steps per second"] / 1e12}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         logged = json.loads(line)
         yield {"step": logged["step"], "loss": logged["loss"], "accuracy": logged["accuracy"]}
 
 
 def trained(run: Path, recipe: str, settings: Sequence[str]) -> Row:
-    """Run a recipe to its end; the figures that it prints."""
+    """Runs a recipe to its end; returns the figures that it prints."""
     command = [sys.executable, "-m", "drafttrain", "train", recipe, f"run={run}", *settings]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     print(done.stdout, flush=True)
-    said = done.stdout.replace(",", "")
-    rate, waiting = re.search(r"steps at (\S+) a second; waiting .* took (\S+)", said).groups()
-    figures: Row = {"steps a second": float(rate), "waiting": waiting}
-    if found := re.search(r"(\d+) parameters .* (\d+) tokens (\d+) batches", said):
-        parameters, tokens, batches = map(int, found.groups())
-        figures |= {"parameters": parameters, "tokens a step": tokens / batches}
+    text = done.stdout.replace(",", "")
+    rate, waiting = re.search(r"steps at (\S+) a second; waiting .* took (\S+)", text).groups()
+    figures: Row = {"steps per second": float(rate), "waiting": waiting}
+    if match := re.search(r"(\d+) parameters .* (\d+) tokens (\d+) batches", text):
+        parameters, tokens, batches = map(int, match.groups())
+        figures |= {"parameters": parameters, "tokens per step": tokens / batches}
     return figures
 
 
@@ -216,19 +219,19 @@ def decoded(
 def generated(
     decoder: SpeculativeDecoder, texts: Sequence[str], batch: int, longest: int, beams: int
 ) -> list[list[int]]:
-    """Tokens by the target's own `generate`, EOS included."""
-    model, tokenizer, found = decoder.decoder.target.model, decoder.tokenizer, []
+    """Decodes with the target's own `generate`; outputs include EOS."""
+    model, tokenizer, outputs = decoder.decoder.target.model, decoder.tokenizer, []
     end = model.generation_config.eos_token_id
     for first in range(0, len(texts), batch):
         inputs = tokenizer(texts[first : first + batch], return_tensors="pt", padding=True)
         settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": longest}
         for tokens in model.generate(**inputs.to(model.device), **settings)[:, 1:].tolist():
-            found.append(tokens[: tokens.index(end) + 1] if end in tokens else tokens)
-    return found
+            outputs.append(tokens[: tokens.index(end) + 1] if end in tokens else tokens)
+    return outputs
 
 
 def stage_calls(given: argparse.Namespace) -> Iterator[Row]:
-    """A row for each model and number of new tokens: milliseconds of a call."""
+    """Yields a row per model and number of new tokens: milliseconds per call."""
     dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
     speed = bandwidth(given.device)
     for name, shape in SHAPES.items():
@@ -261,7 +264,7 @@ def random_model(shape: Row, dtype: torch.dtype, device: str) -> PreTrainedModel
 
 
 def started(target: CachedModel) -> tuple[SequenceState, Tensor]:
-    """A sequence, and the tokens that are cached of it with the last one that is not."""
+    """Starts a sequence; returns its state and its tokens, of which all but the last get cached."""
     path = torch.arange(5, 5 + CACHED + 1, device=target.device)
     source = make_source(path, target.model)
     if target.is_encoder_decoder:
@@ -271,13 +274,13 @@ def started(target: CachedModel) -> tuple[SequenceState, Tensor]:
 
 
 def verify(target: CachedModel, state: SequenceState, path: Tensor, draft: Proposal) -> None:
-    """Score a draft, and drop it again."""
+    """Scores a draft and drops it from the cache."""
     target.score([state], [path], [draft])
     target.keep(state, torch.arange(0))
 
 
 def seconds_of(call: Callable[[], object], device: str, times: int) -> float:
-    """Wall-clock time of a call, the device's work included; the mean of several."""
+    """Mean wall-clock time of several calls, including the device's work."""
     synchronize(device)
     began = perf_counter()
     for _ in range(times):
@@ -294,13 +297,13 @@ def synchronize(device: str) -> None:
 STAGES = {"tests": stage_tests, "quickstart": stage_quickstart, "training": stage_training}
 STAGES["calls"] = stage_calls
 SHARES = {"tests": 3, "quickstart": 4, "training": 7, "calls": 3}
-"""Of the time that is left, by stage."""
+"""Shares of the remaining time, by stage."""
 
 
 def run_stage(name: str, given: argparse.Namespace) -> None:
-    """Write what a stage measures, a line of JSON a row, as it is measured."""
+    """Runs a stage; writes each row as a line of JSON when it is measured."""
     if given.device == "cpu":
-        compiling.BACKEND = "eager"  # traced, then run operation by operation
+        compiling.BACKEND = "eager"  # traces without compiling
     with (given.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
         for row in STAGES[name](given):
             file.write(json.dumps(row) + "\n")
@@ -308,7 +311,7 @@ def run_stage(name: str, given: argparse.Namespace) -> None:
 
 
 def start_stage(name: str, given: argparse.Namespace, limit: float) -> Row:
-    """Run a stage in a process of its own; its outcome, with the rows that it has written."""
+    """Runs a stage in its own process; returns its outcome with the rows it has written."""
     command = [sys.executable, "-m", "benchmarks.gpu_day", "--stage", name, "--out", str(given.out)]
     command += ["--device", given.device] + ["--rehearse"] * given.rehearse
     command += [] if given.multi30k is None else ["--multi30k", str(given.multi30k)]
@@ -318,7 +321,7 @@ def start_stage(name: str, given: argparse.Namespace, limit: float) -> Row:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},  # nothing needs to be installed
+            env=os.environ | {"PYTHONPATH": str(ROOT)},  # works without installation
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -331,11 +334,11 @@ def start_stage(name: str, given: argparse.Namespace, limit: float) -> Row:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    found = {"outcome": outcome, "limit_seconds": limit, "seconds": perf_counter() - began}
+    result = {"outcome": outcome, "limit_seconds": limit, "seconds": perf_counter() - began}
     if outcome == "failed":
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        found["error"] = lines[-1] if lines else f"exit code {process.returncode}"
-    return found | {"rows": [json.loads(line) for line in rows.read_text().splitlines()]}
+        result["error"] = lines[-1] if lines else f"exit code {process.returncode}"
+    return result | {"rows": [json.loads(line) for line in rows.read_text().splitlines()]}
 
 
 def write_results(results: dict[str, Row], out: Path) -> None:
@@ -356,7 +359,7 @@ def write_results(results: dict[str, Row], out: Path) -> None:
 
 
 def groups(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Consecutive rows with the same keys."""
+    """Yields groups of consecutive rows with the same keys."""
     for _, group in groupby(rows, key=list):
         yield list(group)
 
@@ -370,11 +373,11 @@ def shown(value: object) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for figures and runs")
-    parser.add_argument("--minutes", type=float, default=12, help="for all stages together")
-    parser.add_argument("--stages", default=",".join(STAGES), help="which, separated by commas")
-    parser.add_argument("--multi30k", type=Path, help="its folder, for the large target's texts")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on a CPU")
-    parser.add_argument("--device", help="cuda or cpu; without it, a GPU if there is one")
+    parser.add_argument("--minutes", type=float, default=12, help="time for all stages together")
+    parser.add_argument("--stages", default=",".join(STAGES), help="stages, separated by commas")
+    parser.add_argument("--multi30k", type=Path, help="folder of Multi30k, for the large target")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU")
+    parser.add_argument("--device", help="cuda or cpu; default: a GPU if there is one")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -388,8 +391,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("there is no CUDA device; --rehearse runs tiny sizes on a CPU")
     names, results = given.stages.split(","), {}
     end = perf_counter() + 60 * given.minutes
-    for place, name in enumerate(names):
-        share = SHARES[name] / sum(SHARES[other] for other in names[place:])
+    for index, name in enumerate(names):
+        share = SHARES[name] / sum(SHARES[other] for other in names[index:])
         results[name] = start_stage(name, given, max(1.0, share * (end - perf_counter())))
         write_results(results, given.out)
         print(f"{name}: {results[name]['outcome']}, {results[name]['seconds']:.0f} s", flush=True)

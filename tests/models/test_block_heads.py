@@ -75,5 +75,5 @@ def test_heads_know_their_target_in_every_type() -> None:
 
 @pytest.mark.parametrize("k", [1, 0, "many"])
 def test_a_block_is_two_tokens_at_least(k: object) -> None:
-    with pytest.raises(ValueError, match="one more at least"):
+    with pytest.raises(ValueError, match="must be 2 or more"):
         BlockHeadsConfig(k=k)
