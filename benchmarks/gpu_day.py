@@ -138,7 +138,7 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
         for compile, how in (
             ("on", "compiled"),
             ("off", "eager"),
-        )  # "on" compiles all existing engines
+        )  # "on" compiles existing ones
         for name, drafter in drafters.items()
     }
     plain = decoders["plain, eager"]

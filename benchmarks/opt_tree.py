@@ -1,4 +1,4 @@
-"""What size, gain and temperature do to OPT-Trees, and what E(A) is worth (OPT-Tree, Figures 4-7).
+"""Effects of size, gain and temperature on OPT-Trees, and accuracy of E(A) (OPT-Tree, Figures 4-7).
 
     python benchmarks/opt_tree.py --target checkpoints/functions-target \\
         --drafter checkpoints/functions-drafter --data data/functions/val.jsonl.gz --prompts 40 \\
@@ -6,14 +6,14 @@
 
 Four figures, each decoded interleaved, input by input, in rotating order:
 
-- 4: E(A), the accepted tokens that an opt-tree expects, against those accepted, round by round;
-- 5: mean acceptance length against tree size, for opt-tree, sequoia, binary and EAGLE's tree of 25;
-- 6: delta, the least gain of a level: mean acceptance length and tokens a second, and where
-  mu = t_draft / t_target lies;
-- 7: temperature (target-walk above 0): the same two.
+- 4: E(A), the accepted tokens that an opt-tree expects, and accepted tokens, by round;
+- 5: mean acceptance length by tree size, for opt-tree, sequoia, binary and EAGLE's tree of 25;
+- 6: mean acceptance length and tokens per second by delta, the least gain of a level, and
+  mu = t_draft / t_target;
+- 7: mean acceptance length and tokens per second by temperature (target-walk above 0).
 
 key=value settings are those of `drafttrain eval`. Sequoia's acceptance by rank is measured on
-rank_data, by default on the rows that follow those decoded.
+rank_data, by default on the rows after the decoded ones.
 """
 
 from __future__ import annotations
@@ -90,29 +90,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="file or Hub name of the inputs")
     parser.add_argument("--prompts", type=int, default=40, help="inputs to decode (default 40)")
     parser.add_argument(
-        "--rank-prompts", type=int, help="other inputs, for sequoia (default: as many)"
+        "--rank-prompts", type=int, help="other inputs for sequoia (default: as many)"
     )
-    parser.add_argument("--nodes", type=int, default=50, help="of figures 4, 6, 7 (default 50)")
+    parser.add_argument("--nodes", type=int, default=50, help="in figures 4, 6, 7 (default 50)")
     parser.add_argument("--levels", type=int, default=10, help="most levels (default 10)")
-    parser.add_argument("--sizes", type=numbers, default=SIZES, help="of figure 5, as 1,25,60")
-    parser.add_argument("--deltas", type=numbers, default=DELTAS, help="of figure 6")
-    parser.add_argument("--temperatures", type=numbers, default=TEMPERATURES, help="of figure 7")
+    parser.add_argument("--sizes", type=numbers, default=SIZES, help="in figure 5, e.g. 1,25,60")
+    parser.add_argument("--deltas", type=numbers, default=DELTAS, help="in figure 6")
+    parser.add_argument("--temperatures", type=numbers, default=TEMPERATURES, help="in figure 7")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--out", type=Path, default=Path("opt_tree.json"), help="JSON to write")
     parser.add_argument("--figure", type=Path, default=Path("opt_tree.png"), help="PNG to write")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of `drafttrain eval`")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in `drafttrain eval`")
     return parser.parse_intermixed_args()
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """`0,0.2,1` in rising order, each once; argparse makes a message of the ValueError."""
+    """Parses `0,0.2,1` to sorted, distinct numbers. Raises ValueError, which argparse reports."""
     return tuple(sorted({float(number) for number in text.split(",")}))
 
 
 def read_settings(arguments: argparse.Namespace) -> tuple[EvalConfig, Any]:
-    """Settings as of `drafttrain eval`, and the rows on which acceptance by rank is measured.
+    """Reads settings as `drafttrain eval` does, and the rows for sequoia's acceptance by rank.
 
-    Raises ConfigError where there are none left for the latter.
+    Raises ConfigError if no rows are left for the latter.
     """
     flags = {
         "target.path": arguments.target,
@@ -136,7 +136,7 @@ def read_settings(arguments: argparse.Namespace) -> tuple[EvalConfig, Any]:
 
 
 def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) -> Bench:
-    """Load the pair and measure acceptance by rank."""
+    """Loads the pair and measures acceptance by rank."""
     torch.set_num_threads(arguments.threads)
     check_methods(opt_tree(settings.decode, arguments.nodes, 0.0, arguments.levels))
     rows = load_inputs(settings.data)
@@ -148,7 +148,7 @@ def prepare(arguments: argparse.Namespace, settings: EvalConfig, ranked: Any) ->
 
 
 def opt_tree(decode: DecodeConfig, nodes: int, delta: float, levels: int) -> DecodeConfig:
-    """An opt-tree that stops after a level that adds delta or less."""
+    """Returns settings of an opt-tree that stops after a level that gains delta or less."""
     tree = TreeConfig(kind="opt-tree", nodes=nodes)
     stop = StopConfig(kind="gain", delta=delta, max_draft=levels)
     return decode.model_copy(update={"tree": tree, "stop": stop})
@@ -156,7 +156,7 @@ def opt_tree(decode: DecodeConfig, nodes: int, delta: float, levels: int) -> Dec
 
 @dataclass(frozen=True)
 class Variant:
-    """A method to decode with, and where it stands in a figure."""
+    """A decoding method and its position in a figure."""
 
     name: str
     value: float
@@ -165,7 +165,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all figures share."""
+    """The pair, prompts and settings that all figures share."""
 
     arguments: argparse.Namespace
     settings: EvalConfig
@@ -179,7 +179,7 @@ class Bench:
         return self.settings.decode
 
     def sized_trees(self) -> Iterator[Variant]:
-        """Figure 5: trees of every size, EAGLE's at its own."""
+        """Yields the trees of figure 5: each kind in each size, EAGLE's in its own size."""
         levels = self.arguments.levels
         for nodes in map(int, self.arguments.sizes):
             yield Variant("opt-tree", nodes, opt_tree(self.decode, nodes, 0.0, levels))
@@ -188,13 +188,13 @@ class Bench:
         yield Variant("eagle", EAGLE_NODES, self._fixed("eagle", EAGLE_LEVELS, None))
 
     def delta_trees(self) -> Iterator[Variant]:
-        """Figure 6, the smallest delta first."""
+        """Yields the opt-trees of figure 6, the smallest delta first."""
         for delta in self.arguments.deltas:
             decode = opt_tree(self.decode, self.arguments.nodes, delta, self.arguments.levels)
             yield Variant("opt-tree", delta, decode)
 
     def temperature_trees(self) -> Iterator[Variant]:
-        """Figure 7: opt-trees at the default delta, or that given as decode.stop.delta."""
+        """Yields the opt-trees of figure 7, at the delta of decode.stop.delta or its default."""
         for temperature in self.arguments.temperatures:
             sampling = self.decode.sampling.model_copy(update={"temperature": temperature})
             decode = self.decode.model_copy(update={"sampling": sampling})
@@ -205,11 +205,11 @@ class Bench:
     def measure(
         self, figure: int, variants: Iterator[Variant]
     ) -> tuple[list[Point], list[Decoded]]:
-        """Decode with all variants, and plain at every temperature, interleaved."""
+        """Decodes interleaved with all variants and, at each temperature, with plain decoding."""
         print(f"figure {figure}:")
         jobs: list[Job] = []
         plain_of: dict[SamplingConfig, int] = {}
-        placed: list[tuple[int, Variant, SamplingConfig]] = []
+        measured: list[tuple[int, Variant, SamplingConfig]] = []
         for variant in variants:
             sampling, method = variant.decode.sampling, build_method(variant.decode, self.pair)
             settings = self.settings.model_copy(update={"decode": variant.decode})
@@ -217,13 +217,13 @@ class Bench:
             if sampling not in plain_of:
                 plain_of[sampling] = len(jobs)
                 jobs.append(plain)
-            placed.append((len(jobs), variant, sampling))
+            measured.append((len(jobs), variant, sampling))
             jobs.append(job)
         device = self.pair.model.device
         decoded = run_interleaved(jobs, self.prompts, self.settings, device, progress=True)
         points = [
-            self._point(figure, variant, decoded[place], decoded[plain_of[sampling]])
-            for place, variant, sampling in placed
+            self._point(figure, variant, decoded[index], decoded[plain_of[sampling]])
+            for index, variant, sampling in measured
         ]
         return points, decoded
 
@@ -242,8 +242,8 @@ class Bench:
         counts = count_rounds(run.outputs)
         figures = acceptance_figures(counts) | speed_figures(run, [], sampled=True)
         metrics = estimate_all(figures, self.resamples)
-        alone = estimate_all(speed_figures(plain, [], sampled=True), self.resamples)
-        speeds = [one["tokens_per_second"] for one in (metrics, alone)]
+        plain_metrics = estimate_all(speed_figures(plain, [], sampled=True), self.resamples)
+        speeds = [one["tokens_per_second"] for one in (metrics, plain_metrics)]
         return Point(
             figure=figure,
             method=variant.name,
@@ -266,7 +266,7 @@ def title(settings: EvalConfig, arguments: argparse.Namespace) -> str:
 
 
 def call_costs(run: Decoded) -> dict[str, float]:
-    """Mean seconds of a drafter call (with the growth of a level) and of a target call."""
+    """Mean seconds of a drafter call (including tree growth) and of a target call."""
     rounds = [played for output in run.outputs for played in output.rounds]
     t_draft = sum(r.draft_seconds for r in rounds) / max(1, sum(r.passes for r in rounds))
     t_target = sum(r.target_seconds for r in rounds) / len(rounds)

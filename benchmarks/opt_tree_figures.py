@@ -1,4 +1,4 @@
-"""The numbers and pictures of `opt_tree.py`: E(A), tree size, delta and temperature."""
+"""Text and plots of `opt_tree.py`: E(A), tree size, delta and temperature."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Point:
-    """One method at one value of what a figure varies."""
+    """Results of one method at one value of the figure's parameter."""
 
     figure: int
     method: str
     value: float
-    """Tokens of the tree, delta, or temperature."""
+    """Tree tokens, delta, or temperature."""
     mean_acceptance_length: Estimate
     tokens_per_second: Estimate
     speedup: float
-    """Over plain decoding at the same temperature, interleaved with it."""
+    """Over interleaved plain decoding at the same temperature."""
     expected_accepted: Estimate | None
     passes_per_round: float
 
 
 def summary(expectation: Expectation, mu: float, points: Sequence[Point]) -> Iterator[str]:
-    """The figures' numbers as text."""
-    found = expectation.correlation
-    known = "–" if found is None else f"{found.value:.3f} ({found.low:.3f}–{found.high:.3f})"
+    """Yields the figures' numbers as lines of text."""
+    pearson, correlation = expectation.correlation, "–"
+    if pearson is not None:
+        correlation = f"{pearson.value:.3f} ({pearson.low:.3f}–{pearson.high:.3f})"
     yield (
         f"figure 4: {expectation.rounds} rounds, mean E(A) {expectation.expected:.2f}, accepted "
-        f"{expectation.accepted.value:.2f}, correlation {known}"
+        f"{expectation.accepted.value:.2f}, correlation {correlation}"
     )
     for one in expectation.bins:
         yield f"  E(A) {one.expected:5.2f}  accepted {shown(one.accepted)}  {one.rounds} rounds"
@@ -46,7 +47,7 @@ def summary(expectation: Expectation, mu: float, points: Sequence[Point]) -> Ite
         yield (
             f"figure {point.figure}: {point.method:9} {point.value:5g}  mean acceptance length "
             f"{shown(point.mean_acceptance_length)}  tok/s {point.tokens_per_second.value:6.1f}  "
-            f"speed-up {point.speedup:.2f}  drafter calls {point.passes_per_round:.2f}"
+            f"speedup {point.speedup:.2f}  drafter calls {point.passes_per_round:.2f}"
         )
 
 
@@ -57,7 +58,7 @@ def shown(estimate: Estimate) -> str:
 def draw(
     expectation: Expectation, mu: float, points: Sequence[Point], title: str, path: Path
 ) -> None:
-    """A PNG of four panels, as OPT-Tree's Figures 4 to 7."""
+    """Draws a PNG of four panels, like OPT-Tree's Figures 4 to 7."""
     figure = Figure(figsize=(12.4, 8.6), dpi=150, layout="constrained")
     axes = figure.subplots(2, 2)
     draw_expectation(axes[0, 0], expectation)
@@ -76,7 +77,7 @@ def draw(
 
 
 def draw_expectation(axis: Axes, expectation: Expectation) -> None:
-    """Mean accepted tokens of rounds of similar E(A), beside the diagonal."""
+    """Draws mean accepted tokens of rounds of similar E(A), and the diagonal."""
     bins = expectation.bins
     axis.errorbar(
         [one.expected for one in bins], [one.accepted.value for one in bins],
@@ -85,8 +86,8 @@ def draw_expectation(axis: Axes, expectation: Expectation) -> None:
     )  # fmt: skip
     most = max(max(one.expected, one.accepted.high) for one in bins)
     axis.plot([0, most], [0, most], ":", color=GREY, label="as expected")
-    known = expectation.correlation
-    note = "" if known is None else f", correlation {known.value:.2f} over rounds"
+    pearson = expectation.correlation
+    note = "" if pearson is None else f", correlation {pearson.value:.2f} over rounds"
     axis.set(
         title="Expected and accepted tokens", xlabel=f"E(A){note}", ylabel="accepted tokens",
     )  # fmt: skip
@@ -95,20 +96,20 @@ def draw_expectation(axis: Axes, expectation: Expectation) -> None:
 
 
 def draw_sizes(axis: Axes, points: Sequence[Point]) -> None:
-    """Mean acceptance length against the tokens of the tree, a line a kind of tree."""
+    """Draws mean acceptance length by tree tokens, one line per kind of tree."""
     kinds = list(dict.fromkeys(point.method for point in points))
     for colour, marker, kind in zip(COLOURS, "osD^v", kinds, strict=False):
-        own = [point for point in points if point.method == kind]
+        same = [point for point in points if point.method == kind]
         draw_curve(
-            axis, own, [point.mean_acceptance_length for point in own], colour, f"{marker}-", kind
+            axis, same, [point.mean_acceptance_length for point in same], colour, f"{marker}-", kind
         )
-    axis.set(title="Tree size", xlabel="tokens of the tree", ylabel="tokens per target call")
+    axis.set(title="Tree size", xlabel="tree tokens", ylabel="mean acceptance length")
     draw_legend(axis)
     tidy(axis)
 
 
 def draw_two(axis: Axes, points: Sequence[Point]) -> None:
-    """Mean acceptance length, left, and tokens a second, right."""
+    """Draws mean acceptance length (left axis) and tokens per second (right axis)."""
     tokens, speeds = COLOURS[0], COLOURS[1]
     draw_curve(
         axis,
@@ -118,7 +119,7 @@ def draw_two(axis: Axes, points: Sequence[Point]) -> None:
         "o-",
         "mean acceptance length",
     )
-    axis.set_ylabel("tokens per target call (solid)", color=tokens)
+    axis.set_ylabel("mean acceptance length (solid)", color=tokens)
     tidy(axis)
     other = axis.twinx()
     draw_curve(other, points, [point.tokens_per_second for point in points], speeds, "s--", "tok/s")

@@ -1,11 +1,11 @@
 """Write the tables of docs/results.md from the reports in benchmarks/results/.
 
     python -m benchmarks.results           # `make results` measures first (launch/results.sh)
-    python -m benchmarks.results --check   # exit code 1 if the page shows something else
+    python -m benchmarks.results --check   # exit code 1 if the page differs
 
-On the page a table stands between `<!-- NAME -->` and `<!-- end -->`, and shows the command, the
-machine, the commit, the date and the runs of `benchmarks/results/NAME.json`, a `report.json` of
-`drafttrain eval`. Text outside of these marks is written by hand.
+Each table of the page is between `<!-- NAME -->` and `<!-- end -->`. It shows the command, machine,
+commit, date and runs of `benchmarks/results/NAME.json`, a `report.json` of `drafttrain eval`. Text
+outside these marks is written by hand.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SHOWN = {
     "speedup_vs_beam": "over beam search",
     "identical": "identical %",
 }
-"""Metrics of the page's tables, and their titles there."""
+"""Metrics of the page's tables, and their column titles."""
 
 
 def render(report: Report, name: str) -> str:
-    """The block of a report: command, machine, table."""
+    """Renders the block of a report: command, machine, table."""
     measured = report.environment
     cpu = re.sub(r"\((R|TM)\)|Processor|\d+-Core", "", measured.cpu)
     machine = report.target.device if measured.gpu is None else measured.gpu
@@ -67,8 +67,8 @@ def _has_cascades(report: Report) -> bool:
 
 
 def render_page(text: str) -> str:
-    """The page with all tables as their reports have them. Raises ConfigError for a report that is
-    missing or damaged."""
+    """Renders the page with the tables of all reports. Raises ConfigError for a missing or damaged
+    report."""
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]

@@ -1,9 +1,9 @@
-"""How often a rule for siblings accepts one of them at a node: exact, on tiny vocabularies.
+"""Exact acceptance of the rules for siblings at one node, on tiny vocabularies.
 
-The rules are those that decode (`decoding/tree_verifiers.py`). Every draw of K siblings is visited
-with its probability, and each rule is run on it; no second formula for any of them is kept here.
-Beside them stands the optimum of all rules that are lossless for K independent siblings: the
-optimal transport plan with membership cost (OTM; SpecTr, Sun et al. 2023, Section 4).
+Enumerates all draws of K siblings with their probabilities and runs the production rules
+(`decoding/trees/verifiers.py`) on each; there is no second formula of any rule here. Also computes
+the optimum of all lossless rules for K independent siblings: the optimal transport plan with
+membership cost (OTM; SpecTr, Sun et al. 2023, Section 4).
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from scipy.sparse import coo_array
 from torch import Tensor
 
 MOST_DRAWS = 4096
-"""Draws of K siblings, V ** K of them, up to which everything is visited."""
+"""Most draws of K siblings (V ** K) to enumerate."""
 TOLERANCE = 1e-10
-"""Of the linear programme's constraints: the least that the solver takes."""
+"""Tolerance of the linear programme, the smallest that the solver accepts."""
 
 Draws = Sequence[tuple[tuple[int, ...], float]]
-"""Tokens of the siblings in draw order, and the probability of drawing them."""
+"""(tokens of the siblings in draw order, probability of this draw)."""
 
 
 @dataclass(frozen=True)
 class SiblingAcceptance:
-    """Probabilities that one of K siblings at a node is accepted, by rule."""
+    """Probability that one of K siblings at a node is accepted, by rule."""
 
     single: float
-    """One sibling, speculative sampling: 1 - the total variation of target and draft."""
+    """One sibling (speculative sampling): 1 - total variation between target and draft."""
     multi_round: float
     k_seq: float
     optimum: float
-    """The most that any lossless rule reaches on K independent siblings (OTM)."""
+    """Maximum over all lossless rules for K independent siblings (OTM)."""
     recursive: float
-    """Siblings drawn without replacement: as many as there are tokens, if those are fewer."""
+    """K siblings drawn without replacement, or all possible tokens if they are fewer."""
 
 
 def sibling_acceptance(
     target_probs: Tensor, draft_probs: Tensor, siblings: int
 ) -> SiblingAcceptance:
-    """What each rule accepts of K siblings drawn from draft_probs.
+    """Computes the acceptance of each rule for K siblings drawn from draft_probs.
 
-    Shapes: [V], [V]. Raises ValueError for rows that are no distributions over one vocabulary,
-    fewer than one sibling, and more than `MOST_DRAWS` draws.
+    Shapes: [V], [V]. Raises ValueError for rows that are not distributions over the same
+    vocabulary, for fewer than one sibling, and for more than `MOST_DRAWS` draws.
     """
     target = _distribution("target_probs", target_probs)
     draft = _distribution("draft_probs", draft_probs)
@@ -74,14 +74,15 @@ def sibling_acceptance(
 def independent_draws(
     draft_probs: Tensor, siblings: int
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """K siblings with replacement, copies among them. Shape: [V]."""
+    """Yields draws of K siblings with replacement. Shapes: [V]."""
     probs = draft_probs.tolist()
     for tokens in product(_support(probs), repeat=siblings):
         yield tokens, math.prod(probs[token] for token in tokens)
 
 
 def distinct_draws(draft_probs: Tensor, siblings: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    """K siblings without replacement, or all tokens that have a probability. Shape: [V]."""
+    """Yields draws of K siblings without replacement, or of all possible tokens if they are fewer.
+    Shapes: [V]."""
     probs = draft_probs.tolist()
     support = _support(probs)
     for tokens in permutations(support, min(siblings, len(support))):
@@ -93,7 +94,7 @@ def distinct_draws(draft_probs: Tensor, siblings: int) -> Iterator[tuple[tuple[i
 
 
 def rule_acceptance(rule: Rule, target_probs: Tensor, draft_probs: Tensor, draws: Draws) -> float:
-    """The probability that a rejection rule accepts one of the siblings. Shapes: [V], [V]."""
+    """Probability that a rejection rule accepts one of the siblings. Shapes: [V], [V]."""
     rejected = []
     for tokens, probability in draws:
         count = len(tokens)
@@ -105,13 +106,13 @@ def rule_acceptance(rule: Rule, target_probs: Tensor, draft_probs: Tensor, draws
 
 
 def transport_optimum(target_probs: Tensor, draws: Draws) -> float:
-    """The most a lossless rule can accept: the largest probability that Y is among the siblings.
+    """Maximum acceptance of a lossless rule: the largest probability that Y is among the siblings.
 
-    Over all joint laws of the siblings, drawn with the given probabilities, and a token Y that has
-    the target's law. Any lossless rule is such a joint law, Y being the token it emits, and what
-    it accepts is a sibling. A linear programme: of the probability of each *set* of siblings, as
-    much as possible flows to its members, none of which takes more than its target probability.
-    Shape: [V].
+    The maximum is over all joint distributions of the siblings, drawn with the given probabilities,
+    and a token Y that follows the target's distribution. Any lossless rule defines such a joint
+    distribution with Y as its output, and an accepted output is a sibling. Solved as a linear
+    programme: as much probability as possible flows from each *set* of siblings to its members,
+    each of which takes at most its target probability. Shapes: [V].
     """
     mass: dict[frozenset[int], float] = defaultdict(float)
     for tokens, probability in draws:
@@ -132,22 +133,22 @@ def transport_optimum(target_probs: Tensor, draws: Draws) -> float:
             "dual_feasibility_tolerance": TOLERANCE,
         },
     )
-    assert solution.success, f"no flow at all is feasible, yet: {solution.message}"
+    assert solution.success, f"zero flow is feasible, yet: {solution.message}"
     return min(1.0, -float(solution.fun))
 
 
 class _AllRejected:
-    """`Randomness`, as far as rejection rules ask it: each sibling is rejected, with `probability`.
+    """`Randomness` in which a rule rejects all siblings; tracks the `probability` of that.
 
-    Siblings come in draw order. A rule for independent ones would visit copies in random order,
-    which changes nothing once all draws are summed: each order of a draw is a draw just as likely.
+    Siblings come in draw order. Rules for independent siblings try copies in random order; this
+    does not matter for the sum over all draws, as each order of a draw is an equally likely draw.
     """
 
     def __init__(self) -> None:
         self.probability = 1.0
 
     def categorical(self, probs: Tensor) -> Tensor:
-        """The first that is possible: the next sibling in draw order."""
+        """Returns the first possible index, which is the next sibling in draw order."""
         return (probs > 0.0).int().argmax(dim=-1)
 
     def accept_run(self, probs: Tensor) -> int:
@@ -165,8 +166,8 @@ def _distribution(name: str, probs: Tensor) -> Tensor:
         raise ValueError(f"{name} has shape {tuple(probs.shape)}; give one row of tokens, [V]")
     if not bool((probs >= 0.0).all()) or abs(float(probs.sum()) - 1.0) > 1e-9:
         raise ValueError(
-            f"{name} is no distribution: least {float(probs.min()):g}, sum {float(probs.sum()):g}; "
-            "give probabilities in float64 that sum to 1"
+            f"{name} is not a distribution: minimum {float(probs.min()):g}, sum "
+            f"{float(probs.sum()):g}; give probabilities in float64 that sum to 1"
         )
     return probs
 
@@ -177,6 +178,6 @@ def _check_size(vocabulary: int, siblings: int) -> None:
     if siblings * math.log(vocabulary) > math.log(MOST_DRAWS) + 1e-9:
         raise ValueError(
             f"{siblings} siblings over {vocabulary} tokens can be drawn in {vocabulary} ** "
-            f"{siblings} ways, and at most {MOST_DRAWS} are visited; take fewer siblings, or merge "
-            "unlikely tokens into one"
+            f"{siblings} ways, but at most {MOST_DRAWS} can be enumerated; take fewer siblings, or "
+            "merge unlikely tokens into one"
         )

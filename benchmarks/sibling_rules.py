@@ -1,12 +1,12 @@
-"""How often does each rule for siblings accept one of two? RSD, Figure 1: Bernoulli pairs.
+"""Acceptance of the rules for siblings on Bernoulli distributions (RSD, Figure 1).
 
     python benchmarks/sibling_rules.py
     python benchmarks/sibling_rules.py --siblings 3 --cells 20 --figure three.png
 
-Draft Ber(p), target Ber(q). Each rule is the one that decodes, run on every draw of the siblings;
-the optimum (OTM) is a linear programme. Exact: nothing is sampled, no model is needed. The square
-of p and q is cut into cells, each judged at its middle. Prints a table, with a pair of three tokens
-beside, and draws the heat maps. A minute on one core.
+Draft Ber(p), target Ber(q). The production rules run on all draws of the siblings; the optimum
+(OTM) is a linear programme. Results are exact: no sampling, no model. The square of p and q is
+divided into cells, each evaluated at its centre. Prints a table, with one pair of distributions
+over three tokens, and draws heat maps. Takes a minute on one core.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ DRAWN = {
     "OTM": "Optimum for i.i.d. siblings (OTM)",
     "recursive": "Recursive rejection (RSD)",
 }
-"""The panels of the paper's figure, in its order."""
+"""Panels in the order of the paper's figure."""
 POINTS = ((0.5, 0.3), (0.5, 0.1), (0.3, 0.7), (0.1, 0.9), (0.9, 0.1), (0.99, 0.01))
 THREE = (0.4, 0.2, 0.4), (0.2, 0.4, 0.4)
-"""Draft and target over three tokens, where two siblings cannot be all that there are."""
+"""Draft and target over three tokens, where two siblings do not cover the vocabulary."""
 LEVELS = {0.25: "white", 0.5: "white", 0.75: "black", 0.9: "black"}
-"""Acceptance at which a contour is drawn, and its colour."""
+"""Acceptance values of contour lines, and their colours."""
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--siblings", type=int, default=2, help="K, at most 7 (default 2, as in the paper)"
     )
-    parser.add_argument("--cells", type=int, default=50, help="cells a side (default 50)")
+    parser.add_argument("--cells", type=int, default=50, help="cells per side (default 50)")
     parser.add_argument(
         "--figure", type=Path, default=Path("rsd_figure_1.png"), help="PNG to write"
     )
@@ -85,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def bernoulli(p: float, q: float, siblings: int) -> SiblingAcceptance:
-    """Draft Ber(p), target Ber(q)."""
+    """Acceptance for draft Ber(p) and target Ber(q)."""
     return acceptance((1.0 - p, p), (1.0 - q, q), siblings)
 
 
@@ -97,13 +97,13 @@ def acceptance(draft: Sequence[float], target: Sequence[float], siblings: int) -
 def table(
     points: dict[str, SiblingAcceptance], maps: dict[str, np.ndarray], cells: int
 ) -> list[str]:
-    """Markdown: acceptance at some points, and over the square."""
+    """Makes a Markdown table of acceptance at some points and over the square."""
     lines = ["| draft p, target q | " + " | ".join(RULES) + " |"]
     lines.append("| --- |" + " ---: |" * len(RULES))
-    for name, found in points.items():
-        lines.append(row(name, [rule(found) for rule in RULES.values()]))
-    lines.append(row(f"mean of {cells} × {cells}", [found.mean() for found in maps.values()]))
-    lines.append(row(f"least of {cells} × {cells}", [found.min() for found in maps.values()]))
+    for name, one in points.items():
+        lines.append(row(name, [rule(one) for rule in RULES.values()]))
+    lines.append(row(f"mean of {cells} × {cells}", [values.mean() for values in maps.values()]))
+    lines.append(row(f"minimum of {cells} × {cells}", [values.min() for values in maps.values()]))
     return lines
 
 
@@ -112,7 +112,7 @@ def row(name: str, values: Sequence[float]) -> str:
 
 
 def draw(maps: dict[str, np.ndarray], siblings: int, path: Path) -> None:
-    """A heat map a rule on one scale, which colour-blind readers can tell apart too."""
+    """Draws one heat map per rule, on one colour-blind safe scale."""
     figure = Figure(figsize=(3.3 * len(DRAWN), 3.7), dpi=150, layout="constrained")
     axes = list(figure.subplots(1, len(DRAWN), sharey=True))
     for axis, (name, title) in zip(axes, DRAWN.items(), strict=True):
@@ -128,7 +128,7 @@ def draw(maps: dict[str, np.ndarray], siblings: int, path: Path) -> None:
 
 
 def heat_map(axis: Axes, found: np.ndarray, title: str):
-    """One panel, p to the right, q upwards. Returns the image, for the colour scale."""
+    """Draws one panel, p to the right and q upwards; returns the image, for the colour scale."""
     image = axis.imshow(
         found, origin="lower", extent=(0, 1, 0, 1), vmin=0.0, vmax=1.0, cmap="cividis"
     )

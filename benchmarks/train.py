@@ -1,10 +1,10 @@
-"""How fast is Spec-Drafter training, and where does the time of a step go?
+"""Measure the speed of Spec-Drafter training and where the time of a step goes.
 
     python -m benchmarks.train --config recipes/multi30k_en_de.yaml target.path=MODEL \\
         data.path=MULTI30K/train.en.gz distilled=FOLDER --out train.json
 
-Takes steps of the training loop on the recipe's own batches and times them; profiled steps then
-tell the share of each kind of work.
+Times steps of the training loop on the recipe's own batches; then profiles steps to measure the
+share of each kind of work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 BATCHES = 200
-"""Most batches that are looked at for their padding."""
+"""Most batches to measure padding on."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,16 +71,16 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", help="key=value settings of the recipe")
     parser.add_argument("--config", type=Path, default=Path("recipes/multi30k_en_de.yaml"))
-    parser.add_argument("--steps", type=int, default=10, help="steps that are measured")
+    parser.add_argument("--steps", type=int, default=10, help="steps to measure")
     parser.add_argument(
-        "--progress", type=float, default=0.5, help="of the training, 0 to 1: how much to reveal"
+        "--progress", type=float, default=0.5, help="training progress for glancing, 0 to 1"
     )
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     return parser.parse_args(arguments)
 
 
 def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
-    """The recipe's task, ready for steps; distils what is missing, trains nothing."""
+    """Prepares the recipe's task for training steps; distils missing outputs first."""
     accelerator = make_accelerator(settings.train, folder)
     target = load_target(settings.target)
     rows, _ = distilled_rows(settings.model_copy(update={"held_out": None}), target)
@@ -96,7 +96,7 @@ def prepare_recipe(settings: SpecDrafterRecipe, folder: Path) -> Prepared:
 
 
 def padding_of(prepared: Prepared) -> dict[str, float]:
-    """Shares of an epoch's rows that are no padding, and of slots that lie inside a sentence."""
+    """Shares of an epoch's rows that are not padding, and of slots that are inside a sentence."""
     total = count_steps(prepared.plan, prepared.settings, 1)
     steps = min(BATCHES, prepared.plan.batches_per_epoch, total)
     sums = np.zeros(6)
@@ -112,7 +112,8 @@ def padding_of(prepared: Prepared) -> dict[str, float]:
 
 
 def counts_of(batch: SlotBatch) -> np.ndarray:
-    """Real and all rows of encoder and decoder, and slots inside their sentence and all."""
+    """Counts real and all encoder rows, real and all decoder rows, slots inside their sentence and
+    all slots."""
     layout, mask = batch.layout, batch.attention_mask
     block = layout.rows.block
     slots = layout.of_blocks(layout.labels)
@@ -130,12 +131,12 @@ def counts_of(batch: SlotBatch) -> np.ndarray:
 
 @dataclass
 class Bench:
-    """Steps of one training, measured."""
+    """Measures steps of one training run."""
 
     prepared: Prepared
     progress: float
     largest: int = 0
-    """Rows (encoder and decoder, padding included) of the largest batch so far."""
+    """Rows (encoder and decoder, including padding) of the largest batch so far."""
 
     def __post_init__(self) -> None:
         if self.prepared.accelerator.device.type == "cuda":
@@ -148,13 +149,13 @@ class Bench:
         self.at_rest = psutil.Process().memory_info().rss
 
     def clock(self) -> float:
-        """Seconds, after all work given to the device is done."""
+        """Returns the time in seconds after synchronising the device."""
         if self.prepared.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
         return perf_counter()
 
     def draw(self) -> tuple[list[tuple[int, SlotBatch]], float]:
-        """The batches of the next step, and the seconds of making them."""
+        """Returns the batches of the next step, and the seconds it took to make them."""
         started = self.clock()
         batches = list(islice(self.stream, self.prepared.batches_per_step))
         seconds = self.clock() - started
@@ -163,19 +164,19 @@ class Bench:
         return batches, seconds
 
     def step(self, batches: list[tuple[int, SlotBatch]]) -> float:
-        """Seconds of a step."""
+        """Takes a step; returns its seconds."""
         started = self.clock()
         take_step(self.prepared, iter(batches), self.progress)
         return self.clock() - started
 
     def rates(self, steps: int) -> dict[str, float]:
-        """Time of a step, batches and optimizer included, with its interval over steps."""
-        found = []
+        """Time of a step including batches and optimizer, with its interval over steps."""
+        measured = []
         for _ in range(steps):
             batches, collation = self.draw()
             rows = sum(counts_of(batch)[[1, 3]].sum() for _, batch in batches)
-            found.append((self.step(batches) + collation, collation, rows))
-        seconds, collation, rows = np.array(found).T
+            measured.append((self.step(batches) + collation, collation, rows))
+        seconds, collation, rows = np.array(measured).T
         resamples = draw_resamples(steps, 2000)
         step = estimate(Ratio(1e3 * seconds, np.ones(steps)), resamples)
         return {
@@ -187,13 +188,13 @@ class Bench:
         }
 
     def shares(self, steps: int) -> dict[str, float]:
-        """Shares of a step's time in the glancing pass and in the optimizer, by the profiler."""
+        """Shares of a step's time in the glancing pass and in the optimizer, from the profiler."""
         on_gpu = self.prepared.accelerator.device.type == "cuda"
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-        with profile(activities=kinds) as seen:
+        with profile(activities=kinds) as profiled:
             for _ in range(steps):
                 self.step(self.draw()[0])
-        events, device = seen.key_averages(), "device" if on_gpu else "cpu"
+        events, device = profiled.key_averages(), "device" if on_gpu else "cpu"
         total = sum(getattr(event, f"self_{device}_time_total") for event in events)
         shares = dict.fromkeys(LABELS.values(), 0.0)
         for event in events:
@@ -202,7 +203,7 @@ class Bench:
         return shares
 
     def memory(self) -> dict[str, float]:
-        """Peak memory above what lies there between steps, for each row of the largest batch."""
+        """Peak memory, and peak memory above that between steps per row of the largest batch."""
         if self.prepared.accelerator.device.type == "cuda":
             peak, at_rest = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
         else:
@@ -216,7 +217,7 @@ class Bench:
 
 
 LABELS = {"glancing": "glancing_share", "Optimizer.step#AdamW.step": "optimizer_share"}
-"""Ranges of the profile that are reported with all that happens in them."""
+"""Profiler ranges to report, with all work inside them, and the names of their figures."""
 
 
 def as_table(figures: dict[str, float]) -> str:

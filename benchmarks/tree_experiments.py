@@ -1,14 +1,14 @@
-"""Draft trees compared at equal depth and at equal budget (RSD, Jeon et al. 2024, Exp1 and Exp2).
+"""Compare draft trees at equal depth and at equal budget (RSD, Jeon et al. 2024, Exp1 and Exp2).
 
     python benchmarks/tree_experiments.py --methods sd,spectr,specinfer,rsd-c,rsd-s \\
         --depth 2,3,4,5 --temperature 1 --target MODEL --drafter MODEL --data FILE
     python benchmarks/tree_experiments.py --methods sd,binary,opt-tree --budget 6,10,14,21,30
 
-Every tree that the paper (Appendix C.3) tries at a depth or a budget is measured by `drafttrain
-eval`, all in one interleaved run; other options and key=value settings are that command's, and so
-are the report, samples and plot. The best tree of each method at each depth or budget is written as
-Markdown beside the report. Without --target and --drafter: the newest run in
-checkpoints/, on its own held-out rows.
+Measures all trees that the paper (Appendix C.3) uses at a depth or a budget in one interleaved run
+of `drafttrain eval`. Other options and key=value settings are those of that command, and it writes
+the same report, samples and plot. The best tree of each method at each depth or budget is written
+as Markdown next to the report. Without --target and --drafter: the newest run in checkpoints/, on
+its own held-out rows.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--depth", type=counts, default=[], metavar="INT,INT", help="levels of the trees (Exp1)"
     )
     parser.add_argument(
-        "--budget", type=counts, default=[], metavar="INT,INT", help="their draft tokens (Exp2)"
+        "--budget", type=counts, default=[], metavar="INT,INT", help="tokens of the trees (Exp2)"
     )
     parser.add_argument("--config", type=Path, help="YAML file of settings")
     parser.add_argument("--target", help="folder or Hub name of the target")
     parser.add_argument("--drafter", help="folder or Hub name of the drafter")
     parser.add_argument("--data", help="file or Hub name of the inputs")
     parser.add_argument("--limit", help="most inputs to use")
-    parser.add_argument("--temperature", help="0: greedy; above: sampling")
-    parser.add_argument("--seed", help="of every random choice")
+    parser.add_argument("--temperature", help="0: greedy; above 0: sampling")
+    parser.add_argument("--seed", help="seed of all random choices")
     parser.add_argument(
         "--report", type=Path, default=Path("trees.json"), help="default: trees.json"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check all but the weights")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as of `drafttrain eval`")
+    parser.add_argument("--dry-run", action="store_true", help="check without reading weights")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as in `drafttrain eval`")
     return parser.parse_intermixed_args(arguments)
 
 
@@ -80,17 +80,18 @@ def listed(text: str) -> list[str]:
 
 
 def counts(text: str) -> list[int]:
-    """`2,3,4` as numbers from 1 on; argparse makes a message of the ValueError."""
-    found = [int(part) for part in listed(text)]
-    if min(found, default=1) < 1:
+    """Parses `2,3,4` to positive integers. Raises ValueError, which argparse reports."""
+    numbers = [int(part) for part in listed(text)]
+    if min(numbers, default=1) < 1:
         raise ValueError(text)
-    return found
+    return numbers
 
 
 def read_settings(given: argparse.Namespace) -> EvalConfig:
-    """Settings of `drafttrain eval`; of a run, only its target, drafter and held-out rows count.
+    """Reads settings as `drafttrain eval` does; from a run it takes only target, drafter and
+    held-out rows.
 
-    Raises ConfigError as that command.
+    Raises ConfigError like that command.
     """
     flags = {
         "target.path": given.target,
@@ -104,14 +105,14 @@ def read_settings(given: argparse.Namespace) -> EvalConfig:
     values: dict[str, Any] = merge_values(given.config, given.overrides, flags)
     check_settings(EvalConfig, values)
     filled = fill_data(fill_from_run(values))
-    own = dict(values.get("decode") or {})  # draft lengths are those of the methods
+    decode = dict(values.get("decode") or {})  # the run's draft length is not used
     return validate_settings(
-        EvalConfig, filled | {"decode": own | {"drafter": filled["decode"]["drafter"]}}
+        EvalConfig, filled | {"decode": decode | {"drafter": filled["decode"]["drafter"]}}
     )
 
 
 def read_methods(given: argparse.Namespace, settings: EvalConfig) -> list[DecodeConfig]:
-    """The methods asked for. Raises ConfigError for what does not go with them."""
+    """Returns the given methods. Raises ConfigError for settings that do not fit them."""
     if settings.sweep:
         raise ConfigError("methods and sweep are both given; measure them one after the other")
     if settings.mode != "decode":
@@ -120,7 +121,7 @@ def read_methods(given: argparse.Namespace, settings: EvalConfig) -> list[Decode
 
 
 def best_trees(report: Report, size: str) -> list[tuple[int, Run]]:
-    """At each depth or budget, the tree of each method with the longest mean acceptance length."""
+    """Returns the tree with the longest mean acceptance length for each size and method."""
     best: dict[tuple[int, str, str], Run] = {}
     for run in report.runs:
         if run.kind == "method" and run.batch_size == 1:
@@ -135,8 +136,8 @@ def acceptance(run: Run) -> float:
 
 
 def shown(run: Run) -> str:
-    found = run.metrics["mean_acceptance_length"]
-    return f"{found.value:.2f} ({found.low:.2f}–{found.high:.2f})"
+    length = run.metrics["mean_acceptance_length"]
+    return f"{length.value:.2f} ({length.low:.2f}–{length.high:.2f})"
 
 
 if __name__ == "__main__":

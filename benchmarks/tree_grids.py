@@ -1,8 +1,8 @@
-"""Methods compared at equal depth and at equal budget (RSD, Jeon et al. 2024, Exp1 and Exp2).
+"""Trees of each method at a depth or a budget (RSD, Jeon et al. 2024, Exp1 and Exp2).
 
-A method at a depth or a budget stands for several trees: all that the paper's Appendix C.3 tries.
-Budgets are draft tokens a round, which the target scores at once; every tree of a budget has just
-as many.
+A method at a depth or a budget has several trees, all of the paper's Appendix C.3. A budget is the
+number of draft tokens per round, which the target scores in one call; all trees of a budget have
+exactly that many.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BRANCHINGS_AT_BUDGET = {
 }
 
 Parts = dict[str, dict[str, Any]]
-"""tree, stop and verifier of a method, as far as it sets them."""
+"""Settings of tree, stop and verifier that a method sets."""
 
 
 def expand_methods(
@@ -61,13 +61,12 @@ def expand_methods(
     depths: Sequence[int],
     budgets: Sequence[int],
 ) -> list[DecodeConfig]:
-    """Every method at every depth and budget, each tree once.
+    """Returns settings for each method at each depth and budget, each tree once.
 
-    Drafter and sampling are those of `decode`; delta, max_draft and a head too for opt-tree, the
-    companion drafters for specinfer, draft_temperature for trees that have one. Raises ConfigError
-    for unknown methods, for methods without depths and budgets or the other way round, for a depth
-    or budget that a method has no trees for, and for settings of one tree beside methods, which
-    bring their own.
+    Drafter and sampling come from `decode`; so do delta, max_draft and a head for opt-tree, the
+    companion drafters for specinfer, and draft_temperature for trees that have one. Raises
+    ConfigError for unknown methods, for methods without depths and budgets or the reverse, for a
+    depth or budget without trees of a method, and for settings of a single tree.
     """
     if not (methods and (depths or budgets)):
         given = "methods" if methods else "depth/budget" if depths or budgets else "nothing"
@@ -80,26 +79,25 @@ def expand_methods(
     if unknown:
         raise ConfigError(f"method {unknown[0]!r} is not known; use {', '.join(METHODS)}")
     _check_shared(decode)
-    found: list[DecodeConfig] = []
+    configs: list[DecodeConfig] = []
     for method in methods:
-        wanted = [("depth", depth) for depth in depths] + [("budget", b) for b in budgets]
+        sizes = [("depth", depth) for depth in depths] + [("budget", b) for b in budgets]
         if method == "eagle":
             if EAGLE_NODES not in budgets:
                 raise ConfigError(
-                    f"eagle's tree has {EAGLE_NODES} tokens; compare it with --budget "
-                    f"{EAGLE_NODES} among others"
+                    f"eagle's tree has {EAGLE_NODES} tokens; add {EAGLE_NODES} to --budget"
                 )
-            wanted = [("budget", EAGLE_NODES)]
-        for axis, value in wanted:
+            sizes = [("budget", EAGLE_NODES)]
+        for axis, value in sizes:
             for parts in _trees(decode, method, axis, value):
                 config = _with_parts(decode, parts)
-                if config not in found:
-                    found.append(config)
-    return found
+                if config not in configs:
+                    configs.append(config)
+    return configs
 
 
 def _check_shared(decode: DecodeConfig) -> None:
-    """Refuse what every method sets for itself."""
+    """Refuses settings that each method sets itself. Raises ConfigError."""
     chosen = [f"tree.{name}" for name in ("kind", "width", "branching", "nodes")]
     chosen += ["stop.k", "stop.kind"]
     for name in chosen:
@@ -107,8 +105,8 @@ def _check_shared(decode: DecodeConfig) -> None:
         settings = getattr(decode, group)
         if field in settings.model_fields_set and (name, settings.kind) != ("stop.kind", "gain"):
             raise ConfigError(
-                f"{name} = {getattr(settings, field)!r} is of one tree, but methods bring trees of "
-                "their own; leave it out, or leave methods out"
+                f"{name} = {getattr(settings, field)!r} sets one tree, but methods set their own "
+                "trees; leave it out, or leave methods out"
             )
 
 
@@ -131,7 +129,7 @@ def _beams(decode: DecodeConfig, method: str, axis: str, value: int) -> Iterator
     else:
         pairs = list(_look_up(BEAMS_AT_BUDGET, method, axis, value))
     if method == "specinfer" and decode.tree.drafters:
-        yield from _shared_out(decode.tree.drafters, pairs, f"{axis} = {value}")
+        yield from _split_paths(decode.tree.drafters, pairs, f"{axis} = {value}")
         return
     for width, depth in pairs:
         if method == "rsd-s":
@@ -141,32 +139,32 @@ def _beams(decode: DecodeConfig, method: str, axis: str, value: int) -> Iterator
             yield _parts("paths", depth, verifier, width=width)
 
 
-def _shared_out(
+def _split_paths(
     companions: tuple[str, ...], pairs: Sequence[tuple[int, int]], where: str
 ) -> Iterator[Parts]:
-    """As many paths of several drafters as there are of one."""
+    """Splits the paths of one drafter evenly among several drafters. Raises ConfigError."""
     drafters = 1 + len(companions)
-    found = [(width, depth) for width, depth in pairs if width % drafters == 0]
-    if not found:
+    divisible = [(width, depth) for width, depth in pairs if width % drafters == 0]
+    if not divisible:
         raise ConfigError(
             f"{where}: {drafters} drafters cannot share {' or '.join(str(w) for w, _ in pairs)} "
             "paths evenly; leave it out for specinfer, or leave tree.drafters out"
         )
-    for width, depth in found:
+    for width, depth in divisible:
         each = width // drafters
         yield _parts("paths", depth, "multi-round", width=each, drafters=companions)
 
 
 def _chosen(decode: DecodeConfig, method: str, axis: str, value: int) -> Parts:
-    """Trees that are chosen, not drawn; at a depth as large as RSD-C's largest."""
+    """Trees with chosen tokens; at a depth they have as many nodes as RSD-C's largest tree."""
     nodes = 2 ** (value + 1) - 2 if axis == "depth" else value
     if method == "eagle":
         return _parts("eagle", 5)
     if method == "opt-tree":
         parts = _parts("opt-tree", value, nodes=nodes)
         if axis == "budget":
-            known = decode.stop.model_dump(include={"delta", "max_draft"}, exclude_unset=True)
-            parts["stop"] = {"kind": "gain", **known}
+            given = decode.stop.model_dump(include={"delta", "max_draft"}, exclude_unset=True)
+            parts["stop"] = {"kind": "gain", **given}
         return parts
     if method == "binary":
         return _parts("binary", max(map(len, binary_tree(nodes).paths)), nodes=nodes)
@@ -184,14 +182,14 @@ def _look_up(table: Mapping[int, tuple], method: str, axis: str, value: int) -> 
     if value not in table:
         known = ", ".join(map(str, table))
         raise ConfigError(
-            f"{axis} = {value}: the RSD paper has no trees of {method} there; use {known}, or "
-            "measure one tree with decode.tree"
+            f"{axis} = {value}: the RSD paper has no {method} trees of this {axis}; use {known}, "
+            "or measure one tree with decode.tree"
         )
     return table[value]
 
 
 def _with_parts(decode: DecodeConfig, parts: Parts) -> DecodeConfig:
-    """The method's own parts; at temperature 0 every verifier is greedy match."""
+    """Sets the method's parts in `decode`; at temperature 0 the verifier is always greedy match."""
     values = decode.model_dump(exclude_unset=True)
     tree = parts["tree"]
     if decode.tree.draft_temperature is not None:

@@ -1,14 +1,15 @@
-"""Is tune's choice the fastest of its candidates on prompts that it has not seen?
+"""Check whether tune's choice is the fastest of its candidates on unseen prompts.
 
     python benchmarks/tune_regret.py checkpoints/quickstart-heads/tune.json \\
         heads=checkpoints/quickstart-heads data.path=data/gsm8k/test.jsonl.gz data.skip=100 \\
         data.limit=60
 
-Decodes every candidate of the report on these prompts, interleaved with plain decoding, and prints
-the regret of each batch size's choice: how much slower it is than the fastest candidate there, with
+Decodes these prompts with all candidates of the report, interleaved with plain decoding, and prints
+the regret of the choice for each batch size: how much slower it is than the fastest candidate, with
 a 95 % interval paired by prompt. The choice is right if it is within 2 % of the fastest, or if the
-interval holds 0. The fastest of many is itself a lucky one, so that the regret is overestimated.
-The settings are those of `drafttrain tune`: heads= or drafter=, target.path=, data.path=, ....
+interval contains 0. The fastest of many candidates is partly so by chance, so the regret is
+overestimated. Settings are those of `drafttrain tune`: heads= or drafter=, target.path=,
+data.path=, ....
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from drafttrain.evaluation.tune import Bench, compare, decode_all
 from drafttrain.evaluation.tune_plan import Candidate
 
 SEED = 1000
-"""Samples are others than those that were chosen on."""
+"""First seed; differs from the seeds that tune has used."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("report", type=Path, help="tune.json")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of tune")
-    parser.add_argument("--rounds", type=int, default=1, help="times that every prompt is decoded")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to decode each prompt")
     given = parser.parse_args(arguments)
     quiet_libraries()
     report = read_report(given.report)
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_candidates(settings: TuneConfig, known: dict[str, dict]) -> list[Candidate]:
-    """The candidates of the report, decoding as the settings say."""
+    """Returns the report's candidates with the drafter and sampling of the settings."""
     common = {"drafter": settings.drafter, "sampling": settings.sampling}
     return [Candidate(name, DecodeConfig(**common, **values)) for name, values in known.items()]
 
@@ -66,11 +67,11 @@ def open_bench(settings: TuneConfig, candidates: list[Candidate]) -> Bench:
 
 
 def decode_everything(bench: Bench, batch_size: int, rounds: int) -> dict[str, Tried]:
-    """All candidates and plain decoding on all prompts, once to warm up on the first few."""
-    names, places = [PLAIN, *bench.methods], range(len(bench.prompts))
-    decode_all(bench, batch_size, names, places[:batch_size], 0)
+    """Decodes all prompts with all candidates and plain decoding, after a warm-up batch."""
+    names, rows = [PLAIN, *bench.methods], range(len(bench.prompts))
+    decode_all(bench, batch_size, names, rows[:batch_size], 0)
     turns = [
-        decode_all(bench, batch_size, names, places, turn) for turn in range(SEED, SEED + rounds)
+        decode_all(bench, batch_size, names, rows, turn) for turn in range(SEED, SEED + rounds)
     ]
     return compare({name: sum(turn[name] for turn in turns) for name in names})
 
@@ -79,13 +80,14 @@ def print_regret(choice: Choice, tried: dict[str, Tried]) -> None:
     [(best, fastest), *_] = tried.items()
     for name, one in tried.items():
         speed, against = one.tokens_per_second, one.against_best
-        marks = [mark for mark, own in vars(choice).items() if own == name]
+        marks = [mark for mark, value in vars(choice).items() if value == name]
         print(
             f"  {name:28} {speed.value:8.1f} ({speed.low:.1f}-{speed.high:.1f})"
             f"  {against.value:.3f} ({against.low:.3f}-{against.high:.3f})  {' '.join(marks)}"
         )
-    own = tried[choice.best].against_best
-    regret, low, high = (100.0 * (1.0 - value) for value in (own.value, own.high, own.low))
+    chosen = tried[choice.best].against_best
+    ratios = chosen.value, chosen.high, chosen.low
+    regret, low, high = (100.0 * (1.0 - ratio) for ratio in ratios)
     verdict = "right" if regret <= 2.0 or low <= 0.0 else "WRONG"
     print(
         f"choice {choice.best}: regret {regret:.1f} % ({low:.1f} to {high:.1f}) against {best} "
