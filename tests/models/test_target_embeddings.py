@@ -116,7 +116,7 @@ def test_embeddings_of_a_sibling_are_taken_as_they_are(folders) -> None:
 def test_embeddings_of_another_shape_are_refused(folders, tmp_path: Path) -> None:
     _, final = folders
     wide = save_target(tiny_model("llama", hidden_size=32).float(), tmp_path / "wide")
-    with pytest.raises(ConfigError, match="of shape .* those of the target given are"):
+    with pytest.raises(ConfigError, match="of shape .* those of the given target have shape"):
         drafter_of(final, loaded(wide))
 
 
@@ -128,7 +128,7 @@ def test_a_target_that_is_gone_and_layers_that_are_missing_are_named(folders) ->
     with pytest.raises(ConfigError, match=r"lack 1 of .*'model\.layers\.1\.mlp\.up_proj\.weight'"):
         drafter_of(final, None)
     target.rename(target.with_name("moved"))
-    with pytest.raises(ConfigError, match=r"embeddings: they are those of target .*target\.path"):
+    with pytest.raises(ConfigError, match=r"shares the embeddings of target .*target\.path"):
         drafter_of(save_again(final), None)
 
 
