@@ -81,15 +81,15 @@ def test_several_drafters_share_as_many_paths_as_one_has():
 def test_eagles_tree_is_compared_at_its_own_size():
     [only] = expand_methods(decode(), ["eagle"], [], [EAGLE_NODES])
     assert len(build_shape(only.tree, only.stop.k).paths) == EAGLE_NODES == 25
-    with pytest.raises(ConfigError, match="eagle's tree has 25 tokens.*--budget 25"):
+    with pytest.raises(ConfigError, match="eagle's tree has 25 tokens; add 25 to --budget"):
         expand_methods(decode(), ["eagle"], [5], [30])
 
 
 @pytest.mark.parametrize(
     ("methods", "depths", "budgets", "message"),
     [
-        (["rsd-s"], [6], [], "depth = 6: .* no trees of rsd-s there; use 2, 3, 4, 5"),
-        (["rsd-c"], [], [7], "budget = 7: .* no trees of rsd-c there; use 6, 10, 14, 21, 30"),
+        (["rsd-s"], [6], [], "depth = 6: .* no rsd-s trees of this depth; use 2, 3, 4, 5"),
+        (["rsd-c"], [], [7], "budget = 7: .* no rsd-c trees of this budget; use 6, 10, 14, 21, 30"),
     ],
 )
 def test_what_methods_cannot_be_compared_at_is_refused(methods, depths, budgets, message):
