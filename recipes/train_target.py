@@ -19,7 +19,7 @@ from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import VALIDATION_ROWS, TargetRecipe
-from drafttrain.data.batches.examples import Examples, PairCollator, TextCollator
+from drafttrain.data.batches.examples import Examples, PairCollator
 from drafttrain.data.distill.recipe_rows import count_tokens, row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import describe_inputs, usable
@@ -95,7 +95,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, pairs: bool) -> PreTraine
 def perplexity(
     objective: LanguageModelling,
     rows: datasets.Dataset,
-    collate: PairCollator | TextCollator,
+    collate: PairCollator,
 ) -> dict[str, float]:
     """Per-token perplexity and accuracy on held-out rows, without label smoothing; with a teacher
     also the mean probability that it accepts a token drawn from the model."""
@@ -184,7 +184,7 @@ def make_task(
     held_out: datasets.Dataset | None,
     pairs: bool,
 ) -> Task:
-    collate = (PairCollator if pairs else TextCollator)(model.config.pad_token_id)
+    collate = PairCollator(model.config.pad_token_id, joined=not pairs)
     teacher = None if settings.teacher is None else load_target(settings.teacher).model
     objective = LanguageModelling(model, settings.label_smoothing, teacher)
     validate = None

@@ -44,10 +44,9 @@ from drafttrain.training.checkpoints import (
     save_checkpoint,
 )
 from drafttrain.training.compiling import compile_layers
-from drafttrain.training.losses import LossSums
-from drafttrain.training.metrics_log import MetricsLog, mean_rates
+from drafttrain.training.losses import LossSums, mean_rates
 from drafttrain.training.objective import Objective
-from drafttrain.training.run_folder import LOOSE
+from drafttrain.training.run_folder import LOOSE, MetricsLog
 from drafttrain.training.sharding import check_sharding, copy_to_shard, whole_objective
 from drafttrain.training.stop_signal import StopSignal
 from drafttrain.training.threads import choose_threads

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class LossSums(NamedTuple):
@@ -22,6 +23,17 @@ class LossSums(NamedTuple):
     """Predictions that hit their label."""
     counted: Tensor
     """Predictions counted in `correct`."""
+
+
+def mean_rates(sums: Tensor, parts: Mapping[str, nn.Module] | None) -> dict[str, float]:
+    """Mean loss and accuracy of some steps; with parts, their means over the parts and then each
+    part's. Waits for the device. Shapes: sums [4] or [4, parts]: loss, weight, correct, counted."""
+    loss, weight, correct, counted = sums.cpu()
+    rates = {"loss": loss / weight.clamp(min=1e-9), "accuracy": correct / counted.clamp(min=1.0)}
+    found = {name: float(rate.mean()) for name, rate in rates.items()}
+    for index, part in enumerate(parts or ()):
+        found |= {f"{name}/{part}": float(rate[index]) for name, rate in rates.items()}
+    return found
 
 
 def smoothed_cross_entropy(

@@ -1,4 +1,4 @@
-"""The folder of a run: settings and versions at the start, `final/` at the end."""
+"""The folder of a run: settings and versions at the start, metrics, `final/` at the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import yaml
+from accelerate import Accelerator
 from filelock import FileLock
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -17,8 +18,14 @@ from drafttrain import __version__
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.reading import dump_settings
+from drafttrain.config.recipes import TrainConfig
 from drafttrain.data.shards.store import differences
-from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole
+from drafttrain.data.shards.writing import (
+    named_disk_errors,
+    only_writer,
+    remove_leftovers,
+    renamed_when_whole,
+)
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.language_models import keep_writable
 from drafttrain.models.target_embeddings import saved_weights
@@ -97,6 +104,27 @@ def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
         for head in heads:
             head.save_pretrained(folder / head.config.name, safe_serialization=True)
     return run / "final"
+
+
+class MetricsLog:
+    """metrics.jsonl in the run folder, and the trackers asked for."""
+
+    def __init__(self, accelerator: Accelerator, run: Path, step: int, settings: TrainConfig):
+        self.accelerator, self.file = accelerator, run / "metrics.jsonl"
+        if settings.trackers:
+            accelerator.init_trackers("drafttrain", config={"run": run.name})
+        if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
+            lines = self.file.read_text(encoding="utf-8").splitlines()
+            kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
+            with renamed_when_whole(self.file) as temporary:
+                temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.accelerator.log(values, step=step)
+        if self.accelerator.is_main_process and values:
+            line = json.dumps({"step": step} | values) + "\n"
+            with named_disk_errors(self.file.parent), self.file.open("a", encoding="utf-8") as file:
+                file.write(line)
 
 
 def _write(file: Path, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import datasets
@@ -128,36 +128,26 @@ class LabelledBatch(Batch):
     """[B, S]"""
     labels: Tensor
     """[B, T], IGNORED on padding, and of texts on the first token, which nothing predicts."""
-    learned: Tensor = field(default=None, kw_only=True)
-    """[N] places of the labels, counted through all rows; as in `DocumentBatch`."""
-
-    def __post_init__(self) -> None:
-        if self.learned is None:
-            places = (self.labels.flatten() != IGNORED).nonzero().flatten()
-            object.__setattr__(self, "learned", places)
+    learned: Tensor
+    """[N] places of the labels, counted through all rows; as in `BlocksBatch`."""
 
 
 @dataclass(frozen=True)
 class PairCollator:
-    """Sources are read by the encoder, outputs are learned by the decoder."""
+    """Sources are read by the encoder, outputs are learned by the decoder; joined, both are one
+    text, all of which is learned."""
 
     pad_token_id: int
+    joined: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> LabelledBatch:
-        input_ids, lengths = pad([source for _, _, source, *_ in examples], self.pad_token_id)
-        labels, _ = pad([target for _, _, _, target, *_ in examples], IGNORED)
-        return LabelledBatch(input_ids, padding_mask(lengths), labels)
-
-
-@dataclass(frozen=True)
-class TextCollator:
-    """Input and output of each row as one text, all of which is learned."""
-
-    pad_token_id: int
-
-    def __call__(self, examples: Sequence[Example]) -> LabelledBatch:
-        texts = [source + target for _, _, source, target, *_ in examples]
-        input_ids, lengths = pad(texts, self.pad_token_id)
-        labels = pad(texts, IGNORED)[0]
-        labels[:, 0] = IGNORED
-        return LabelledBatch(input_ids, padding_mask(lengths), labels)
+        sources = [source for _, _, source, *_ in examples]
+        targets = [target for _, _, _, target, *_ in examples]
+        if self.joined:
+            sources = targets = [s + t for s, t in zip(sources, targets, strict=True)]
+        input_ids, lengths = pad(sources, self.pad_token_id)
+        labels, _ = pad(targets, IGNORED)
+        if self.joined:
+            labels[:, 0] = IGNORED
+        learned = (labels.flatten() != IGNORED).nonzero().flatten()
+        return LabelledBatch(input_ids, padding_mask(lengths), labels, learned)

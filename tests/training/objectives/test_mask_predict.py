@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drafttrain.config.recipes import ObjectiveConfig
-from drafttrain.data.batches.examples import PairCollator, TextCollator
+from drafttrain.data.batches.examples import PairCollator
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.models.spec_drafter.layout import IGNORED, PADDING
 from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
@@ -202,13 +202,13 @@ def test_following_a_teacher_by_hand() -> None:
     assert total.item() == 2.0
 
 
-FAMILIES = {"marian": PairCollator, "llama": TextCollator}
+FAMILIES = {"marian": PairCollator(0), "llama": PairCollator(0, joined=True)}
 ROWS = [(0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(family: str) -> None:
-    batch = FAMILIES[family](pad_token_id=0)(ROWS)
+    batch = FAMILIES[family](ROWS)
     still = {} if family == "llama" else {"dropout": 0.0}
     objective = LanguageModelling(tiny_model(family, **still), teacher=tiny_model(family))
     probs = objective.teacher_probs(batch)
@@ -222,7 +222,7 @@ def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(fa
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_following_a_teacher_raises_acceptance_and_leaves_the_teacher_alone(family: str) -> None:
-    batch = FAMILIES[family](pad_token_id=0)(ROWS)
+    batch = FAMILIES[family](ROWS)
     teacher = tiny_model(family, seed=3)
     before = copy.deepcopy(teacher)
     objective = LanguageModelling(tiny_model(family, seed=4), teacher=teacher).train()

@@ -14,7 +14,7 @@ from drafttrain.config.recipes import (
     ObjectiveConfig,
 )
 from drafttrain.data.batches.block_rows import BlockRowsCollator
-from drafttrain.data.batches.examples import Example, PairCollator, TextCollator
+from drafttrain.data.batches.examples import Example, PairCollator
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.training.objective import Batch, Objective
@@ -44,7 +44,7 @@ def predict_ahead() -> tuple[Objective, Batch]:
 
 
 def language_modelling(family: str) -> tuple[Objective, Batch]:
-    collate = PairCollator(0) if family == "t5" else TextCollator(0)
+    collate = PairCollator(0, joined=family != "t5")
     objective = LanguageModelling(tiny_model(family), 0.1, tiny_model(family, seed=2))
     return objective, collate(EXAMPLES)
 
