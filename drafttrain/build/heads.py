@@ -25,7 +25,7 @@ from drafttrain.models.loading import near_folder
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """An acceptance head, and the policy.json that was given, or lies beside it."""
+    """An acceptance head, and the policy.json that was given, or lies next to it."""
 
     head: AcceptanceHead
     name: str
@@ -48,7 +48,7 @@ def find_head(
     setting: str = "stop.head",
     policy_file: Path | None = None,
 ) -> HeadChoice:
-    """The head given, or the one beside the drafter, fit to the shape of the drafter's states.
+    """The head given, or the one next to the drafter, fit to the shape of the drafter's states.
 
     setting: what messages call the folder given. Of several heads policy.json names the one. Raises
     ConfigError where there is none, or several of which policy.json names none.

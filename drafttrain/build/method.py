@@ -159,7 +159,7 @@ def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPol
 
 
 def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPolicy:
-    """The stop policy of settings that hold all it goes by, and of its head where it has one.
+    """The stop policy of settings that hold all it uses, and of its head where it has one.
 
     Raises ConfigError where the head is missing.
     """

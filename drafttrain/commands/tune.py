@@ -1,6 +1,6 @@
 """Choose how to draft by decoding the user's prompts, and write the choice.
 
-The way of `drafttrain tune`: settings -> `make_plan` (candidates and prompts, checked) ->
+The flow of `drafttrain tune`: settings -> `make_plan` (candidates and prompts, checked) ->
 `search_all` (decodes them in rungs) -> `measure_finalists` (figures on other prompts) -> report,
 page, policy.json.
 """

@@ -62,12 +62,12 @@ from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
 
 OPTIONS = {"compile", "baselines", "batch_sizes", "repeats", "warmup"}
 OPTIONS |= {"bleu_tokenizer"}
-"""Settings that a report has beside the sampling, the methods and the data."""
+"""Settings that a report has in addition to sampling, methods and data."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report and the samples behind it."""
+    """A report and the samples that it is computed from."""
 
     report: Report
     samples: list[dict[str, Any]]
@@ -77,7 +77,7 @@ class Evaluation:
 
 def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
     """Writes report.json, its plot and page, and the samples, if there are any: samples.jsonl
-    beside report.json, NAME.samples.jsonl beside NAME.json.
+    next to report.json, NAME.samples.jsonl next to NAME.json.
 
     Returns the report's file: a report of `eval` leaves one of more inputs or methods where it is,
     and goes to NAME.smaller.json. Raises Interrupted after writing a partial one.

@@ -92,7 +92,7 @@ def search(
     first_seconds: float,
     batch_size: int = 1,
 ) -> list[Rung]:
-    """The rungs at a batch size, until one candidate is left beside the best fixed length, and one
+    """The rungs at a batch size, until one candidate is left next to the best fixed length, and one
     of these two is faster beyond doubt or all prompts were decoded.
 
     fixed: names of fixed lengths; first_seconds: what a prompt takes all candidates, to begin with.
@@ -238,7 +238,7 @@ def print_rung(rung: Rung) -> None:
 
 
 def finalists(rungs: Sequence[Rung], choices: Sequence[Choice]) -> list[str]:
-    """Names of what the final figures are of, beside plain decoding: at each batch size the
+    """Names of what the final figures are of, next to plain decoding: at each batch size the
     choices, and as many of the last rung as make FINALISTS."""
     found: list[str | None] = []
     for one in choices:

@@ -37,7 +37,7 @@ MOST = 40
 LENGTHS = {"tokens": (1, 2, 3, 4, 6, 8), "blocks": (2, 3, 4, 6, 8, 12), "copies": (2, 4, 8, 16)}
 """Fixed draft lengths by `DrafterKind.drafts`; of blocks also the length trained for."""
 BY_ROWS = ("entropy", "confidence", "cumulative")
-"""Stops that go by the drafter's distributions, each with a threshold of its name."""
+"""Stops that use the drafter's distributions, each with a threshold of its name."""
 VALUES = {
     "h": (0.3, 0.5, 0.7),
     "entropy": (1.0, 2.0),
@@ -84,7 +84,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What the choice of candidates goes by."""
+    """What the choice of candidates depends on."""
 
     kind: DrafterKind
     longest: int | None
@@ -258,9 +258,9 @@ class TunePlan:
 
 
 def policy_file(settings: TuneConfig) -> Path:
-    """Where the policy goes: with `write` where other commands look for it, beside the heads or in
-    the drafter's folder; else beside the report. Raises ConfigError where that is impossible or not
-    writable."""
+    """Where the policy goes: with `write` where other commands look for it, next to the heads or
+    in the drafter's folder; else next to the report. Raises ConfigError where that is impossible or
+    not writable."""
     folder = Path(str(settings.drafter))
     if not settings.write:
         file = settings.report.with_suffix(f".{POLICY}")

@@ -6,7 +6,7 @@
     DIR/custom_generate/generate.py, requirements.txt        for Transformers, where it takes that
     DIR/README.md, report.png                                     the model card and its plot
 
-The head never lies in the drafter's own file, nor beside it where a server's weight glob finds it:
+The head never lies in the drafter's own file, nor next to it where a server's weight glob finds it:
 whatever loads the folder sees an ordinary model.
 """
 

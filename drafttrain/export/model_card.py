@@ -1,6 +1,6 @@
 """The model card: what the folder is, what was measured, and how each program uses it.
 
-`model_card.md` beside this file is its template; huggingface_hub fills it in.
+`model_card.md` next to this file is its template; huggingface_hub fills it in.
 """
 
 from __future__ import annotations
