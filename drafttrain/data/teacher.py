@@ -20,11 +20,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from drafttrain.config.recipes import CausalDrafterRecipe
-from drafttrain.data.batches.examples import Examples, TopRows
+from drafttrain.data.batches.examples import Example, Examples, TopRows
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
-from drafttrain.data.shards.store import TensorRows, fill_folder, open_tensors, write_tensors
+from drafttrain.data.shards.store import fill_folder, open_tensors, write_tensors
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import exact_enough, likeliest
@@ -58,51 +58,33 @@ class TeacherManifest(DerivedManifest):
         return {"tokens": (self.top_k,), "log_probs": (self.top_k + (self.top_k < self.draftable),)}
 
 
-def read_top(teacher: TensorRows, row: int) -> TopRows:
-    """The target's rows along an output; row: index among the distilled rows."""
-    tokens, log_probs = teacher.read([row], "tokens", "log_probs")
-    return TopRows(tokens.long(), log_probs)
-
-
 def training_examples(
     settings: CausalDrafterRecipe,
     rows: datasets.Dataset,
     target: LoadedTarget,
     draftable: Tensor | None,
 ) -> Examples:
-    """Distilled rows; with teacher.kind=cached with the target's likeliest tokens, made where they
-    are missing. Errors as in `cache_teacher`."""
-    if settings.teacher.kind == "online":
-        return Examples(rows)
-    teacher = cache_teacher(settings, target, rows, draftable)
-    return Examples(
-        rows, lambda found: [one._replace(target_rows=read_top(teacher, one.row)) for one in found]
-    )
-
-
-def cache_teacher(
-    settings: CausalDrafterRecipe,
-    target: LoadedTarget,
-    rows: datasets.Dataset,
-    draftable: Tensor | None,
-) -> TensorRows:
-    """The target's likeliest tokens along these distilled rows' outputs, made where missing.
+    """Distilled rows; with teacher.kind=cached with the target's likeliest tokens, which are made
+    where they are missing, in a folder next to the rows.
 
     draftable [C]: as the drafter has it. Runs in every process of an `accelerate launch`. Raises
     ConfigError, before anything is written, for a folder of other settings, another target or other
     rows.
     """
-    folder = teacher_folder(settings)
-    caching = TeacherCaching(settings, target, rows, draftable)
-    fill_folder(caching, folder, join_processes())
-    manifest = TeacherManifest.read_finished(folder)
-    return open_tensors(folder, manifest, manifest.widths)
-
-
-def teacher_folder(settings: CausalDrafterRecipe) -> Path:
-    """The folder of the store, next to the distilled rows."""
+    if settings.teacher.kind == "online":
+        return Examples(rows)
     distilled = distillations(settings)["data"].out
-    return distilled.with_name(f"{distilled.name}-teacher")
+    folder = distilled.with_name(f"{distilled.name}-teacher")
+    caching = TeacherCaching(settings, folder, target, rows, draftable)
+    manifest = fill_folder(caching, folder, join_processes())
+    teacher = open_tensors(folder, manifest, manifest.widths)
+
+    def complete(examples: list[Example]) -> list[Example]:
+        found = [teacher.read([one.row], "tokens", "log_probs") for one in examples]
+        known = [TopRows(tokens.long(), log_probs) for tokens, log_probs in found]
+        return [e._replace(target_rows=own) for e, own in zip(examples, known, strict=True)]
+
+    return Examples(rows, complete)
 
 
 @dataclass(frozen=True)
@@ -110,6 +92,7 @@ class TeacherCaching:
     """A target that reads its own outputs, shard by shard."""
 
     settings: CausalDrafterRecipe
+    folder: Path
     target: LoadedTarget
     outputs: datasets.Dataset
     draftable: Tensor | None
@@ -146,11 +129,11 @@ class TeacherCaching:
             "tokens": torch.cat([one.tokens for one in whole]).int(),
             "log_probs": torch.cat([one.log_probs for one in whole]).float(),
         }
-        write_tensors(manifest.path(teacher_folder(self.settings), shard), tensors)
+        write_tensors(manifest.path(self.folder, shard), tensors)
 
     def complete(self, manifest: TeacherManifest) -> TeacherManifest:
         """Counts the tokens, and the probability of the likeliest."""
-        rows = open_tensors(teacher_folder(self.settings), manifest, manifest.widths)
+        rows = open_tensors(self.folder, manifest, manifest.widths)
         count = int(rows.lengths.sum())
         shares = [
             shard["log_probs"][:, : manifest.top_k].double().exp().sum() for shard in rows.shards
@@ -159,9 +142,8 @@ class TeacherCaching:
         return manifest.model_copy(update=counted)
 
     def report(self, manifest: TeacherManifest) -> None:
-        folder = teacher_folder(self.settings)
         say(
-            f"{folder}: the target's rows at {manifest.counts:,} tokens of {manifest.rows:,} "
+            f"{self.folder}: the target's rows at {manifest.counts:,} tokens of {manifest.rows:,} "
             f"outputs; the {manifest.top_k} likeliest of {manifest.draftable:,} tokens hold "
             f"{manifest.top_k_share:.4f} of the probability"
         )

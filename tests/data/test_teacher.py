@@ -14,8 +14,6 @@ from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.data.teacher import (
     TeacherManifest,
-    cache_teacher,
-    read_top,
     top_rows,
     training_examples,
 )
@@ -52,7 +50,7 @@ def settings(pair: Path, **changes) -> CausalDrafterRecipe:
 def cached(pair: Path, draftable: torch.Tensor | None = None, **changes):
     asked = settings(pair, **changes)
     rows, target = load_distilled(pair / "distilled"), load_target(asked.target)
-    return cache_teacher(asked, target, rows, draftable), rows, target
+    return training_examples(asked, rows, target, draftable), rows, target
 
 
 def test_the_likeliest_tokens_and_the_mass_of_the_others_by_hand() -> None:
@@ -72,7 +70,8 @@ def test_the_rows_on_disk_are_those_of_the_target_at_every_token_of_an_output(pa
     shares = 0.0
     for number, row in enumerate(rows):
         [forced] = teacher_force(target.model, [row["source_ids"]], [row["target_ids"]])
-        expected, own = top_rows(forced.logits, 5, draftable), read_top(found, number)
+        expected = top_rows(forced.logits, 5, draftable)
+        own = found.__getitems__([(0, number)])[0].target_rows
         close(own.log_probs, expected.log_probs, 1e-5)
         close(forced.logits.log_softmax(-1).gather(1, own.tokens), own.log_probs[:, :5], 1e-5)
         shares += float(own.log_probs[:, :5].exp().sum())
@@ -107,8 +106,8 @@ def test_other_settings_rows_or_targets_are_refused(pair) -> None:
         with pytest.raises(ConfigError, match=f"{words}.* distilled="):
             cached(pair, draftable, top_k=top_k)
     with pytest.raises(ConfigError, match="outputs_sha256|rows = 9"):
-        cache_teacher(settings(pair, top_k=5), target, rows.select([0]), None)
+        training_examples(settings(pair, top_k=5), rows.select([0]), target, None)
     with torch.no_grad():
         target.model.lm_head.weight += 1
     with pytest.raises(ConfigError, match="target.weights_sha256"):
-        cache_teacher(settings(pair, top_k=5), target, rows, None)
+        training_examples(settings(pair, top_k=5), rows, target, None)
