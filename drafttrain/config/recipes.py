@@ -52,8 +52,8 @@ class TrainConfig(Config):
     """Worker processes that prepare batches; 0: batches are prepared between steps. The batches are
     the same. Default: 2 on a GPU, 0 on a CPU."""
     threads: Few | None = None
-    """CPU threads of a process. Default: OMP_NUM_THREADS if it is set, else the available cores
-    divided by the number of processes on the machine."""
+    """CPU threads of a process. Default: OMP_NUM_THREADS if it is set (more than 1 for `accelerate
+    launch`), else the available cores divided by the number of processes on the machine."""
     seed: Seed = 0
     """Seed of every random choice."""
     validate_every: Count = 500
