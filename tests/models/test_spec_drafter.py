@@ -17,7 +17,7 @@ from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.language_models import spread
 from drafttrain.models.spec_drafter.build import build, depths, make_config
-from drafttrain.models.spec_drafter.fusion import as_long
+from drafttrain.models.spec_drafter.fusion import match_norm
 from drafttrain.models.spec_drafter.layout import PREFIX, Layout, Rows, lay_out
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import DraftShape, shape_of
@@ -163,7 +163,9 @@ def test_one_slot_after_a_kept_prefix_is_read_as_with_it() -> None:
         encoded = reader.encode(ids, None)
         together = reader(layout.rows, encoded).hidden
         prefix = reader(layout.rows.part(0, layout.prefix_rows), encoded, keep=True)
-        close(reader(layout.fed(), encoded, prefix).hidden, together[:, layout.prefix_rows :])
+        close(
+            reader(layout.input_rows(), encoded, prefix).hidden, together[:, layout.prefix_rows :]
+        )
 
 
 def test_padding_changes_nothing() -> None:
@@ -266,12 +268,12 @@ def test_states_are_as_long_as_what_they_stand_beside() -> None:
     """Numbers of the same root mean square, however large a family's are; nothing stays nothing."""
     states, embedded = torch.randn(2, 3, 12).double(), 0.1 * torch.randn(2, 3, 5).double()
     states[0, 1] = 0.0
-    found = as_long(states, embedded)
+    found = match_norm(states, embedded)
     assert not found[0, 1].any()
     shares = [one.square().mean(-1).sqrt() for one in (found, embedded)]
     there = states.abs().sum(-1) > 0
     assert torch.allclose(*(share[there] for share in shares))
-    assert torch.allclose(as_long(1000.0 * states, embedded), found)
+    assert torch.allclose(match_norm(1000.0 * states, embedded), found)
     assert (torch.nn.functional.cosine_similarity(found, states, dim=-1)[there] > 0.999).all()
 
 

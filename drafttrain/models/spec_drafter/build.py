@@ -1,8 +1,8 @@
-"""Make a Spec-Drafter of a target: its family's class with E encoder and D decoder layers.
+"""Builds a Spec-Drafter from a target: the family's class with E encoder and D decoder layers.
 
-More layers than the target's repeat them: layer i starts from target layer floor(i L_target / L)
-(SpecDec initialises its encoder from BART-base this way). Fewer take evenly spaced ones, the first
-and the last among them, since the last ones write what the output projection reads.
+With more layers than the target, layer i copies target layer floor(i L_target / L) (SpecDec
+initialises its encoder from BART-base this way). With fewer, layers copy evenly spaced ones,
+including the first and the last: the output projection reads what the last one computes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ DEPTHS = (
     ("num_layers", "num_decoder_layers"),
     ("encoder_num_hidden_layers", "decoder_num_hidden_layers"),
 )
-"""Entries of config.json that count encoder and decoder layers; some families have a configuration
-for each of the two instead."""
+"""Entries of config.json with the number of encoder and decoder layers; some families have one
+configuration each instead."""
 LAYER = re.compile(r"((?:.*\.)?(encoder|decoder)\.(?:layers|block)\.)(\d+)(\..*)")
-"""A weight of a layer: stem, part, number, rest."""
+"""Name of a layer's weight: stem, part, layer number, rest."""
 FIRST_LAYER_ONLY = "relative_attention_bias.weight"
-"""T5's bias lies in layer 0, whichever layer that is a copy of."""
+"""T5's attention bias: only layer 0 has one, so it is always copied from the target's layer 0."""
 DROPOUTS = ("dropout", "dropout_rate")
 NO_DROPOUTS = ("attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
 
 
 def depths(config: PretrainedConfig) -> tuple[int, int]:
-    """Encoder and decoder layers of a model. Raises ConfigError where they are not known."""
+    """Returns the numbers of encoder and decoder layers. Raises ConfigError if they are unknown."""
     for names in DEPTHS:
         if all(hasattr(config, name) for name in names):
             return tuple(getattr(config, name) for name in names)
@@ -55,9 +55,9 @@ def depths(config: PretrainedConfig) -> tuple[int, int]:
 
 
 def taken_layers(config: PretrainedConfig, target: PretrainedConfig) -> dict[str, list[int]]:
-    """The target's layers that each part of a drafter's starts from."""
-    own = zip(("encoder", "decoder"), depths(config), depths(target), strict=True)
-    return {part: spread(count, theirs) if count else [] for part, count, theirs in own}
+    """Returns the target layers that the layers of the drafter's encoder and decoder copy."""
+    parts = zip(("encoder", "decoder"), depths(config), depths(target), strict=True)
+    return {part: spread(count, depth) if count else [] for part, count, depth in parts}
 
 
 def make_config(
@@ -67,16 +67,16 @@ def make_config(
     identity: dict[str, Any] | None = None,
     logit_scale: float = 1.0,
 ) -> PretrainedConfig:
-    """The configuration of a target's Spec-Drafter. mask_id: None for a row more than the target
-    has; identity: which target it is for.
+    """Makes the configuration of a target's Spec-Drafter.
 
-    Raises ConfigError for families that cannot have one and settings that do not fit together, and
-    ValueError as `DraftShape`.
+    mask_id: None adds one embedding for the mask. identity: of the target, to record. Raises
+    ConfigError for families without Spec-Drafters and settings that do not fit together, and
+    ValueError like `DraftShape`.
     """
     if family_class(target) is None:
         raise ConfigError(
             f"target.path = {target.name_or_path!r} is a {target.model_type!r} model, not an "
-            "encoder-decoder language model; a Spec-Drafter starts from a target's encoder and "
+            "encoder-decoder language model; a Spec-Drafter is made of a target's encoder and "
             "decoder (T5, BART, Marian, ...)"
         )
     encoder = _choose_encoder(target, settings)
@@ -105,8 +105,8 @@ def make_config(
     )
     if shape.slots == "paper" and settings.target_states:
         raise ConfigError(
-            "drafter.target_states = true comes with tokens after a causal prefix; set "
-            "drafter.slots=anchored, or drafter.target_states=false"
+            "drafter.target_states = true needs a causal prefix; set drafter.slots=anchored, or "
+            "drafter.target_states=false"
         )
     mark(config, shape)
     config.k, config.target = settings.k, identity
@@ -116,36 +116,39 @@ def make_config(
 
 
 def _parts(config: PretrainedConfig) -> list[PretrainedConfig]:
-    """Configurations of encoder and decoder, where a family has two."""
-    both = (getattr(config, part, None) for part in ("encoder", "decoder"))
-    return [part for part in both if isinstance(part, PretrainedConfig)]
+    """Returns the configurations of encoder and decoder, empty if the family has only one."""
+    parts = (getattr(config, part, None) for part in ("encoder", "decoder"))
+    return [part for part in parts if isinstance(part, PretrainedConfig)]
 
 
 def _of_depth(
     target: PretrainedConfig, settings: DrafterConfig, encoder: int | None
 ) -> PretrainedConfig:
-    """The target's configuration with the drafter's depths; encoder: of its encoder."""
-    theirs = depths(target)
+    """Returns the target's configuration with the drafter's numbers of layers.
+
+    encoder: number of encoder layers; None: that of the settings or the target.
+    """
+    target_depths = depths(target)
     if encoder is None:
-        encoder = settings.encoder_layers or theirs[0]
-    wanted = (encoder, settings.decoder_layers)
+        encoder = settings.encoder_layers or target_depths[0]
+    layers = (encoder, settings.decoder_layers)
     config = copy.deepcopy(target)
     config.architectures = None
     if parts := _parts(config):
-        for name, part, count in zip(("encoder", "decoder"), parts, wanted, strict=True):
+        for name, part, count in zip(("encoder", "decoder"), parts, layers, strict=True):
             cut = shallow_config(part, spread(count, part.num_hidden_layers) if count else [])
             setattr(config, name, cut)
         return config
     if isinstance(windows := getattr(target, "attention_window", None), list):  # LED's encoder
-        config.attention_window = [windows[layer] for layer in spread(encoder, theirs[0])]
+        config.attention_window = [windows[layer] for layer in spread(encoder, target_depths[0])]
     names = next(names for names in DEPTHS if hasattr(target, names[0]))
-    for name, count in zip(names, wanted, strict=True):
+    for name, count in zip(names, layers, strict=True):
         setattr(config, name, count)
     return config
 
 
 def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
-    """The decoder's vocabulary, and the encoder's where both are one."""
+    """Sets the size of the decoder's vocabulary, and of the encoder's if they are shared."""
     names = ("vocab_size", "decoder_vocab_size")
     if not getattr(config, "share_encoder_decoder_embeddings", True):
         names = names[1:]
@@ -156,8 +159,8 @@ def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
 
 
 def _override(config: PretrainedConfig, settings: DrafterConfig) -> None:
-    """Other sizes than the target's. Raises ConfigError for unknown fields, and where weights are
-    to be copied."""
+    """Applies `drafter.overrides`. Raises ConfigError for unknown fields, and if weights are to be
+    copied."""
     if settings.overrides and settings.initialise != "none":
         raise ConfigError(
             f"drafter.overrides = {settings.overrides} makes a model of other sizes than the "
@@ -167,14 +170,15 @@ def _override(config: PretrainedConfig, settings: DrafterConfig) -> None:
     for name, value in settings.overrides.items():
         if not hasattr(config, name):
             raise ConfigError(
-                f"drafter.overrides.{name} is no field of a {config.model_type!r} configuration; "
-                "see its config.json"
+                f"drafter.overrides.{name} is not a field of a {config.model_type!r} "
+                "configuration; see its config.json"
             )
         setattr(config, name, value)
 
 
 def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
-    """Whose encoder the drafter reads. Raises ConfigError for one that cannot be."""
+    """Returns whether the drafter has its own encoder or reads the target's (`own`, `target`).
+    Raises ConfigError for settings that do not fit."""
     audio = takes_audio(target)
     chosen = settings.encoder or ("target" if audio else "own")
     if chosen == "own" and audio:
@@ -184,22 +188,22 @@ def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
         )
     if chosen == "target" and settings.encoder_layers is not None:
         raise ConfigError(
-            f"drafter.encoder_layers = {settings.encoder_layers} counts for an encoder of its own, "
-            "but the drafter reads the target's; leave it out, or use drafter.encoder=own"
+            f"drafter.encoder_layers = {settings.encoder_layers} is for drafters with their own "
+            "encoder, but this one reads the target's; leave it out, or use drafter.encoder=own"
         )
     if chosen == "own" and settings.source_pooling != 1:
         raise ConfigError(
-            f"drafter.source_pooling = {settings.source_pooling} averages states of the target's "
-            "encoder, but the drafter has an encoder of its own; leave it out, or use "
+            f"drafter.source_pooling = {settings.source_pooling} averages the target's encoder "
+            "states, but the drafter has its own encoder; leave it out, or use "
             "drafter.encoder=target"
         )
     return chosen
 
 
 def empty_drafter(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> SpecDrafter:
-    """A Spec-Drafter with random weights; it corrects and fuses nothing yet."""
+    """Makes a Spec-Drafter with random weights; previous-token features and fusion start at 0."""
     kind = class_of(config)
-    if config._attn_implementation not in ("sdpa", "eager", None):  # others take no masks like ours
+    if config._attn_implementation not in ("sdpa", "eager", None):  # others reject custom masks
         config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
     drafter = kind._from_config(config, dtype=dtype)
     if drafter.previous_token is not None:
@@ -220,66 +224,69 @@ def build(
     initialise: str,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[SpecDrafter, list[str]]:
-    """A target's Spec-Drafter before training, in train mode, and the names of the trained
-    parameters that are copies of the target's; others are drawn from torch's generator.
-    initialise: none, encoder (with embeddings and output) or both.
+    """Makes the initial Spec-Drafter of a target, in train mode.
 
-    Raises ConfigError where a weight has another shape than the target's.
+    Also returns the names of trained parameters that are copied from the target; others are drawn
+    from torch's default generator. initialise: none, encoder (with embeddings and output) or both.
+    Raises ConfigError if a weight has another shape than the target's.
     """
     drafter, names = empty_drafter(config, dtype), []
     if initialise != "none":
         _untie(drafter, target)
         names = _copy(drafter, target, initialise)
-    if drafter.shape.encoder == "target":  # its own is never called
+    if drafter.shape.encoder == "target":  # the drafter's encoder is never called
         used = (drafter.get_decoder(), drafter.get_output_embeddings())
-        held = {id(one) for part in used for one in part.parameters()}
+        shared = {id(one) for part in used for one in part.parameters()}
         for parameter in drafter.get_encoder().parameters():
-            parameter.requires_grad_(parameter.requires_grad and id(parameter) in held)
+            parameter.requires_grad_(parameter.requires_grad and id(parameter) in shared)
     trained = {name for name, one in drafter.named_parameters() if one.requires_grad}
     return drafter.train(), [name for name in names if name in trained]
 
 
 def _untie(drafter: SpecDrafter, target: PreTrainedModel) -> None:
-    """Give the drafter an output matrix of its own where the target has one, whatever its
-    configuration says."""
+    """Gives the drafter a separate output matrix if the target has one, whatever its configuration
+    says."""
     output, embedded = target.get_output_embeddings(), target.get_decoder().embed_tokens
-    own = drafter.get_output_embeddings()
+    drafter_output = drafter.get_output_embeddings()
     tied = output.weight.shape == embedded.weight.shape and torch.equal(
         output.weight, embedded.weight
     )
-    if not tied and own.weight is drafter.embed_tokens.weight:
-        own.weight = nn.Parameter(own.weight.detach().clone())
+    if not tied and drafter_output.weight is drafter.embed_tokens.weight:
+        drafter_output.weight = nn.Parameter(drafter_output.weight.detach().clone())
 
 
 def _copy(drafter: SpecDrafter, target: PreTrainedModel, initialise: str) -> list[str]:
-    """Copy the target's weights into a drafter's; the names of those that were."""
-    theirs, own = target.state_dict(), drafter.state_dict()
+    """Copies the target's weights into a drafter; returns the names of copied weights."""
+    target_weights, weights = target.state_dict(), drafter.state_dict()
     taken = taken_layers(drafter.config, target.config)
     names = []
-    for name, value in own.items():
+    for name, weight in weights.items():
         source = name
-        if found := LAYER.fullmatch(name):
-            stem, part, number, rest = found.groups()
+        if match := LAYER.fullmatch(name):
+            stem, part, number, rest = match.groups()
             if initialise == "encoder" and part == "decoder":
                 continue
             source = f"{stem}{taken[part][int(number)]}{rest}"
-            if source not in theirs and name.endswith(FIRST_LAYER_ONLY):
+            if source not in target_weights and name.endswith(FIRST_LAYER_ONLY):
                 source = f"{stem}0{rest}"
-        if source in theirs:
-            _fill(value, theirs[source], name, source)
+        if source in target_weights:
+            _fill(weight, target_weights[source], name, source)
             names.append(name)
     return names
 
 
-def _fill(own: Tensor, value: Tensor, name: str, source: str) -> None:
-    """Copy a weight; a row more (or an entry of a bias), of the mask, is the mean of the others."""
-    more = [a - b for a, b in zip(own.shape, value.shape, strict=False)]
-    if own.dim() == value.dim() and sorted(more)[-1:] == [1] and sum(map(abs, more)) == 1:
+def _fill(weight: Tensor, value: Tensor, name: str, source: str) -> None:
+    """Copies a weight; an additional row (or bias entry), for the mask, is the mean of the others.
+
+    Raises ConfigError for other differences in shape.
+    """
+    more = [a - b for a, b in zip(weight.shape, value.shape, strict=False)]
+    if weight.dim() == value.dim() and sorted(more)[-1:] == [1] and sum(map(abs, more)) == 1:
         mean = value.float().mean(more.index(1), keepdim=True).to(value.dtype)
         value = torch.cat((value, mean), dim=more.index(1))
-    if own.shape != value.shape:
+    if weight.shape != value.shape:
         raise ConfigError(
-            f"drafter parameter {name} has the shape {tuple(own.shape)}, but {source} of the "
+            f"drafter parameter {name} has the shape {tuple(weight.shape)}, but {source} of the "
             f"target has {tuple(value.shape)}; give drafter.initialise=none"
         )
-    own.copy_(value)
+    weight.copy_(value)

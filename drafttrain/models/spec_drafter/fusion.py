@@ -1,9 +1,9 @@
-"""Fusion of the target's hidden states into a Spec-Drafter's embedded tokens.
+"""Fusion of the target's hidden states into a Spec-Drafter's token embeddings.
 
-Each committed token is given the target's last hidden state that it was predicted from (EAGLE,
-arXiv 2401.15077, feeds both). Where the first decoder layer is a copy of a later layer of the
-target, the linear map is fitted to what the target's layers below it make of the tokens, so that
-such a drafter is right about most first slots before any training; else it starts at zero.
+Each committed token is combined with the target's last hidden state that it was predicted from (as
+in EAGLE, arXiv 2401.15077). If the first decoder layer is a copy of a later target layer, the
+linear map is fitted to the input of that layer in the target; most first slots are then right
+before any training. Else the map starts at zero.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from drafttrain.models.least_squares import RIDGE, LeastSquares
 
 SHORTEST = 1e-12
-"""Least length of a state: where there is none it stays 0."""
+"""Minimal norm to divide by; missing states stay 0."""
 
 
 class StateFusion(nn.Module):
-    """A linear map of a target's hidden state and an embedded token; zero until it is fitted."""
+    """A linear map of a target's hidden state and a token embedding; zero until it is fitted."""
 
     def __init__(self, state_width: int, width: int) -> None:
         super().__init__()
@@ -35,51 +35,56 @@ class StateFusion(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, states: Tensor, embedded: Tensor) -> Tensor:
-        """What is added to embedded tokens. Shapes: [..., E], zeros where there is no state,
-        [..., D] -> [..., D]."""
-        return self.of_state(as_long(states, embedded)) + self.of_token(embedded)
+        """Computes what is added to token embeddings. Shapes: states [..., E], zeros for missing
+        ones, embedded [..., D] -> [..., D]."""
+        return self.of_state(match_norm(states, embedded)) + self.of_token(embedded)
 
     @torch.no_grad()
     def fit(self, sums: LeastSquares) -> None:
-        """Take the map with the least squared error; inputs are states and tokens side by side."""
+        """Sets the least squares solution; inputs are concatenated states and token embeddings."""
         weights, constant = sums.solve(RIDGE)
-        own = self.of_state.in_features
-        self.of_state.weight.copy_(weights[:, :own])
-        self.of_token.weight.copy_(weights[:, own:])
+        width = self.of_state.in_features
+        self.of_state.weight.copy_(weights[:, :width])
+        self.of_token.weight.copy_(weights[:, width:])
         self.of_token.bias.copy_(constant)
 
 
-def as_long(states: Tensor, embedded: Tensor) -> Tensor:
-    """States scaled to the length of the embedded tokens: families differ in both by orders of
-    magnitude, and one learning rate must suit both. Shapes: [..., E], [..., D] -> [..., E]."""
+def match_norm(states: Tensor, embedded: Tensor) -> Tensor:
+    """Scales states to the entry size of the token embeddings.
+
+    Model families differ in both by orders of magnitude, but one learning rate must suit both.
+    Shapes: [..., E], [..., D] -> [..., E].
+    """
     states = states.to(embedded.dtype)
-    share = (states.shape[-1] / embedded.shape[-1]) ** 0.5  # equal size of their entries
-    wanted = share * torch.linalg.vector_norm(embedded, dim=-1, keepdim=True)
-    length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-    return states * (wanted / length.clamp_min(SHORTEST))
+    ratio = (states.shape[-1] / embedded.shape[-1]) ** 0.5  # equal root mean square of entries
+    target_norm = ratio * torch.linalg.vector_norm(embedded, dim=-1, keepdim=True)
+    norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    return states * (target_norm / norm.clamp_min(SHORTEST))
 
 
 class KnownOutputs(NamedTuple):
-    """Outputs that the map is fitted along."""
+    """A batch of outputs to fit the map on."""
 
     source: Tensor
     """[B, S] token ids, or [B, S, E] the target's encoder states."""
     mask: Tensor | None
-    """[B, S] 1 where the source is; None: everywhere."""
+    """[B, S] attention mask of the source; None: no padding."""
     tokens: Tensor
-    """[B, L] as the decoder reads them, from its start token on."""
+    """[B, L] decoder inputs, starting with the decoder start token."""
     lengths: Tensor
-    """[B]"""
+    """[B] number of decoder inputs without padding."""
     given: Tensor
-    """[B] tokens that decoding starts from, after the start token."""
+    """[B] number of tokens after the start token that decoding starts from."""
 
 
 @torch.no_grad()
 def read_outputs(
     target: PreTrainedModel, source: Tensor, mask: Tensor | None, tokens: Tensor, layers: bool
 ) -> BaseModelOutputWithPastAndCrossAttentions:
-    """The target's decoder along outputs, in the target's own precision; with `layers`, the output
-    of each of them. Shapes: see `KnownOutputs`."""
+    """Runs the target's decoder along outputs, in the target's own precision.
+
+    layers: also return the output of each layer. Shapes: see `KnownOutputs`.
+    """
     masked = {} if mask is None else {"encoder_attention_mask": mask}
     with torch.autocast(tokens.device.type, enabled=False):
         if source.dim() == 2:
@@ -94,26 +99,28 @@ def read_outputs(
 
 
 def states_before_tokens(hidden: Tensor, given: Tensor) -> Tensor:
-    """The state that each token was predicted from, the one before its own; zeros at the start
-    token and at those that decoding starts from. Shapes: [B, L, E], [B] -> [B, L, E]."""
-    places = torch.arange(hidden.shape[1], device=hidden.device)
-    return hidden.roll(1, dims=1).where((places > given[:, None])[..., None], 0.0)
+    """Returns the state that each token was predicted from, which is that of the token before it.
+
+    Zeros for the start token and the given tokens. Shapes: [B, L, E], [B] -> [B, L, E].
+    """
+    positions = torch.arange(hidden.shape[1], device=hidden.device)
+    return hidden.roll(1, dims=1).where((positions > given[:, None])[..., None], 0.0)
 
 
 @torch.no_grad()
 def fit_fusion(drafter: nn.Module, target: PreTrainedModel, outputs: Iterable[KnownOutputs]) -> int:
-    """Fit a Spec-Drafter's fusion to the input of the target layer that its first layer is a copy
-    of (`DraftShape.fused_layer`). Returns the number of tokens that it was fitted to."""
+    """Fits a Spec-Drafter's fusion to the input of the target layer that its first layer copies
+    (`DraftShape.fused_layer`). Returns the number of tokens used."""
     sums = LeastSquares.empty(drafter.config.state_width + drafter.width, drafter.width)
     scale = getattr(drafter.get_decoder(), "embed_scale", 1.0)
     for known in outputs:
-        read = read_outputs(target, known.source, known.mask, known.tokens, layers=True)
+        output = read_outputs(target, known.source, known.mask, known.tokens, layers=True)
         inside = torch.arange(known.tokens.shape[1], device=known.tokens.device)
         inside = inside < known.lengths[:, None]
         embedded = drafter.embed_tokens(known.tokens)
-        states = states_before_tokens(read[0], known.given)
-        added = read.hidden_states[drafter.shape.fused_layer] - read.hidden_states[0]
-        inputs = torch.cat((as_long(states, embedded), embedded), dim=-1)
+        states = states_before_tokens(output[0], known.given)
+        added = output.hidden_states[drafter.shape.fused_layer] - output.hidden_states[0]
+        inputs = torch.cat((match_norm(states, embedded), embedded), dim=-1)
         sums.add(inputs[inside].cpu(), (added.to(embedded.dtype) / scale)[inside].cpu())
     drafter.fusion.fit(sums)
     return sums.count

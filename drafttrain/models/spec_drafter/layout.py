@@ -1,8 +1,8 @@
-"""Which rows a Spec-Drafter's decoder reads, what each of them sees, and what it is to predict.
+"""Layout of a Spec-Drafter's decoder inputs: tokens, positions, attention mask and labels.
 
-One line holds the whole output of a sentence as prefix rows, followed by any number of blocks of
-slots, each after its own prefix length. A block sees the prefix up to its own length and itself, so
-one pass trains (or predicts) many blocks (SpecDec trains one a sentence).
+Each batch row holds the whole output of a sequence as prefix rows, followed by any number of blocks
+of slots, each after its own prefix length. A block attends to the prefix up to its length and to
+itself, so one forward pass trains (or predicts) many blocks (SpecDec trains one per sequence).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 from drafttrain.models.spec_drafter.shape import DraftShape
 
 IGNORED = -100
-"""Label of rows that predict nothing inside the sentence."""
+"""Label of rows without a token to predict."""
 PREFIX = -1
-"""Value of `block` for rows of the prefix."""
+"""Value of `block` for prefix rows."""
 PADDING = -2
-"""Value of `block` for rows that are padding."""
+"""Value of `block` for padding."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Decoder rows: a prefix and blocks of slots of one sentence. Shapes: all [B, T].
+    """Decoder input rows: the prefix and the blocks of slots of each sequence. Shapes: all [B, T].
 
-    A prefix row sees prefix rows up to position `limit`; a row of block b sees prefix rows up to
-    `limit` and every row of block b, or those up to itself where slots are causal.
+    A prefix row attends to prefix rows up to position `limit`. A row of block b attends to prefix
+    rows up to `limit` and to all rows of block b, or with causal slots to those up to itself.
     """
 
     tokens: Tensor
@@ -38,7 +38,8 @@ class Rows:
     limit: Tensor
 
     def visible(self, shape: DraftShape, before: Rows | None = None) -> Tensor:
-        """[B, T, S] true where row t sees row s of `before` and these rows; padding sees all."""
+        """Returns the attention mask [B, T, S]: whether row t attends to row s of `before` and
+        these rows. Padding attends to all rows."""
         keys = self if before is None else self.after(before)
         is_prefix = keys.block == PREFIX
         prefix = is_prefix[:, None, :] & (keys.positions[:, None, :] <= self.limit[:, :, None])
@@ -51,21 +52,21 @@ class Rows:
         return seen | (self.block == PADDING)[:, :, None]  # no row without a key
 
     def part(self, start: int, end: int | None = None) -> Rows:
-        """Some of the rows, of every line."""
+        """Returns rows start..end-1 of each sequence."""
         return Rows(*(value[:, start:end] for value in vars(self).values()))
 
     def at(self, columns: Tensor) -> Rows:
-        """The rows in these columns of each line. Shapes: [B, R]."""
+        """Returns the rows with these indices of each sequence. Shapes: columns [B, R]."""
         return Rows(*(value.gather(1, columns) for value in vars(self).values()))
 
     def after(self, before: Rows) -> Rows:
-        """Both, `before` first."""
+        """Concatenates `before` and these rows."""
         pairs = zip(vars(before).values(), vars(self).values(), strict=True)
         return Rows(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
 def moved(value: Any, move: Callable[[Tensor], Tensor]) -> Any:
-    """The same value with each of its tensors, also those of dataclasses in it, moved."""
+    """Applies `move` to all tensors of a value, including those in nested dataclasses."""
     if isinstance(value, Tensor):
         return move(value)
     if not is_dataclass(value):
@@ -83,58 +84,58 @@ class Layout:
     labels: Tensor
     """Token that the row predicts; IGNORED on padding, past EOS, and on unshifted prefix rows."""
     fill: Tensor
-    """Token of the sentence at the row's own place, fed when the slot is revealed; -1: none."""
+    """Output token at the row's own position, fed if glancing reveals the slot; -1: none."""
     previous: Tensor
-    """Token before the one predicted."""
+    """Token before the predicted one."""
     blocks: int
     mask_rows: int
     columns: Tensor | None = None
-    """[B, R] which block rows are fed, counted from the first of them; None: all."""
+    """[B, R] indices of the block rows to feed, counted from the first block row; None: all."""
 
     learned: Tensor | None = None
-    """[N] places of the labels, counted through [B, T]; found where the layout is made, as looking
-    for them on a device would wait for it."""
+    """[N] indices of the labels in the flattened [B, T]; computed on the CPU when the layout is
+    made, to avoid a device synchronisation."""
     learned_in_blocks: Tensor | None = None
-    """[N'] the same in the block rows, counted through [B, A, M]."""
+    """[N'] indices of the labels in the flattened block rows [B, A, M]."""
 
     def __post_init__(self) -> None:
         if self.learned is None:
-            there = self.labels != IGNORED
-            object.__setattr__(self, "learned", there.flatten().nonzero().flatten())
-            blocks = there[:, self.prefix_rows :].flatten().nonzero().flatten()
+            labelled = self.labels != IGNORED
+            object.__setattr__(self, "learned", labelled.flatten().nonzero().flatten())
+            blocks = labelled[:, self.prefix_rows :].flatten().nonzero().flatten()
             object.__setattr__(self, "learned_in_blocks", blocks)
 
     def to(self, device: torch.device) -> Layout:
         return moved(self, lambda tensor: tensor.to(device))
 
     def only_learned(self, most: int) -> Layout:
-        """The same, fed only the slots that predict something, of each sentence the first `most`.
+        """Keeps only the first `most` labelled slots of each sequence as inputs.
 
-        For causal slots: none of those left out was seen by one that is fed.
+        For causal slots only: no kept slot attends to a dropped one.
         """
         labels = self.labels[:, self.prefix_rows :]
         learned = labels != IGNORED
         learned &= learned.cumsum(1) <= most
         width = int(learned.sum(1).max())
         columns = learned.int().argsort(dim=1, descending=True, stable=True)[:, :width]
-        stays = torch.ones_like(self.labels, dtype=torch.bool)
-        stays[:, self.prefix_rows :] = learned
+        kept = torch.ones_like(self.labels, dtype=torch.bool)
+        kept[:, self.prefix_rows :] = learned
         return replace(
             self,
-            rows=replace(self.rows, block=self.rows.block.where(stays, PADDING)),
-            labels=self.labels.where(stays, IGNORED),
-            fill=self.fill.where(stays, -1),
+            rows=replace(self.rows, block=self.rows.block.where(kept, PADDING)),
+            labels=self.labels.where(kept, IGNORED),
+            fill=self.fill.where(kept, -1),
             columns=columns,
             learned=None,
         )
 
-    def fed(self) -> Rows:
-        """The block rows that are fed."""
+    def input_rows(self) -> Rows:
+        """Returns the block rows to feed."""
         rows = self.rows.part(self.prefix_rows)
         return rows if self.columns is None else rows.at(self.columns)
 
-    def spread(self, hidden: Tensor) -> Tensor:
-        """Hidden states of the fed rows at their places among all block rows, 0 elsewhere.
+    def scatter(self, hidden: Tensor) -> Tensor:
+        """Scatters the hidden states of fed rows to all block rows, 0 for rows that are not fed.
         Shapes: [B, R, D] -> [B, blocks * mask rows, D]."""
         if self.columns is None:
             return hidden
@@ -142,7 +143,7 @@ class Layout:
         return every.scatter(1, self.columns[..., None].expand_as(hidden), hidden)
 
     def of_blocks(self, x: Tensor) -> Tensor:
-        """The block rows of [B, T, ...], as [B, A, M, ...]."""
+        """Returns the block rows of [B, T, ...] as [B, A, M, ...]."""
         return x[:, self.prefix_rows :].unflatten(1, (self.blocks, self.mask_rows))
 
     def of_prefix(self, x: Tensor) -> Tensor:
@@ -162,12 +163,12 @@ def lay_out(
     start_token: int,
     given: Tensor | None = None,
 ) -> Layout:
-    """Rows for sentences y_1..y_L (EOS counted) and blocks of k after y_1..y_p for each p given.
+    """Lays out outputs y_1..y_L (including EOS) and blocks of k slots after y_1..y_p for each p.
 
-    Every block has exactly k slots, also past the end of the sentence, so that the number of masks
-    does not tell its length (SpecDec). Of tokens that every decoding starts from (the first ones,
-    as many as `given`) none is to be predicted. Shapes: targets [B, L] padded with anything,
-    lengths [B], prefixes [B, A] in given..length-1, or -1 for no block, given [B].
+    Each block has exactly k slots, also past the end of the output, so that the number of masks
+    does not reveal its length (SpecDec). The first `given` tokens, which decoding starts from, are
+    not predicted. Shapes: targets [B, L] with any padding, lengths [B], prefixes p [B, A] in
+    given..length-1 or -1 for no block, given [B].
     """
     batch, longest = targets.shape
     blocks, masks, ends = prefixes.shape[1], shape.masks(k), lengths[:, None]
@@ -185,8 +186,8 @@ def lay_out(
     if shape.bidirectional:
         if blocks != 1:
             raise ValueError(
-                f"a bidirectional prefix sees its block, so it takes 1 block a sentence, not "
-                f"{blocks}; set objective.blocks=1 or drafter.prefix_attention=causal"
+                f"a bidirectional prefix attends to its block, so each sequence can have 1 block, "
+                f"not {blocks}; set objective.blocks=1 or drafter.prefix_attention=causal"
             )
         valid = positions < prefixes
         limit = (prefixes - 1).expand_as(positions)
@@ -194,18 +195,18 @@ def lay_out(
     labels = torch.where(predicted, labels, IGNORED)
     block = torch.where(valid, PREFIX, PADDING)
 
-    # block rows, [B, A, M]: `places` counts tokens of the sentence from 0, y_1 at place 0
+    # block rows, [B, A, M]: indices count output tokens from 0, y_1 has index 0
     offset = torch.arange(masks)
     after = prefixes[:, :, None]
     exists = (after >= 0).expand(-1, -1, masks)
-    slot_places = after + offset + (1 if shape.anchored else 0)  # of the token the row predicts
-    own_places = after + offset  # of the token that revealing puts into the row
-    block_positions = own_places + (1 if shape.anchored else 0)
-    slot_labels = torch.where(exists, _take(targets, slot_places, ends, IGNORED), IGNORED)
-    fill = torch.where(exists, _take(targets, own_places, ends, -1), -1)
-    # also of the first place past the end, which a draft may go on to after EOS
-    before = _take(targets, slot_places - 1, ends, 0)
-    block_previous = torch.where(slot_places == 0, start_token, before)
+    label_index = after + offset + (1 if shape.anchored else 0)  # the token that the row predicts
+    fill_index = after + offset  # the token that glancing reveals in the row
+    block_positions = fill_index + (1 if shape.anchored else 0)
+    slot_labels = torch.where(exists, _take(targets, label_index, ends, IGNORED), IGNORED)
+    fill = torch.where(exists, _take(targets, fill_index, ends, -1), -1)
+    # also defined one past the end: a draft may continue after EOS
+    before = _take(targets, label_index - 1, ends, 0)
+    block_previous = torch.where(label_index == 0, start_token, before)
     number = torch.where(exists, torch.arange(blocks)[:, None], PADDING)
     block_limit = (after if shape.anchored else after - 1).expand_as(exists)
 
@@ -230,9 +231,9 @@ def lay_out(
     )
 
 
-def _take(targets: Tensor, places: Tensor, ends: Tensor, otherwise: int) -> Tensor:
-    """targets[b, places[b, ...]], `otherwise` where the place lies outside the sentence."""
-    inside = (places >= 0) & (places < ends[:, :, None])
-    flat = places.clamp(0, targets.shape[1] - 1).flatten(1)
-    taken = targets.gather(1, flat).view(places.shape)
+def _take(targets: Tensor, index: Tensor, ends: Tensor, otherwise: int) -> Tensor:
+    """Returns targets[b, index[b, ...]], `otherwise` for indices outside the output."""
+    inside = (index >= 0) & (index < ends[:, :, None])
+    flat = index.clamp(0, targets.shape[1] - 1).flatten(1)
+    taken = targets.gather(1, flat).view(index.shape)
     return torch.where(inside, taken, otherwise)

@@ -1,13 +1,13 @@
 """Spec-Drafter: a deep encoder and a shallow mask-predict decoder (SpecDec Section 3.1).
 
 The decoder reads the accepted prefix followed by masks and predicts all k tokens of a block in one
-pass. It is a model of the target's family, made of the family's own classes (`build.py`), so that
-Transformers computes, saves and loads it. Three parts are ours and optional:
+forward pass. It is a model of the target's family and uses the family's own classes (`build.py`),
+so Transformers computes, saves and loads it. Three optional parts are additions of drafttrain:
 
-- previous-token features: a correction of each slot by the token drafted before it;
-- fusion: each committed token comes with the target's last hidden state that it was predicted from
-  (after EAGLE, arXiv 2401.15077);
-- a part of the vocabulary: only the tokens of `draftable_tokens` are scored.
+- previous-token features: correct each slot by the token drafted before it;
+- fusion: each committed token is combined with the target's last hidden state that it was predicted
+  from (after EAGLE, arXiv 2401.15077);
+- a part of the vocabulary: only `draftable_tokens` are scored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Base = PreTrainedModel if TYPE_CHECKING else object
 
 
 class SpecDrafter(Base):
-    """What the class of a family gets to be a Spec-Drafter of it: see `class_of`."""
+    """Mixin that turns a family's model class into a Spec-Drafter: see `class_of`."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
@@ -46,7 +46,7 @@ class SpecDrafter(Base):
 
     @classmethod
     def from_pretrained(cls, path: Any, **settings: Any) -> SpecDrafter:
-        """The Spec-Drafter in a folder, of whichever family it is."""
+        """Loads a Spec-Drafter of any family from a folder."""
         if cls is not SpecDrafter:
             return super().from_pretrained(path, **settings)
         named = {name: settings[name] for name in ("revision",) if name in settings}
@@ -54,7 +54,7 @@ class SpecDrafter(Base):
 
     @cached_property
     def draftable(self) -> Tensor | None:
-        """[N] tokens that it drafts, in rising order; None: all. Raises ConfigError."""
+        """[N] draftable tokens in rising order; None: all. Raises ConfigError."""
         return draftable_tokens(self.config, self.shape.vocab_size)
 
     @property
@@ -63,10 +63,10 @@ class SpecDrafter(Base):
         return self.get_decoder().embed_tokens
 
     def draftable_logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
-        """Scores of the tokens that can be drafted, given the token before each prediction.
+        """Computes the logits of the draftable tokens, given the token before each prediction.
 
-        Previous-token features correct hidden first (`PreviousToken`); previous = None: they do
-        not. Shapes: hidden [..., D], previous [...] -> [..., N].
+        Previous-token features first correct the hidden states (`PreviousToken`), unless previous
+        is None. Shapes: hidden [..., D], previous [...] -> [..., N].
         """
         if self.previous_token is not None and previous is not None:
             hidden = self.previous_token(hidden, self.embed_tokens(previous))
@@ -81,7 +81,7 @@ class SpecDrafter(Base):
         return F.linear(hidden, output.weight[chosen], bias)
 
     def logits(self, hidden: Tensor, previous: Tensor | None = None) -> Tensor:
-        """`draftable_logits` among all tokens' scores, the others' `UNDRAFTED`.
+        """Computes the logits of all tokens; those that cannot be drafted have `UNDRAFTED`.
         Shapes: [..., D], [...] -> [..., V]."""
         logits = self.draftable_logits(hidden, previous)
         if self.draftable is None:
@@ -90,20 +90,21 @@ class SpecDrafter(Base):
         return every.index_copy(-1, self.draftable.to(logits.device), logits)
 
     def draftable_labels(self, labels: Tensor, ignored: int) -> Tensor:
-        """The index of each label among the draftable tokens; `ignored` where it is none. [...]"""
-        drafted = self.draftable
-        return draftable_indices(
-            labels, None if drafted is None else drafted.to(labels.device), ignored
-        )
+        """Returns the index of each label [...] among draftable tokens, `ignored` for others."""
+        draftable = self.draftable
+        if draftable is not None:
+            draftable = draftable.to(labels.device)
+        return draftable_indices(labels, draftable, ignored)
 
     def previous_token_rows(self) -> Tensor:
-        """What one unit of the correction adds to each token's score. Shapes: -> [V, rank]."""
+        """Returns the change of each token's score per unit of previous-token feature. Shapes: ->
+        [V, rank]."""
         weight = self.get_output_embeddings().weight[: self.shape.vocab_size]
         return weight @ self.previous_token.out.weight * self.shape.logit_scale
 
 
 def family_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """The class that decodes models of an encoder-decoder configuration; None: there is none."""
+    """Returns the model class of an encoder-decoder configuration; None if there is none."""
     for mapping in (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING):
         if type(config) in mapping:
             return mapping[type(config)]
@@ -111,10 +112,10 @@ def family_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def class_of(config: PretrainedConfig) -> type[SpecDrafter]:
-    """The class of Spec-Drafters of a family: the family's own with `SpecDrafter` in front.
+    """Returns the Spec-Drafter class of a family: `SpecDrafter` mixed into the family's class.
 
-    It has the family's name, which config.json names: the family's class loads such a folder too,
-    but for the parts that are ours.
+    It has the name of the family's class, which config.json records, so the family's class can load
+    such a folder too, without the parts added by drafttrain.
     """
     return _class_of(family_class(config))
 

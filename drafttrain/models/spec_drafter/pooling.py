@@ -1,8 +1,8 @@
-"""Sources read more coarsely: means of neighbouring encoder states (ours).
+"""Source pooling: means of neighbouring encoder states (an addition of drafttrain).
 
-Whisper's encoder puts out 1,500 states for 30 s, a dozen or more for each word, and cross-attention
-reads their keys and values in every layer of every round, and of every step of training. Keys and
-values are linear in the states, so means of the target's own are those of the means.
+Whisper's encoder returns 1,500 states for 30 s, a dozen or more per word, and cross-attention reads
+their keys and values in each layer of each round and training step. Keys and values are linear in
+the states, so the mean of the target's keys and values equals those of the mean state.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 def group_means(
     states: Tensor, size: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Means of `size` states that follow each other, of those that are there, and which groups have
-    any; the last group may be smaller.
+    """Averages groups of `size` consecutive states, without masked ones; the last group may be
+    smaller. Also returns the mask of groups with at least one state.
 
-    Shapes: states [..., S, D], mask [..., S] (None: all are there) -> [..., G, D], [..., G].
+    Shapes: states [..., S, D], mask [..., S] (None: no padding) -> [..., G, D], [..., G].
     """
     if size == 1:
         return states, mask

@@ -1,8 +1,8 @@
-"""What a Spec-Drafter's config.json holds beside the fields of its family.
+"""Entries of a Spec-Drafter's config.json in addition to those of its family.
 
-A Spec-Drafter is a model of its target's own family with another depth. `k`, `state_width`,
-`draftable_tokens`, `slot_temperatures` and `target` are entries as other drafters have them; all
-others are in the entry `spec_drafter`, which marks the kind.
+A Spec-Drafter is a model of its target's family with another depth. `k`, `state_width`,
+`draftable_tokens`, `slot_temperatures` and `target` are top-level entries, as in other drafters;
+all others are in the entry `spec_drafter`, which marks the kind.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Literal
 from transformers import PretrainedConfig
 
 MARK = "spec_drafter"
-"""The entry of config.json."""
+"""Name of the entry in config.json."""
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """How a Spec-Drafter drafts. Raises ValueError for settings that do not go together."""
+    """How a Spec-Drafter drafts. Raises ValueError for settings that do not fit together."""
 
     mask_id: int
-    """Token that stands for an empty slot: the tokenizer's mask, an unused id, or a row more."""
+    """Mask token: the tokenizer's mask, an unused id, or an additional embedding."""
     vocab_size: int
-    """Tokens of the target."""
+    """Vocabulary size of the target."""
     slots: Literal["anchored", "paper"] = "anchored"
     """anchored: the last committed token predicts the first draft token, k - 1 masks the others.
-    paper: k masks follow the prefix, each predicts the token in its own place."""
+    paper: k masks follow the prefix, and each predicts the token at its own position."""
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
     slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
-    """causal: slots see the earlier ones of their block alone."""
+    """causal: slots attend only to earlier slots of their block."""
     encoder: Literal["own", "target"] = "own"
     """target: it reads the target's encoder states."""
     source_pooling: int = 1
-    """Encoder states of the target that are averaged into one."""
+    """Number of encoder states of the target that are averaged into one."""
     previous_token_rank: int = 0
     """Rank of the previous-token features; 0: none."""
     fused_layer: int | None = None
-    """Layer of the target that the first decoder layer is a copy of, whose input the fusion of
-    target hidden states is fitted to; None: it starts at zero."""
+    """Target layer that the first decoder layer copies; the fusion of target hidden states is
+    fitted to the input of this layer. None: the fusion starts at zero."""
     logit_scale: float = 1.0
     """Factor of last hidden states before the output projection (T5)."""
 
@@ -47,12 +47,12 @@ class DraftShape:
             return
         if self.slots == "anchored":
             raise ValueError(
-                "anchored slots need a causal prefix (a prefix that sees the slots would see its "
-                "own labels); set drafter.slots=paper or drafter.prefix_attention=causal"
+                "anchored slots need a causal prefix (a bidirectional prefix would see its own "
+                "labels); set drafter.slots=paper or drafter.prefix_attention=causal"
             )
         if self.slot_attention == "causal":
             raise ValueError(
-                "slots that see a prefix which sees them all are not causal; set "
+                "slots are not causal if a bidirectional prefix attends to all of them; set "
                 "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
             )
 
@@ -65,15 +65,15 @@ class DraftShape:
         return self.prefix_attention == "bidirectional"
 
     def masks(self, k: int) -> int:
-        """Masked rows of a block of k slots."""
+        """Number of mask tokens of a block of k slots."""
         return k - 1 if self.anchored else k
 
 
 def shape_of(config: PretrainedConfig) -> DraftShape:
-    """The shape that a Spec-Drafter's configuration holds."""
+    """Reads the shape from a Spec-Drafter's configuration."""
     return DraftShape(**getattr(config, MARK))
 
 
 def mark(config: PretrainedConfig, shape: DraftShape) -> None:
-    """Make a configuration that of a Spec-Drafter."""
+    """Marks a configuration as that of a Spec-Drafter."""
     setattr(config, MARK, asdict(shape))

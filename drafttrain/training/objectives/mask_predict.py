@@ -52,7 +52,7 @@ class MaskPredict(nn.Module):
         if self.prefix_apart:
             prefix = rows.part(0, layout.prefix_rows)
             prefix = read(prefix, encoded, states=states, keep=True)
-            rows, states = layout.fed(), None
+            rows, states = layout.input_rows(), None
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
@@ -62,10 +62,10 @@ class MaskPredict(nn.Module):
             tokens, labels = reveal(layout, revealed, self.anchored)
         fed = replace(layout.rows, tokens=tokens)
         if prefix is not None:
-            fed = replace(layout, rows=fed).fed()
+            fed = replace(layout, rows=fed).input_rows()
         hidden = read(fed, encoded, prefix, states).hidden
         if prefix is not None:
-            hidden = torch.cat((prefix.hidden, layout.spread(hidden)), dim=1)
+            hidden = torch.cat((prefix.hidden, layout.scatter(hidden)), dim=1)
         return self._loss(hidden, labels, layout)
 
     def _count_wrong(
@@ -87,7 +87,7 @@ class MaskPredict(nn.Module):
             hidden = read(rows, encoded, prefix, states).hidden
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
-        hidden = layout.spread(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
+        hidden = layout.scatter(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
         labels = self.model.draftable_labels(layout.of_blocks(layout.labels), IGNORED)
         learned, shape = layout.learned_in_blocks, labels.shape
         labels, previous = labels.flatten(), layout.of_blocks(layout.previous).flatten()[learned]
