@@ -25,11 +25,11 @@ from matplotlib.figure import Figure
 from sibling_acceptance import SiblingAcceptance, sibling_acceptance
 
 RULES: dict[str, Callable[[SiblingAcceptance], float]] = {
-    "single draft": lambda found: found.single,
-    "multi-round": lambda found: found.multi_round,
-    "K-SEQ": lambda found: found.k_seq,
-    "OTM": lambda found: found.optimum,
-    "recursive": lambda found: found.recursive,
+    "single draft": lambda one: one.single,
+    "multi-round": lambda one: one.multi_round,
+    "K-SEQ": lambda one: one.k_seq,
+    "OTM": lambda one: one.optimum,
+    "recursive": lambda one: one.recursive,
 }
 DRAWN = {
     "multi-round": "Multi-round (SpecInfer)",
@@ -55,7 +55,7 @@ def main() -> None:
         for q in tracking(middles, "rows of q", "row")
     ]
     maps = {
-        name: np.array([[rule(found) for found in row] for row in square])
+        name: np.array([[rule(cell) for cell in row] for row in square])
         for name, rule in RULES.items()
     }
     print("\n".join(table(points, maps, arguments.cells)))
@@ -127,19 +127,19 @@ def draw(maps: dict[str, np.ndarray], siblings: int, path: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-def heat_map(axis: Axes, found: np.ndarray, title: str):
+def heat_map(axis: Axes, values: np.ndarray, title: str):
     """Draws one panel, p to the right and q upwards; returns the image, for the colour scale."""
     image = axis.imshow(
-        found, origin="lower", extent=(0, 1, 0, 1), vmin=0.0, vmax=1.0, cmap="cividis"
+        values, origin="lower", extent=(0, 1, 0, 1), vmin=0.0, vmax=1.0, cmap="cividis"
     )
-    if found.min() < max(LEVELS):
-        middles = (np.arange(len(found)) + 0.5) / len(found)
+    if values.min() < max(LEVELS):
+        middles = (np.arange(len(values)) + 0.5) / len(values)
         lines = axis.contour(
-            middles, middles, found, list(LEVELS), colors=list(LEVELS.values()), linewidths=0.8
+            middles, middles, values, list(LEVELS), colors=list(LEVELS.values()), linewidths=0.8
         )
         axis.clabel(lines, fmt="%g", fontsize=7.5)
     axis.set(xlabel="p, draft Ber(p)")
-    axis.set_title(f"{title}\nmean {found.mean():.3f}", fontsize=10, fontweight="bold")
+    axis.set_title(f"{title}\nmean {values.mean():.3f}", fontsize=10, fontweight="bold")
     axis.set(xticks=(0, 0.25, 0.5, 0.75, 1), yticks=(0, 0.25, 0.5, 0.75, 1))
     return image
 

@@ -211,7 +211,7 @@ def load_drafter(
     name = f"drafter {str(path)!r}"
     options = {"dtype": dtype, "trust_remote_code": False}
     target = None if like is None else like.model
-    model = read_whole(loads, path, name, settings, target, place=embeddings_of, **options)
+    model = read_whole(loads, path, name, settings, target, embeddings_of=embeddings_of, **options)
     return model.eval() if like is None else model.to(like.model.device).eval()
 
 

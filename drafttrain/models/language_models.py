@@ -85,13 +85,13 @@ def keep_writable(model: PreTrainedModel) -> None:
         )
 
 
-def spread(own: int, theirs: int) -> list[int]:
+def spread(count: int, depth: int) -> list[int]:
     """Returns the target layer that each drafter layer is initialised from, evenly spaced."""
-    if own >= theirs:
-        return [i * theirs // own for i in range(own)]
-    if own == 1:
-        return [theirs - 1]
-    return [round(i * (theirs - 1) / (own - 1)) for i in range(own)]
+    if count >= depth:
+        return [i * depth // count for i in range(count)]
+    if count == 1:
+        return [depth - 1]
+    return [round(i * (depth - 1) / (count - 1)) for i in range(count)]
 
 
 def take_layers(

@@ -43,22 +43,22 @@ def read_whole(
     config: PretrainedConfig,
     target: PreTrainedModel | None,
     shared: bool = True,
-    place: str | None = None,
+    embeddings_of: str | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
     """Loads a drafter, with its target's embeddings if its folder leaves them out.
 
     target: model to take the embeddings from. If `shared`, its modules become the drafter's, which
     must have the same data type; else they are copied. None: they are read from the files of
-    `place`, a folder or Hub name, or of the target named in the drafter's config.json. `name`: the
-    drafter's name in messages. Raises ConfigError for embeddings that cannot be read or have
-    another shape, and for other missing weights.
+    `embeddings_of`, a folder or Hub name, or of the target named in the drafter's config.json.
+    `name`: the drafter's name in messages. Raises ConfigError for embeddings that cannot be read or
+    have another shape, and for other missing weights.
     """
     if not lacks_embeddings(config):
         return read_weights(kind, path, name, **settings)
     drafter = read_weights(kind, path, name, _names, **settings)
     if target is None:
-        _read_embeddings(drafter, name, place)
+        _read_embeddings(drafter, name, embeddings_of)
     else:
         _take_embeddings(drafter, target, shared, name)
     check_finite(_parts(drafter), f"{name}, with its target's embeddings")
@@ -83,10 +83,10 @@ def _take_embeddings(
 
 
 @torch.no_grad()
-def _read_embeddings(drafter: PreTrainedModel, name: str, place: str | None) -> None:
+def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> None:
     """Reads the embeddings from the target's files. Their names are the drafter's: both have the
     same architecture."""
-    target = drafter.config.target if place is None else {"path": place}
+    target = drafter.config.target if path is None else {"path": path}
     keys = _names(drafter)
     tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings
     try:

@@ -64,7 +64,7 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     save_target(tiny_model("llama", seed=9, num_hidden_layers=4).float(), tmp_path / "other")
     given = ["--target", str(tmp_path / "other"), "--text", "w5", "--drafter", str(run)]
     assert exit_code(drafttrain, "generate", *given) != 0
-    assert "other weights than the target given" in capsys.readouterr().err
+    assert "other weights than the given target" in capsys.readouterr().err
     shallow = save_target(tiny_model("llama", num_hidden_layers=2).float(), tmp_path / "shallow")
     given = ["--target", str(shallow), "--text", "w5", "--drafter", str(run)]
     assert exit_code(drafttrain, "generate", *given) == 2

@@ -160,12 +160,12 @@ class BlockSession(SlotSession):
         self._settled = 0
         """Length of the prefix that is cached together with its target states."""
 
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         if self.drafter.fuses and target_state is not None:
             self._committed = CommittedStates.of(target_state, len(self._source.prefix))
             self._verified = target_state.committed
         limit = self.drafter.position_limit  # the last slot's token is never fed
-        return wanted if limit is None else max(0, min(wanted, limit + 1 - len(tokens)))
+        return most if limit is None else max(0, min(most, limit + 1 - len(tokens)))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[BlockOutput]:
         if self.state is None:

@@ -63,13 +63,13 @@ class BlockHeadsSession(SlotSession):
     def __init__(self, drafter: BlockHeadsDrafter, sampling: Sampling, randomness: Randomness):
         self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
 
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         """Most tokens to draft. After tokens drafted by others, the later heads continue."""
         if target_state is None:
             return 0
         self._newest = target_state.hidden[-1][-1:]
         self._skipped = len(tokens) - target_state.committed
-        return min(wanted, max(0, self.drafter.model.config.heads - self._skipped))
+        return min(most, max(0, self.drafter.model.config.heads - self._skipped))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         request = self._newest, self._skipped, self._skipped + slots

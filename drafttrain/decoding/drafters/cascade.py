@@ -264,8 +264,8 @@ def review(
     shared = torch.minimum(draft, lenient * probs[:-1])
     accepted = randomness.accept_run(acceptance_probability(shared, draft, at_token))
     rows = [
-        row + (1.0 - row.sum()).clamp_min(0.0) * residual(mine, theirs)
-        for row, mine, theirs in zip(shared[: accepted + 1], probs, draft, strict=False)
+        row + (1.0 - row.sum()).clamp_min(0.0) * residual(reviewed, drafted)
+        for row, reviewed, drafted in zip(shared[: accepted + 1], probs, draft, strict=False)
     ]
     left = probs[accepted]
     if accepted == len(tokens):

@@ -66,11 +66,11 @@ class DrafterSequence:
                 f"the source has {len(source.input_ids)} tokens but the drafter takes {most}"
             )
         self.limit = model.position_limit
-        own = own_source(source, model.model)
-        same = own.prefix.tolist() == source.prefix.tolist()
+        converted = own_source(source, model.model)
+        same = converted.prefix.tolist() == source.prefix.tolist()
         self.replaced = 0 if same else len(source.prefix)
-        self.prefix = own.prefix.cpu()
-        self._model, self._source = model, own
+        self.prefix = converted.prefix.cpu()
+        self._model, self._source = model, converted
         self.state: SequenceState | None = None
 
     def begin(self) -> BatchedSteps[SequenceState]:
@@ -85,9 +85,9 @@ class DrafterSequence:
             return committed
         return torch.cat((self.prefix, committed[self.replaced :]))
 
-    def longest(self, wanted: int, committed: int) -> int:
+    def longest(self, most: int, committed: int) -> int:
         """Most tokens of a draft. The last token is never fed, so it needs no position."""
-        return wanted if self.limit is None else max(0, min(wanted, self.limit + 1 - committed))
+        return most if self.limit is None else max(0, min(most, self.limit + 1 - committed))
 
 
 class CausalSession:
@@ -162,12 +162,12 @@ def teacher_forced_rows(model: CachedModel, source: Source, target_ids: Tensor) 
     Row i follows the first i tokens of the output. source: as read by the target. Rows end at the
     drafter's last position. Shapes: [L] -> [M, V], M <= L; before warping, float32 at least.
     """
-    own = own_source(source, model.model)
-    fed = target_ids[:-1].to(own.prefix.device)
+    source = own_source(source, model.model)
+    fed = target_ids[:-1].to(source.prefix.device)
     if model.position_limit is not None:
-        fed = fed[: max(model.position_limit - len(own.prefix), 0)]
-    ids = torch.cat((own.prefix, fed)).tolist()
-    [output] = model.forward_batch([ForwardRequest(model.encode(own), ids, len(fed) + 1)])
+        fed = fed[: max(model.position_limit - len(source.prefix), 0)]
+    ids = torch.cat((source.prefix, fed)).tolist()
+    [output] = model.forward_batch([ForwardRequest(model.encode(source), ids, len(fed) + 1)])
     return exact_enough(output.logits[: len(target_ids)])
 
 

@@ -73,8 +73,8 @@ class ParallelSession(SlotSession):
         self.drafter, self.sequence = drafter, sequence
         self.sampling, self.randomness = sampling, randomness
 
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        return self.sequence.longest(wanted, len(tokens))
+    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
+        return self.sequence.longest(most, len(tokens))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         state = yield from self.sequence.begin()

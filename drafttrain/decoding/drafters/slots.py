@@ -114,9 +114,9 @@ class SlotSession(ABC):
     sampling: Sampling
     randomness: Randomness
 
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Most tokens to draft after the committed tokens [T], `wanted` or fewer."""
-        return wanted
+    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
+        """Most tokens to draft after the committed tokens [T], `most` or fewer."""
+        return most
 
     def token_before(self, tokens: Tensor) -> int:
         """Returns the previous token of the first slot."""

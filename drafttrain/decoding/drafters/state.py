@@ -158,13 +158,13 @@ class TargetStatesSession(SlotSession):
     def token_before(self, tokens: Tensor) -> int:
         return self.drafter.no_token
 
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
+    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         """Most tokens to draft: limited by the trained slots, by positions, and 0 before the
         target's first forward pass."""
         if target_state is None:
             return 0
         self._target_state, length = target_state, len(tokens)
-        most = min(wanted, self.drafter.longest_block - (length - target_state.committed))
+        most = min(most, self.drafter.longest_block - (length - target_state.committed))
         if self.drafter.position_limit is not None:
             most = min(most, self.drafter.position_limit + 1 - length)
         return max(0, most)

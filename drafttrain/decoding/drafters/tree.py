@@ -141,9 +141,9 @@ class ModelRows:
         self._columns: dict[tuple[int, int], int] = {}
         """(column of the parent, token) -> column; the parent of a root has column -1."""
 
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        """Most levels to draft after the committed tokens [T], `wanted` or fewer."""
-        return self.sequence.longest(wanted, len(self.sequence.tokens(tokens)))
+    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
+        """Most levels to draft after the committed tokens [T], `most` or fewer."""
+        return self.sequence.longest(most, len(self.sequence.tokens(tokens)))
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
@@ -216,8 +216,8 @@ class SlotRows:
         """Whether rows are tokens with log-probabilities (`Tree.choose`) instead of logits."""
         return self._likely is not None
 
-    def longest(self, tokens: Tensor, wanted: int, target_state: TargetState | None) -> int:
-        return self.session.longest(tokens, wanted, target_state)
+    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
+        return self.session.longest(tokens, most, target_state)
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
