@@ -1,1 +1,1 @@
-"""Models that drafttrain trains, and how targets are loaded."""
+"""Models that drafttrain trains, and loading of targets and drafters."""

@@ -1,1 +1,1 @@
-"""Drafters: what proposes the tokens of a round."""
+"""Drafters, which propose the draft tokens of a round."""
