@@ -71,8 +71,8 @@ class BlockHeads(PreTrainedModel):
         weights = zip(*(parameter.unbind() for parameter in self._stacks()), strict=True)
         return torch.cat(
             [
-                rows + torch.addmm(below, torch.addmm(bias, rows, weight).relu(), outer)
-                for rows, (weight, bias, outer, below) in zip(
+                rows + torch.addmm(outer_bias, torch.addmm(bias, rows, inner).relu(), outer)
+                for rows, (inner, bias, outer, outer_bias) in zip(
                     hidden.split(list(counts)), weights, strict=True
                 )
             ]
@@ -84,9 +84,9 @@ class BlockHeads(PreTrainedModel):
         Shapes: hidden [N, D] -> [H, N, D], for the output projection; H is smaller if `last` is
         past the last head.
         """
-        weight, bias, outer, below = (parameter[first:last] for parameter in self._stacks())
-        rows = hidden.to(weight.dtype).expand(len(weight), -1, -1)
-        return rows + torch.baddbmm(below, torch.baddbmm(bias, rows, weight).relu(), outer)
+        inner, bias, outer, outer_bias = (parameter[first:last] for parameter in self._stacks())
+        rows = hidden.to(inner.dtype).expand(len(inner), -1, -1)
+        return rows + torch.baddbmm(outer_bias, torch.baddbmm(bias, rows, inner).relu(), outer)
 
     def _stacks(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.inner_weight, self.inner_bias, self.outer_weight, self.outer_bias

@@ -65,7 +65,7 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     of_token = max(float(below[token]) - norm, MIN_LOG_PROB)
     below[best] = -math.inf
     second = max(float(below[below.argmax()]) - norm, MIN_LOG_PROB)
-    entropy = norm - weighted / total
+    entropy = norm - weighted / total  # log Z - E[x], x = logits minus their maximum
     state[width:] = of_token, -norm, second, entropy, math.exp(of_token), 1.0 / total
     return torch.from_numpy(state)
 

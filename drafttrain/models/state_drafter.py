@@ -111,7 +111,7 @@ class StateDrafter(PreTrainedModel):
         tokens = torch.stack([part(inputs) for part in self.of_token], 1)
         maps = depths.clamp(max=LATER)
         rows = torch.arange(len(depths), device=depths.device)
-        return (anchor_inputs + tokens)[rows, maps] + self.slots[depths]
+        return (anchor_inputs + tokens)[rows, maps] + self.slots[depths]  # one map per slot
 
     def forward(
         self,

@@ -179,6 +179,7 @@ def teacher_forced_probs(
     rows, length = teacher_forced_rows(drafter.model, known.source, known.tokens), len(known.tokens)
     probs = probs_of_tokens(rows, known.tokens[: len(rows)], sampling)
     known_probs = F.pad(probs, (0, length - len(probs)), value=NOT_DRAFTED)
+    # row p of the sliding windows holds the probabilities of the output's tokens p..p+K-1
     return F.pad(known_probs, (0, max(longest) - 1)).unfold(0, max(longest), 1)
 
 

@@ -35,7 +35,7 @@ class Paths(Shape):
             row for row, copies in enumerate(tree.frontier_notes(self.count)) for _ in range(copies)
         ]
         drawn = tree.randomness.categorical(probs[owners]).tolist()
-        copies = Counter(zip(owners, drawn, strict=True))
+        copies = Counter(zip(owners, drawn, strict=True))  # equal children become one node
         rows, tokens = zip(*copies, strict=True)
         parents = [tree.frontier[row] for row in rows]
         return tree.add(tokens, parents, list(copies.values()), [first + row for row in rows])

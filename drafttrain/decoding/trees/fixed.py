@@ -95,7 +95,7 @@ class Fixed(Shape):
 def binary_tree(nodes: int) -> Fixed:
     """Binary tree filled level by level, a baseline of OPT-Tree."""
     paths: list[tuple[int, ...]] = [(0,), (1,)]
-    for path in paths:
+    for path in paths:  # grows while it is read, level by level
         if len(paths) >= nodes:
             break
         paths += [(*path, 0), (*path, 1)]
@@ -128,11 +128,11 @@ def best_fixed_tree(by_rank: Sequence[float], nodes: int, depth: int) -> Fixed:
             f"by_rank = {list(by_rank)} must hold fractions of 0 or more that sum to 1 at most"
         )
     chosen: list[tuple[int, ...]] = []
-    open_: list[tuple[float, tuple[int, ...]]] = [(by_rank[r], (r,)) for r in range(len(by_rank))]
-    while open_ and len(chosen) < nodes:
-        value, path = best = max(open_, key=lambda entry: (entry[0], -len(entry[1])))
-        open_.remove(best)
+    candidates: list[tuple[float, tuple[int, ...]]] = [(p, (r,)) for r, p in enumerate(by_rank)]
+    while candidates and len(chosen) < nodes:
+        value, path = best = max(candidates, key=lambda entry: (entry[0], -len(entry[1])))
+        candidates.remove(best)
         chosen.append(path)
         if len(path) < depth:
-            open_ += [(value * p, (*path, r)) for r, p in enumerate(by_rank)]
+            candidates += [(value * p, (*path, r)) for r, p in enumerate(by_rank)]
     return Fixed(frozenset(chosen), "sequoia")

@@ -117,6 +117,7 @@ class Layout:
         learned = labels != IGNORED
         learned &= learned.cumsum(1) <= most
         width = int(learned.sum(1).max())
+        # a stable sort puts the indices of the kept rows first, in rising order
         columns = learned.int().argsort(dim=1, descending=True, stable=True)[:, :width]
         kept = torch.ones_like(self.labels, dtype=torch.bool)
         kept[:, self.prefix_rows :] = learned
