@@ -92,8 +92,7 @@ def quick_judge(head: AcceptanceHead) -> Callable[[Tensor], float]:
     """Returns a fast `head.acceptance` for one state [D], which drafting calls before each token.
 
     On the CPU it uses NumPy, which has less call overhead at this size. SiLU(2 z) = z + z tanh(z),
-    so a block is x + z + z tanh(z) with halved weights. Weights are read here: later changes of the
-    head may not take effect.
+    so a block is x + z + z tanh(z) with halved weights. The weights must not change afterwards.
     """
     dtype, device = head.out.weight.dtype, head.device
     if device.type != "cpu" or dtype == torch.bfloat16:

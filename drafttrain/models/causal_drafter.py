@@ -104,8 +104,7 @@ def _check_embeddings(settings: CausalDrafterRecipe) -> None:
 
 
 def _check_start(settings: CausalDrafterRecipe) -> None:
-    """Checks that `initialise.path` is a decoder-only model with the target's tokens. Raises
-    ConfigError."""
+    """Checks that `initialise.path` is a decoder-only model with the target's tokens."""
     path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
     start = read_config(path, name)
     if start.is_encoder_decoder or not is_language_model(start):
@@ -156,8 +155,7 @@ def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Pr
 def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> PreTrainedModel:
     """Makes the initial drafter for training, in float32 on the CPU.
 
-    Random weights come from torch's default generator. Raises ConfigError for weights that cannot
-    be read.
+    Random weights come from torch's default generator. Raises ConfigError for unreadable weights.
     """
     path = settings.initialise.path
     if path is None:

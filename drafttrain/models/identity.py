@@ -15,8 +15,7 @@ from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.kinds import kind_of
 
 HASHED_TYPES = ("float32", "bfloat16", "float16")
-"""Data types of recorded hashes: a target may decode in another type than its drafter was trained
-on."""
+"""Data types of recorded hashes: a target may decode in another type than in training."""
 
 
 def hash_weights(model: nn.Module, dtype: torch.dtype | None = None) -> str:

@@ -1,8 +1,7 @@
 """Source and target language of multilingual translation targets (NLLB, M2M100, mBART-50).
 
 Their tokenizer marks a source with the token of its language, and `generate` forces the token of
-the output's language as the first new token (`forced_bos_token_id`). For Whisper's languages see
-speech.py.
+the output's language as the first new token (`forced_bos_token_id`). For Whisper see speech.py.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ FIELDS = ("source_language", "target_language")
 
 
 def language_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Returns the language tokens of a tokenizer by language code; empty for tokenizers that do not
-    mark languages."""
+    """Returns a tokenizer's language tokens by language code; empty if it has none."""
     if not isinstance(getattr(type(tokenizer), "src_lang", None), property):
         return {}
     known = getattr(tokenizer, "lang_code_to_id", None)

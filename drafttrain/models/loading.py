@@ -123,8 +123,7 @@ def cache_is_deep_enough(config: PretrainedConfig) -> bool:
 
 
 def report_generate_defaults(target: LoadedTarget, temperature: float, beams: int = 1) -> None:
-    """Prints a line if the target's `generate` by default uses more beams or another temperature;
-    each line once."""
+    """Prints once if the target's `generate` by default uses more beams or another temperature."""
     settings = target.model.generation_config
     drawn, defaults = 1.0 if settings.temperature is None else settings.temperature, []
     if (settings.num_beams or 1) > beams:
@@ -251,8 +250,7 @@ def _check_folder(folder: Path, name: str) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError if there is no
-    such device."""
+    """Returns the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError if missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -345,8 +343,7 @@ def read_tokenizer(
 
 
 def load_processor(config: TargetConfig, model_config: PretrainedConfig) -> ProcessorMixin | None:
-    """Loads the processor of a target with audio inputs; None for others. Raises ConfigError if it
-    is missing."""
+    """Loads the processor of a target with audio inputs, None for others. Raises ConfigError."""
     if not takes_audio(model_config):
         return None
     try:

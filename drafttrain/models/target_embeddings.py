@@ -84,8 +84,7 @@ def _take_embeddings(
 
 @torch.no_grad()
 def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> None:
-    """Reads the embeddings from the target's files. Their names are the drafter's: both have the
-    same architecture."""
+    """Reads the embeddings from the target's files, where they have the same names."""
     target = drafter.config.target if path is None else {"path": path}
     keys = _names(drafter)
     tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings

@@ -159,8 +159,7 @@ def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
 
 
 def _override(config: PretrainedConfig, settings: DrafterConfig) -> None:
-    """Applies `drafter.overrides`. Raises ConfigError for unknown fields, and if weights are to be
-    copied."""
+    """Applies `drafter.overrides`. Raises ConfigError for unknown fields or copied weights."""
     if settings.overrides and settings.initialise != "none":
         raise ConfigError(
             f"drafter.overrides = {settings.overrides} makes a model of other sizes than the "
@@ -244,8 +243,7 @@ def build(
 
 
 def _untie(drafter: SpecDrafter, target: PreTrainedModel) -> None:
-    """Gives the drafter a separate output matrix if the target has one, whatever its configuration
-    says."""
+    """Gives the drafter a separate output matrix if the target has one, despite its config.json."""
     output, embedded = target.get_output_embeddings(), target.get_decoder().embed_tokens
     drafter_output = drafter.get_output_embeddings()
     tied = output.weight.shape == embedded.weight.shape and torch.equal(

@@ -97,8 +97,7 @@ class SpecDrafter(Base):
         return draftable_indices(labels, draftable, ignored)
 
     def previous_token_rows(self) -> Tensor:
-        """Returns the change of each token's score per unit of previous-token feature. Shapes: ->
-        [V, rank]."""
+        """Returns the change of each token's score per unit of previous-token feature [V, rank]."""
         weight = self.get_output_embeddings().weight[: self.shape.vocab_size]
         return weight @ self.previous_token.out.weight * self.shape.logit_scale
 
