@@ -33,11 +33,12 @@ from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, TreeConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.data.inputs.prompts import load_inputs
+from drafttrain.data.shards.writing import write_file
 from drafttrain.evaluation.bootstrap import Array, draw_resamples, estimate_all
 from drafttrain.evaluation.metrics import acceptance_figures, count_rounds, speed_figures
 from drafttrain.evaluation.plan import measure_ranks
 from drafttrain.evaluation.prompts import Prompt, read_prompts
-from drafttrain.evaluation.report import describe_environment, write_file
+from drafttrain.evaluation.report import describe_environment
 from drafttrain.evaluation.runner import Decoded, Job, make_jobs, run_interleaved
 
 import torch

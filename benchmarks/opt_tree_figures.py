@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drafttrain.data.shards.writing import write_file
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plots import COLOURS, GREY, as_png, draw_legend, error_lengths, tidy
-from drafttrain.evaluation.report import write_file
 
 from expectation import Expectation
 from matplotlib.axes import Axes

@@ -25,7 +25,8 @@ from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig
 from drafttrain.config.reading import check_settings, merge_values, validate_settings
 from drafttrain.config.runs import fill_data, fill_from_run
-from drafttrain.evaluation.report import Report, Run, read_report, write_file
+from drafttrain.data.shards.writing import write_file
+from drafttrain.evaluation.report import Report, Run, read_report
 
 from tree_grids import METHODS, expand_methods
 

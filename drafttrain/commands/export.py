@@ -9,10 +9,10 @@ from textwrap import indent
 from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.command_line import describe_command, without_folders
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.inputs import RECORDED, TargetConfig
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import POLICY
 from drafttrain.config.recipes import CausalDrafterRecipe
-from drafttrain.config.runs import Run, head_folders, read_config, run_of
+from drafttrain.config.runs import Run, head_folders, recorded_target, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.evaluation.report import read_report
@@ -42,7 +42,9 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     run = run_of(settings.drafter)
     settings = fill_from_drafters_run(settings, run)
     measured = None if settings.report is None else read_measured(settings.report)
-    target = settings.target or recorded_target(settings)
+    made_for = [*(head_folders(settings.head) if settings.head else ()), Path(settings.drafter)]
+    known = next(filter(None, map(recorded_target, made_for)), None)
+    target = settings.target or (known and TargetConfig(**known))
     config = read_drafter_settings(settings.drafter)
     check_engines(settings.engines, settings.drafter, config, target)
     decoded = check_target_choice(settings, target)
@@ -89,16 +91,6 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
         elif run is not None and isinstance(run.recipe, CausalDrafterRecipe):
             known["num_assistant_tokens"] = settings.num_assistant_tokens or run.recipe.drafter.k
     return settings.model_copy(update=known)
-
-
-def recorded_target(settings: ExportConfig) -> TargetConfig | None:
-    """The target, as the head or the drafter recorded it in its config.json."""
-    folders = [*(head_folders(settings.head) if settings.head else ()), Path(settings.drafter)]
-    for folder in folders:
-        target = read_config(folder).get("target") or {}
-        if target.get("path"):
-            return TargetConfig(**{name: target[name] for name in RECORDED if name in target})
-    return None
 
 
 def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> TargetConfig | None:

@@ -95,6 +95,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         return {}
 
 
+def recorded_target(folder: Path) -> dict[str, Any]:
+    """The target that the config.json of a drafter or a head names: path and languages; empty where
+    it names none."""
+    target = read_config(folder).get("target") or {}
+    return {name: target[name] for name in RECORDED if target.get(name)}
+
+
 def read_run(folder: Path) -> Run:
     """The finished run in a folder, from its run.yaml. Raises ConfigError naming the file where
     another version wrote settings that this one does not have, all of them."""
@@ -195,8 +202,7 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
     if path is None and run is not None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target
     elif path is None:
-        known = read_config(Path(str(drafter))).get("target") or {}
-        known = {key: known[key] for key in RECORDED if known.get(key)}
+        known = recorded_target(Path(str(drafter)))
         values["target"] = known | target
         moved = known and not ("/" in known["path"] or Path(known["path"]).is_dir())
         if moved:  # an export keeps the last part of a folder's path, and names on the Hub
@@ -249,11 +255,10 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
         limit = (recipe.distill.get("sampling") or {}).get("max_new_tokens")
         known |= {} if limit is None else {"max_new_tokens": limit}
     values["sampling"] = known | _group(values, "sampling")
-    for name in ("drafter", "data"):
-        if not values.get(name):
-            raise ConfigError(
-                f"heads = {str(heads)!r} lie in no run that says which {name} to use; add --{name}"
-            )
+    if not values.get("drafter"):
+        raise ConfigError(
+            f"heads = {str(heads)!r} lie in no run that says which drafter to use; add --drafter"
+        )
 
 
 def _fill_from_drafter(

@@ -23,6 +23,7 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.base import Interrupted, counted
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
+from drafttrain.data.shards.writing import write_file
 from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.engine import reserve
 from drafttrain.evaluation import metrics, quality
@@ -45,7 +46,6 @@ from drafttrain.evaluation.report import (
     TargetFacts,
     describe_environment,
     read_report,
-    write_file,
 )
 from drafttrain.evaluation.runner import (
     ASSISTED,

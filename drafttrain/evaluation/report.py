@@ -21,7 +21,7 @@ from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.command_line import describe_command
 from drafttrain.config.inputs import DataConfig
 from drafttrain.config.reading import first_problem
-from drafttrain.data.shards.writing import check_writable, renamed_when_whole
+from drafttrain.data.shards.writing import check_writable
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, OracleCounts
 from drafttrain.evaluation.metrics import CallCosts, PositionRates
@@ -316,13 +316,6 @@ def read_report(path: Path) -> Report:
         f"{path} is no report of drafttrain eval ({problem}); make one with `drafttrain eval "
         "--report FILE`"
     )
-
-
-def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file, and the folders above it, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with renamed_when_whole(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def check_report_file(file: Path) -> None:

@@ -27,11 +27,12 @@ from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import Policy, dump_policy
+from drafttrain.data.shards.writing import write_file
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.prompts import Prompt
-from drafttrain.evaluation.report import Choice, Report, Rung, Tried, standings, write_file
+from drafttrain.evaluation.report import Choice, Report, Rung, Tried, standings
 from drafttrain.evaluation.runner import PLAIN, Decoded, make_jobs, run_interleaved
 from drafttrain.evaluation.tune_plan import Candidate
 

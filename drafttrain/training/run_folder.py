@@ -24,7 +24,7 @@ from drafttrain.data.shards.writing import (
     named_disk_errors,
     only_writer,
     remove_leftovers,
-    renamed_when_whole,
+    write_file,
 )
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.language_models import keep_writable
@@ -79,11 +79,11 @@ def open_run(run: Path, settings: Config) -> None:
         OWNED[run.absolute()] = only_writer(run, "run")
     remove_leftovers(run)
     remove_unfinished(run)
-    _write(run / "run.yaml", dump_settings(settings))
+    write_file(run / "run.yaml", dump_settings(settings))
     environment = {"python": platform.python_version(), "platform": platform.platform()}
     environment |= {name: version(name) for name in PACKAGES} | {"drafttrain": __version__}
     environment["command"] = describe_command(sys.argv)
-    _write(run / "environment.json", json.dumps(environment, indent=2) + "\n")
+    write_file(run / "environment.json", json.dumps(environment, indent=2) + "\n")
 
 
 def save_final(
@@ -116,8 +116,7 @@ class MetricsLog:
         if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
             lines = self.file.read_text(encoding="utf-8").splitlines()
             kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
-            with renamed_when_whole(self.file) as temporary:
-                temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
+            write_file(self.file, "".join(f"{x}\n" for x in kept))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         self.accelerator.log(values, step=step)
@@ -125,8 +124,3 @@ class MetricsLog:
             line = json.dumps({"step": step} | values) + "\n"
             with named_disk_errors(self.file.parent), self.file.open("a", encoding="utf-8") as file:
                 file.write(line)
-
-
-def _write(file: Path, text: str) -> None:
-    with renamed_when_whole(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")

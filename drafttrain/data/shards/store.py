@@ -31,7 +31,13 @@ from tqdm import tqdm
 from drafttrain.config.base import Config, ConfigError, Interrupted
 from drafttrain.config.progress import tracking
 from drafttrain.config.reading import first_problem
-from drafttrain.data.shards.writing import only_writer, remove_leftovers, renamed_when_whole, say
+from drafttrain.data.shards.writing import (
+    only_writer,
+    remove_leftovers,
+    renamed_when_whole,
+    say,
+    write_file,
+)
 
 MANIFEST = "manifest.json"
 REMEDY = "delete it and run the same command again: the other shards stay"
@@ -106,8 +112,7 @@ class ShardManifest(Config):
         return manifest
 
     def write(self, folder: Path) -> None:
-        with renamed_when_whole(folder / MANIFEST) as temporary:
-            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_file(folder / MANIFEST, self.model_dump_json(indent=2) + "\n")
 
     def changed(self, wanted: Self) -> Iterator[tuple[str, Any, Any]]:
         """What a resumed run must share but does not: as `differences`."""

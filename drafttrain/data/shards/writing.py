@@ -81,6 +81,13 @@ def renamed_when_whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file, and the folders above it, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with renamed_when_whole(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def complete_files(path: Path) -> None:
     """Give a file, or all files of a folder, the umask's mode, and put them on the disk, before a
     rename declares them complete. safetensors makes files for their owner alone."""
