@@ -39,7 +39,7 @@ SETTINGS = {
 INPUTS = {
     f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "no JSON", "row 0", ";"),
     f"{DISTILL} --data table.csv": ("'table.csv'", "data.input_column", "question"),
-    f"{DISTILL} --target untokenized": ("'untokenized'", "tokenizer", "beside"),
+    f"{DISTILL} --target untokenized": ("'untokenized'", "tokenizer", "in its folder"),
     f"{DISTILL} --target pickled": ("'pickled'", "pytorch_model.bin", "safetensors"),
     f"{DISTILL} --target half": ("'half'", "not fully covered", "copy it again"),
     f"{DISTILL} --target coded": ("'coded'", "target.trust_remote_code=true"),
