@@ -53,16 +53,16 @@ def test_accelerate_reads_the_file_and_knows_every_field(file: Path) -> None:
 
 @pytest.mark.parametrize("name", WANTED)
 def test_accelerate_tells_the_processes_what_the_file_says(name: str) -> None:
-    told = launch_environment(str(LAUNCH / name))
-    assert told | WANTED[name] == told
+    environment = launch_environment(str(LAUNCH / name))
+    assert environment | WANTED[name] == environment
 
 
 @pytest.mark.skipif(not DEEPSPEED, reason="needs the extra deepspeed")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_files_ask_for_their_stage(stage: int) -> None:
-    told = launch_environment(str(LAUNCH / f"deepspeed_zero{stage}.yaml"))
-    assert told["ACCELERATE_USE_DEEPSPEED"] == "true"
-    assert told["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == str(stage)
+    environment = launch_environment(str(LAUNCH / f"deepspeed_zero{stage}.yaml"))
+    assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == str(stage)
 
 
 def test_every_file_is_in_the_guide() -> None:
@@ -147,11 +147,11 @@ def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(cluster: Path)
 
 
 def test_processes_are_counted_by_hand_without_gpus(cluster: Path) -> None:
-    asked = {"SLURM_GPUS_ON_NODE": "", "PROCESSES": "2"}
-    job = submit(cluster, "recipes/r.py", work=1, **asked)
+    variables = {"SLURM_GPUS_ON_NODE": "", "PROCESSES": "2"}
+    job = submit(cluster, "recipes/r.py", work=1, **variables)
     assert job.wait(60) == 0
     assert "--num_processes 4" in done(cluster)[0]
-    job = submit(cluster, "r.py", work=1, **asked | {"PROCESSES": ""})
+    job = submit(cluster, "r.py", work=1, **variables | {"PROCESSES": ""})
     assert job.wait(60) != 0
 
 

@@ -16,18 +16,23 @@ def options(out: Path, device: str = "cpu") -> argparse.Namespace:
     return argparse.Namespace(out=out, device=device, rehearse=True, multi30k=None)
 
 
-def test_the_rehearsal_decodes_the_quickstart_and_times_every_shape(tmp_path, monkeypatch):
+def rehearsed(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     monkeypatch.setattr(compiling, "BACKEND", "eager")
-    ways, calls = [], []
-    for name, rows in (("quickstart", ways), ("calls", calls)):
-        gpu_day.run_stage(name, options(tmp_path))
-        rows += map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())
-    decoded = [row for row in ways if "batch" in row]
+    gpu_day.run_stage(name, options(out))
+    return [*map(json.loads, (out / f"{name}.jsonl").read_text().splitlines())]
+
+
+def test_the_rehearsal_decodes_the_quickstart(tmp_path, monkeypatch):
+    decoded = [row for row in rehearsed("quickstart", tmp_path, monkeypatch) if "batch" in row]
     assert {row["way"] for row in decoded} == {
         *("plain, eager", "plain, compiled", "generate", "beam 5"),
         *("Spec-Drafter, eager", "Spec-Drafter, compiled"),
     }
     assert all(row["equal to generate"] == 3 for row in decoded if row["way"] != "beam 5")
+
+
+def test_the_rehearsal_times_every_shape(tmp_path, monkeypatch):
+    calls = rehearsed("calls", tmp_path, monkeypatch)
     shapes = {(row["model"], row["how"], row["new tokens"]) for row in calls}
     assert len(shapes) == len(calls) == len(gpu_day.SHAPES) * 2 * 3
     assert all(row["ms per call"] > 0 < row["ms to read the weights"] for row in calls)

@@ -117,12 +117,12 @@ def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
 def test_trees_over_slots_are_scored_as_training_fitted_them(folders):
     """Where the target is greedy, and nothing else is asked for."""
     fitted = [0.1, 0.8, 0.9]
-    asked = {
+    wanted = {
         "as fitted": ({"kind": "opt-tree"}, {}, tuple(fitted)),
         "as asked": ({"kind": "opt-tree", "draft_temperature": 0.6}, {}, (0.6,)),
         "sampled": ({"kind": "opt-tree"}, {"sampling": SAMPLED}, None),
     }
-    for tree, sampling, expected in asked.values():
+    for tree, sampling, expected in wanted.values():
         decode = folders.decode(tree, drafter=str(folders.root / "slots"), **sampling)
         pair = folders.pair(decode)
         pair.drafter_model.config.slot_temperatures = fitted

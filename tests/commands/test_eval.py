@@ -43,18 +43,18 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
 
 
 def test_a_larger_report_stays_where_it_is(inside, capsys):
-    asked = ["eval", *PAIR, "repeats=1", "baselines=[]", "--report", "kept.json"]
-    asked += ["decode.sampling.max_new_tokens=4"]
-    assert ended(*asked, "--sweep", "k=2,4") == 0
+    command = ["eval", *PAIR, "repeats=1", "baselines=[]", "--report", "kept.json"]
+    command += ["decode.sampling.max_new_tokens=4"]
+    assert ended(*command, "--sweep", "k=2,4") == 0
     before = Path("kept.json").read_bytes()
     for smaller in (["--k", "2"], ["--sweep", "k=2,4", "--limit", "1"]):
-        assert ended(*asked, *smaller) == 0
+        assert ended(*command, *smaller) == 0
         said = capsys.readouterr()
         assert "kept.json holds more (2 inputs and 2 methods) and stays" in said.err
         assert "report: kept.smaller.json" in said.out
         assert Path("kept.json").read_bytes() == before
         assert Path("kept.smaller.html").is_file()
-    assert ended(*asked, "--sweep", "k=2,4") == 0
+    assert ended(*command, "--sweep", "k=2,4") == 0
     assert Path("kept.json").read_bytes() != before
 
 
@@ -87,20 +87,20 @@ def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkey
         monkeypatch.setattr(runner, "_timed", None)
         counted = teacher_forced.count_along
         monkeypatch.setattr(teacher_forced, "count_along", interrupted(counted))
-    asked = ["eval", *PAIR, "--mode", mode]
-    asked += ["repeats=2", "warmup=0", "baselines=[]"] if mode == "decode" else []
-    asked += ["--sweep", "k=2,4", "decode.sampling.max_new_tokens=4", "--report", f"{mode}.json"]
-    assert ended(*asked) == 130
+    command = ["eval", *PAIR, "--mode", mode]
+    command += ["repeats=2", "warmup=0", "baselines=[]"] if mode == "decode" else []
+    command += ["--sweep", "k=2,4", "decode.sampling.max_new_tokens=4", "--report", f"{mode}.json"]
+    assert ended(*command) == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"{mode}.json holds them" in said
     report = json.loads(Path(f"{mode}.json").read_text())
     assert report["data"]["prompts"] == 1 and report["partial"] in said
     assert all(run["totals"]["prompts"] == 1 for run in report["runs"])
     assert report["partial"] in Path(f"{mode}.html").read_text()
-    assert ended(*asked) == 0
+    assert ended(*command) == 0
     whole = Path(f"{mode}.json").read_bytes()
     calls.clear()
-    assert ended(*asked) == 130
+    assert ended(*command) == 130
     assert Path(f"{mode}.json").read_bytes() == whole
     assert json.loads(Path(f"{mode}.smaller.json").read_text())["data"]["prompts"] == 1
 
@@ -121,8 +121,8 @@ def test_other_drafters_are_measured_teacher_forced(inside, capsys):
         "short": {"drafter": "small", "stop": {"k": 1}},
     }
     quick = [f"decode.sampling.max_new_tokens={LENGTH}"]
-    asked = ["--mode", "teacher-forced", "--sweep", "k=2,4", f"others={json.dumps(others)}"]
-    assert ended("eval", *PAIR, *quick, *asked, "--report", "forced.json") == 0
+    command = ["--mode", "teacher-forced", "--sweep", "k=2,4", f"others={json.dumps(others)}"]
+    assert ended("eval", *PAIR, *quick, *command, "--report", "forced.json") == 0
     runs = methods_of(json.loads(Path("forced.json").read_text()))
     assert {name: (one["other"], one["settings"].get("k")) for name, one in runs.items()} == {
         "small k=2 greedy": (None, 2),
@@ -178,11 +178,11 @@ def test_every_way_to_decode_says_what_it_is(inside):
 
 
 def test_json_of_a_tree_says_which_of_its_tokens_are_the_path(inside, capsys):
-    asked = ["--target", "llama", "--drafter", "small", "--text", "w5 w6 w7", "--json"]
-    asked.append(f"decode.sampling.max_new_tokens={LENGTH}")
+    command = ["--target", "llama", "--drafter", "small", "--text", "w5 w6 w7", "--json"]
+    command.append(f"decode.sampling.max_new_tokens={LENGTH}")
     capsys.readouterr()
-    assert ended("generate", *asked, "--tree", "binary", "decode.tree.nodes=6") == 0
-    assert ended("generate", *asked) == 0
+    assert ended("generate", *command, "--tree", "binary", "decode.tree.nodes=6") == 0
+    assert ended("generate", *command) == 0
     line, chain = map(json.loads, capsys.readouterr().out.splitlines())
     for played in line["rounds"]:
         path = [played["drafted"][node] for node in played["path"]]

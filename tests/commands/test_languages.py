@@ -76,11 +76,11 @@ def test_every_command_decodes_in_the_languages_of_the_run(
         assert languages.items() <= recorded.items()
 
     shutil.copytree(run / "final", tmp_path / "alone")  # by config.json, without run.yaml
-    asked = [f"--text={text}" for text in TEXTS] + ["--json", "--max-new-tokens", NEW]
+    arguments = [f"--text={text}" for text in TEXTS] + ["--json", "--max-new-tokens", NEW]
     given = ["--target", path, *(f"target.{name}={code}" for name, code in languages.items())]
     capsys.readouterr()
     for how in ([run], [tmp_path / "alone"], [run, *given], ["max-gram", *given]):
-        assert ended("generate", "--drafter", *how, *asked) == 0
+        assert ended("generate", "--drafter", *how, *arguments) == 0
         found = [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()]
         assert found == expected
     decoder = drafttrain.load(path, drafter=str(run / "final"), **languages)
@@ -92,7 +92,7 @@ def test_every_command_decodes_in_the_languages_of_the_run(
     few = ["minutes=0.02", "--max-new-tokens", NEW]
     assert ended("tune", "--drafter", run, "--dry-run", *few) == 0
     capsys.readouterr()
-    assert ended("generate", "--drafter", "max-gram", "--target", path, *asked) == 2
+    assert ended("generate", "--drafter", "max-gram", "--target", path, *arguments) == 2
     assert "target.source_language is missing" in capsys.readouterr().err
 
 

@@ -109,9 +109,9 @@ def test_help_fits_the_terminal_and_leaves_no_option_unexplained(
     assert max(map(len, lines)) == columns
     assert not any("…" in line for line in lines)
     examples = lines[lines.index(" Examples:") + 1 : lines.index("", lines.index(" Examples:"))]
-    told = inspect.cleandoc(cli.__dict__[COMMANDS.get(verb, verb)].__doc__).splitlines()
+    printed = inspect.cleandoc(cli.__dict__[COMMANDS.get(verb, verb)].__doc__).splitlines()
     assert [line.strip() for line in examples] == [
-        line.strip() for line in told[told.index("Examples:") + 1 :]
+        line.strip() for line in printed[printed.index("Examples:") + 1 :]
     ]
     options = [line.strip("│ ").split() for line in lines if line.startswith("│ --")]
     assert len(options) >= 4

@@ -49,7 +49,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def theirs(**asked: str) -> list[list[int]]:
+def theirs(**arguments: str) -> list[list[int]]:
     """What `generate` says of each clip."""
     target = load_target(TargetConfig(path="whisper", device="cpu"))
     rows = load_inputs(DataConfig(path="clips/clips.jsonl"), audio=True)
@@ -60,7 +60,7 @@ def theirs(**asked: str) -> list[list[int]]:
         )["input_features"]
         assert isinstance(target.model, WhisperForConditionalGeneration)
         with torch.inference_mode():
-            [tokens] = target.model.generate(features, max_new_tokens=8, **asked)
+            [tokens] = target.model.generate(features, max_new_tokens=8, **arguments)
         outputs.append((tokens.tolist() + [END])[:8])
     return outputs
 
@@ -68,8 +68,8 @@ def theirs(**asked: str) -> list[list[int]]:
 def test_generate_writes_down_what_generate_does(inside, capsys):
     for batch_size in (1, 3):
         for drafter in ("none", "max-gram"):
-            asked = ["--drafter", drafter, "--batch-size", batch_size, "--json", SHORT]
-            assert ended("generate", *ON, *asked) == 0
+            arguments = ["--drafter", drafter, "--batch-size", batch_size, "--json", SHORT]
+            assert ended("generate", *ON, *arguments) == 0
             lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
             assert [line["tokens"] for line in lines] == theirs()
             assert [line["source"] for line in lines][:2] == ["clip0.wav", "clip1.flac"]
@@ -85,15 +85,22 @@ HOW = {
 @pytest.mark.parametrize("how", HOW)
 def test_a_whisper_drafts_for_another_one(inside, capsys, how):
     for batch_size in (1, 3):
-        asked = ["--drafter", "drafter", "--batch-size", batch_size, "--json", SHORT, *HOW[how]]
-        assert ended("generate", *ON, *asked) == 0
+        arguments = ["--drafter", "drafter", "--batch-size", batch_size, "--json", SHORT, *HOW[how]]
+        assert ended("generate", *ON, *arguments) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["tokens"] for line in lines] == theirs()
 
 
 def test_language_and_task_are_those_asked_for(inside, capsys):
-    asked = ["target.language=de", "target.task=translate", "--drafter", "none", "--json", SHORT]
-    assert ended("generate", *ON, *asked) == 0
+    arguments = [
+        "target.language=de",
+        "target.task=translate",
+        "--drafter",
+        "none",
+        "--json",
+        SHORT,
+    ]
+    assert ended("generate", *ON, *arguments) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["tokens"] for line in lines] == theirs(language="de", task="translate")
     assert theirs(language="de", task="translate") != theirs()
@@ -101,8 +108,8 @@ def test_language_and_task_are_those_asked_for(inside, capsys):
 
 def test_distilled_outputs_are_those_of_generate_by_either_backend(inside):
     for backend, size in {"transformers": "batch_tokens=30", "engine": "batch_rows=2"}.items():
-        asked = ["--backend", backend, "--out", backend, "sampling.max_new_tokens=8"]
-        assert ended("distill", *ON, *asked, size) == 0
+        arguments = ["--backend", backend, "--out", backend, "sampling.max_new_tokens=8"]
+        assert ended("distill", *ON, *arguments, size) == 0
         rows = load_distilled(backend)
         assert rows["target_ids"][:] == theirs()
         assert rows["seconds"][:] == [1.0, 2.0, 3.0, 4.0]
@@ -115,9 +122,9 @@ def test_distilled_outputs_are_those_of_generate_by_either_backend(inside):
 
 
 def test_eval_reports_word_errors_and_real_time_factors(inside):
-    asked = ["--drafter", "max-gram", "--report", "report.json", "repeats=1", "warmup=0"]
-    asked += ["baselines=[generate,beam]", "batch_sizes=[1]", SHORT]
-    assert ended("eval", *ON, *asked) == 0
+    arguments = ["--drafter", "max-gram", "--report", "report.json", "repeats=1", "warmup=0"]
+    arguments += ["baselines=[generate,beam]", "batch_sizes=[1]", SHORT]
+    assert ended("eval", *ON, *arguments) == 0
     report = json.loads(Path("report.json").read_text())
     plain, copied, generate, _ = report["runs"]
     for run in (plain, copied):
@@ -130,9 +137,18 @@ def test_eval_reports_word_errors_and_real_time_factors(inside):
 
 
 def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
-    asked = ["--drafter", "drafter", "--report", "assisted.json", "repeats=1", "warmup=0", "--k", 3]
-    asked += ["baselines=[generate,assisted]", SHORT]
-    assert ended("eval", *ON, *asked) == 0
+    arguments = [
+        "--drafter",
+        "drafter",
+        "--report",
+        "assisted.json",
+        "repeats=1",
+        "warmup=0",
+        "--k",
+        3,
+    ]
+    arguments += ["baselines=[generate,assisted]", SHORT]
+    assert ended("eval", *ON, *arguments) == 0
     *_, generate, assisted = json.loads(Path("assisted.json").read_text())["runs"]
     assert assisted["name"].startswith("assisted drafter k=3, constant, confidence 0")
     assert assisted["name"].endswith("no begin_suppress_tokens")
@@ -145,14 +161,14 @@ def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
 @pytest.mark.parametrize("bad", ["texts.txt", "empty.wav", "missing.flac"])
 def test_what_cannot_be_heard_is_refused_before_anything_is_written(inside, capsys, command, bad):
     Path("empty.wav").write_bytes(b"")
-    asked = ["--target", "whisper", "--data", bad, "target.device=cpu"]
-    asked += {"distill": ["--out", "none", "sampling.max_new_tokens=8"]}.get(
+    arguments = ["--target", "whisper", "--data", bad, "target.device=cpu"]
+    arguments += {"distill": ["--out", "none", "sampling.max_new_tokens=8"]}.get(
         command, ["--drafter", "none"]
     )
     before = sorted(Path().rglob("*"))
-    assert ended(command, *asked) == 2
-    told = capsys.readouterr().err.strip()
-    assert "Traceback" not in told and Path(bad).stem in told
+    assert ended(command, *arguments) == 2
+    printed = capsys.readouterr().err.strip()
+    assert "Traceback" not in printed and Path(bad).stem in printed
     assert sorted(Path().rglob("*")) == before
 
 
@@ -186,8 +202,15 @@ def test_training_leaves_embeddings_alone_and_keeps_what_was_encoded(run):
 
 
 def test_heads_are_not_made_for_speech(inside, run, capsys):
-    asked = ["--target", "whisper", "--drafter", run / "final", "--distilled", run / "distilled"]
-    assert ended("cache", *asked, "--out", "states") == 2
+    arguments = [
+        "--target",
+        "whisper",
+        "--drafter",
+        run / "final",
+        "--distilled",
+        run / "distilled",
+    ]
+    assert ended("cache", *arguments, "--out", "states") == 2
     assert "takes audio" in capsys.readouterr().err and not Path("states").exists()
 
 
@@ -195,8 +218,8 @@ def test_generate_writes_down_the_same_with_the_drafter(inside, run, capsys):
     found = {}
     for drafter in ("none", "run"):
         for batch_size in (1, 4):
-            asked = ["--drafter", drafter, "--batch-size", batch_size, "--json", SHORT]
-            assert ended("generate", *ON, *asked) == 0
+            arguments = ["--drafter", drafter, "--batch-size", batch_size, "--json", SHORT]
+            assert ended("generate", *ON, *arguments) == 0
             lines = capsys.readouterr().out.splitlines()
             found[drafter, batch_size] = [json.loads(line)["tokens"] for line in lines]
     assert len({json.dumps(tokens) for tokens in found.values()}) == 1
@@ -207,6 +230,6 @@ def test_another_target_is_refused(inside, run, capsys):
     model = WhisperForConditionalGeneration.from_pretrained(other)
     model.model.encoder.layer_norm.weight.data += 0.5
     model.save_pretrained(other)
-    asked = ["--target", "other", "--data", "clips/clips.jsonl", "target.device=cpu"]
-    assert ended("generate", *asked, "--drafter", "run", SHORT) == 2
+    arguments = ["--target", "other", "--data", "clips/clips.jsonl", "target.device=cpu"]
+    assert ended("generate", *arguments, "--drafter", "run", SHORT) == 2
     assert "was trained on target 'whisper' with other weights" in capsys.readouterr().err

@@ -160,12 +160,12 @@ def test_generate_decodes_with_what_was_fastest(
     policy = read_policy(project / "drafter" / "policy.json")
     assert policy.speculate == (fastest != "plain")
     capsys.readouterr()
-    asked = [*pair, *data, "--limit", "1", "--json"]
-    assert ended("generate", *asked, "decode.sampling.max_new_tokens=8") == 0
+    arguments = [*pair, *data, "--limit", "1", "--json"]
+    assert ended("generate", *arguments, "decode.sampling.max_new_tokens=8") == 0
     shown = capsys.readouterr()
     assert ("plain decoding is faster" in shown.err) == (fastest == "plain")
     line = json.loads(shown.out.splitlines()[0])
-    assert ended("generate", *asked, "decode.sampling.max_new_tokens=8", "--k", "3") == 0
+    assert ended("generate", *arguments, "decode.sampling.max_new_tokens=8", "--k", "3") == 0
     assert line["tokens"] == json.loads(capsys.readouterr().out.splitlines()[0])["tokens"]
     (project / "drafter" / "policy.json").unlink()
 

@@ -179,6 +179,6 @@ def test_settings_survive_dump_and_load(tmp_path):
 
 @pytest.mark.parametrize("given", ["4", "[4]", '"4"'])
 def test_a_list_of_one_may_be_its_value(given):
-    asked = ["decode.drafter=d", "target.path=t", "data.path=x", "report=r.json"]
-    settings = load_settings(EvalConfig, None, [*asked, f"batch_sizes={given}"])
+    wanted = ["decode.drafter=d", "target.path=t", "data.path=x", "report=r.json"]
+    settings = load_settings(EvalConfig, None, [*wanted, f"batch_sizes={given}"])
     assert settings.batch_sizes == (1, 4)  # 1 is always among them

@@ -13,15 +13,9 @@ from safetensors.torch import load_file
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.loading import load_target
 from tests.commanding import ended
+from tests.test_security import MARK, Malicious
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
-
-
-class Malicious:
-    """Pickled, it is a call of `Path.touch`."""
-
-    def __reduce__(self):
-        return Path.touch, (Path("code-was-run"),)
 
 
 @pytest.fixture
@@ -71,7 +65,7 @@ def test_pickles_that_hold_more_than_tensors_are_refused_and_not_run(pickled: Pa
     (pickled / "pytorch_model.bin.index.json").unlink()
     how({"lm_head.weight": Malicious()}, pickled / "pytorch_model.bin")
     assert ended("convert", "--model", "pickled", "--out", "whole") == 2
-    assert not Path("code-was-run").exists()
+    assert not Path(MARK).exists()
     assert not Path("whole").exists() and not list(Path().glob(".whole*"))
 
 

@@ -68,6 +68,7 @@ SLOTS: dict[str, Make] = {
         "anchored": {"previous_token_rank": 3},
         "causal slots": {"previous_token_rank": 3, "slot_attention": "causal"},
         "paper": {"slots": "paper"},
+        "target's encoder": {"encoder": "target", "previous_token_rank": 3},
         "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     }.items()
 }

@@ -17,7 +17,6 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
     BlockVerification,
-    GreedyMatch,
     RejectionSampling,
     acceptance_probability,
     block_rejection,
@@ -232,32 +231,3 @@ def test_random_rows_in_float32_keep_their_supports_and_are_finite():
         assert torch.isfinite(ratio).all() and all(0.0 <= weight <= 1.0 for weight in weights)
         coins = block_rejection(weights, expected_probs(logits, WIDE), probs)
         assert ((coins >= 0.0) & (coins <= 1.0)).all()
-
-
-@pytest.mark.parametrize("tokens", [[0, 1], [0, 2], [1, 1]])
-def test_at_temperature_zero_it_is_greedy_match(tokens):
-    logits = torch.tensor([[4.0, 3.0, 2.0], [0.0, 5.0, 4.5], [1.0, 0.0, 3.0]])
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
-    found = [
-        rule.verify(Proposal.chain(torch.tensor(tokens)), logits, Sampling(), randomness)
-        for rule in (BLOCK, GreedyMatch())
-    ]
-    assert found[0].path.tolist() == found[1].path.tolist()
-    assert found[0].next_token == found[1].next_token
-
-
-def test_one_token_is_judged_as_by_token_by_token_rejection():
-    rows = random_chain(3, 0.0, k=1)
-    for token in range(3):
-        logits, draft_probs = rows((token,))
-        proposal = Proposal.chain(torch.tensor([token]), draft_probs)
-
-        def run(randomness: Randomness, rule, proposal=proposal, logits=logits) -> tuple[int, int]:
-            verdict = rule.verify(proposal, logits, WIDE, randomness)
-            return len(verdict.path), verdict.next_token
-
-        laws = [
-            enumerate_law(lambda randomness, rule=rule: run(randomness, rule))
-            for rule in (BLOCK, RejectionSampling())
-        ]
-        assert total_variation(*laws) < 1e-12

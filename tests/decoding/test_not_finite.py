@@ -28,15 +28,8 @@ from tests.tiny_drafters import tiny_drafter
 from tests.tiny_models import tiny_model
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
-RULES = {
-    "rejection": (),
-    "block": (),
-    "traversal": (),
-    "recursive": (),
-    "multi-round": (),
-    "target-walk": (),
-}
-"""Rules for sampling that take chains, and the values of their settings."""
+RULES = ("rejection", "block", "traversal", "recursive", "multi-round", "target-walk")
+"""Rules for sampling that take chains."""
 DRAFT = Proposal.chain(torch.tensor([2, 1]))
 """Tokens 2 and 1, of which the target takes the first."""
 LOGITS = torch.tensor([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])

@@ -1,4 +1,4 @@
-"""Warping is Transformers' warping, and the production generator draws what it is told."""
+"""Warping is Transformers' warping, and the production generator draws by the rows it is given."""
 
 from __future__ import annotations
 

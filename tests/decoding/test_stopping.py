@@ -293,11 +293,11 @@ DRAFTERS = {
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_policy_gets_its_notes_back_until_the_round_is_over(kind, sampling):
     """Exactness cannot see this: without them every state is judged again at every question."""
-    asked: list[tuple[int, int]] = []
+    questions: list[tuple[int, int]] = []
 
     def counts(state: DraftState, value: float) -> bool:
-        notes = state.notes.setdefault("asked", [])
-        asked.append((state.depth, len(notes)))
+        notes = state.notes.setdefault("questions", [])
+        questions.append((state.depth, len(notes)))
         notes.append(0.0)
         return True
 
@@ -306,8 +306,10 @@ def test_a_policy_gets_its_notes_back_until_the_round_is_over(kind, sampling):
     session = DRAFTERS[kind]().open(toy_source(), sampling, randomness)
     for committed in ([2], [2, 3, 2]):
         tokens = torch.cat((toy_source().prefix, torch.tensor(committed)))
-        asked.clear()
+        questions.clear()
         run_single(session.propose(tokens, None, stop))
-        of_round = [(depth, notes) for depth, notes in asked if depth or kind != "token by token"]
+        of_round = [
+            (depth, notes) for depth, notes in questions if depth or kind != "token by token"
+        ]
         assert len(of_round) > 1
         assert [notes for _, notes in of_round] == list(range(len(of_round)))

@@ -16,6 +16,7 @@ from drafttrain.decoding.types import Proposal
 from tests.decoding.decoded import generate, run, sources_for
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.drafts import half_right
+from tests.decoding.engine.fresh import fresh
 from tests.tiny_models import near_copy, tiny_model
 
 Seen = list[tuple[list[int], TargetState | None]]
@@ -39,7 +40,6 @@ def noting(drafter: Drafter, requires: TargetRequirements, seen: Seen) -> Watche
 def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, branching):
     model = tiny_model(family)
     source = max(sources_for(model), key=lambda one: len(generate(model, [one], 24)[0]))
-    encodes = model.config.is_encoder_decoder
     drafter = half_right([source], generate(model, [source], 24))
     if branching:
         small = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
@@ -51,15 +51,8 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
     known = 0  # rows that the drafter has been shown
     for tokens, state in later:
         assert state.committed == len(tokens)
-        fed = torch.tensor([tokens[:-1]])
-        given = {"decoder_input_ids": fed} if encodes else {}
-        with torch.inference_mode():
-            output = model(
-                input_ids=source.input_ids[None] if encodes else fed,
-                output_hidden_states=True,
-                **given,
-            )
-        states = output.decoder_hidden_states if encodes else output.hidden_states
+        output = fresh(model, source, tokens[:-1])
+        states = output.get("decoder_hidden_states") or output.hidden_states
         for layer, place in ((0, 1), (-1, -1)):  # place 0 is the embeddings
             rows = states[place][0, known:]
             torch.testing.assert_close(state.hidden[layer], rows, rtol=1e-10, atol=1e-10)
@@ -75,8 +68,8 @@ def test_states_that_no_drafter_reads_are_not_kept():
     assert all(state.hidden == {} for _, state in seen[1:])
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_sources_hold_the_encoders_output_where_a_drafter_reads_it(asked):
+@pytest.mark.parametrize("requests", [True, False])
+def test_sources_hold_the_encoders_output_where_a_drafter_reads_it(requests):
     model = tiny_model("bart")
     sources = sources_for(model)[:2]
     opened = []
@@ -86,11 +79,11 @@ def test_sources_hold_the_encoders_output_where_a_drafter_reads_it(asked):
         return (yield from as_steps(session.propose(tokens, target_state, stop)))
 
     watched = Watched(half_right(sources, generate(model, sources, 24)), watch)
-    watched.requires = TargetRequirements(encoder=asked)
+    watched.requires = TargetRequirements(encoder=requests)
     run(model, sources, watched)
     assert len(opened) > 2
     for source in opened:
-        if not asked:
+        if not requests:
             assert source.encoded is None
             continue
         with torch.inference_mode():

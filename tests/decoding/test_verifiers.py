@@ -12,6 +12,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
+    BlockVerification,
     GreedyMatch,
     RejectionSampling,
     SpecVerification,
@@ -127,10 +128,11 @@ def test_a_rejection_that_cannot_happen_gives_a_token_and_no_nan():
     assert verdict.next_token in (0, 1)
 
 
-def test_rejection_sampling_at_temperature_zero_is_greedy_match():
+def test_rules_for_sampling_are_greedy_match_at_temperature_zero():
     for tokens in ([0, 1], [0, 2], [1, 1]):
         greedy = outcome(verify(GreedyMatch(), tokens))
-        assert outcome(verify(RejectionSampling(), tokens)) == greedy
+        for rule in (RejectionSampling(), BlockVerification()):
+            assert outcome(verify(rule, tokens)) == greedy
 
 
 def test_rows_name_the_draft_row_of_each_token():

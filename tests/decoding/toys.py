@@ -44,17 +44,17 @@ class OneByOne:
     def encode_all(self, sources: Sequence[Any]) -> list[Any]:
         return [self.encode(source) for source in sources]
 
-    def extend_caches(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.extend_cache(*one) for one in asked]
+    def extend_caches(self, given: Sequence[tuple]) -> list[ForwardOutput]:
+        return [self.extend_cache(*one) for one in given]
 
-    def extend_chains(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.request(*one) for one in asked]
+    def extend_chains(self, given: Sequence[tuple]) -> list[ForwardOutput]:
+        return [self.request(*one) for one in given]
 
-    def extend_trees(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.extend(*one) for one in asked]
+    def extend_trees(self, given: Sequence[tuple]) -> list[ForwardOutput]:
+        return [self.extend(*one) for one in given]
 
-    def score_all(self, asked: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.score([state], [tokens], [draft])[0] for state, tokens, draft in asked]
+    def score_all(self, given: Sequence[tuple]) -> list[ForwardOutput]:
+        return [self.score([state], [tokens], [draft])[0] for state, tokens, draft in given]
 
 
 class LogitsTable:

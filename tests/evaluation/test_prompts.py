@@ -60,15 +60,15 @@ def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
     Path("rows.txt").write_text("w5 w6 w7\nw4\n")
     given = ["--target", "target", "--drafter", "max-gram", "--data", "rows.txt"]
     for wanted, cut in ((62, 0), (63, 1), (64, 1), (65, 2)):
-        asked = [*given, f"decode.sampling.max_new_tokens={wanted}"]
+        arguments = [*given, f"decode.sampling.max_new_tokens={wanted}"]
         own = ["--mode", mode, "--report", f"{wanted}.json"]
         own += ["repeats=1", "warmup=0", "baselines=generate"] if mode == "decode" else []
-        assert ended("eval", *asked, *own) == 0
+        assert ended("eval", *arguments, *own) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert (f"{counted(cut, 'output')} cut where the target's" in said) == bool(cut)
         report = json.loads(Path(f"{wanted}.json").read_text())
         assert report["data"]["cut_by_positions"] == cut
     if mode == "decode":
         capsys.readouterr()
-        assert ended("generate", *asked) == 0
+        assert ended("generate", *arguments) == 0
         assert "row 0: cut after 62 tokens, where the target's pos" in capsys.readouterr().err

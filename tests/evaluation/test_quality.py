@@ -29,6 +29,7 @@ from drafttrain.evaluation.quality import (
 )
 from drafttrain.evaluation.report import Difference, Parity
 from drafttrain.evaluation.runner import decode_by, plain_method
+from tests.decoding.engine.fresh import fresh
 from tests.evaluation.scripted import loaded, rows
 from tests.evaluation.test_batches import TEXTS
 from tests.tiny_drafters import noisy
@@ -87,8 +88,8 @@ def test_the_paired_bleu_difference_is_positive_for_the_better_system_and_antisy
 
 def test_errors_are_counted_after_whispers_normaliser():
     said = ["mister smith is here", "it is ten o'clock", "one two three", None]
-    heard = ["Mr. Smith is here!", "It's 10 o'clock.", "one two three four", "whatever"]
-    errors, words = word_errors(heard, said)
+    transcripts = ["Mr. Smith is here!", "It's 10 o'clock.", "one two three four", "whatever"]
+    errors, words = word_errors(transcripts, said)
     assert errors.tolist() == [0, 0, 1, 0]
     assert words[0] == 4 and words[3] == 0
 
@@ -173,11 +174,6 @@ def test_the_gap_at_a_difference_is_plain_decodings_own(family):
     target = loaded(tiny_model(family))
     [prompt, *_], _ = read_prompts(target, rows(TEXTS))
     source = prompt.source
-    prefix = torch.cat([source.prefix, torch.tensor([9, 11])])[None]
-    given = {"input_ids": prefix}
-    if family == "marian":
-        given = {"input_ids": source.input_ids[None], "decoder_input_ids": prefix}
-    with torch.inference_mode():
-        logits = target.target.model(**given).logits[0, -1]
+    logits = fresh(target.target.model, source, [*source.prefix.tolist(), 9, 11]).logits[0, -1]
     expected = logits.topk(2).values.tolist()
     assert top_two(target.model, source, [9, 11], 12) == pytest.approx(expected, abs=1e-9)

@@ -40,7 +40,7 @@ from drafttrain.evaluation.teacher_forced import (
 from drafttrain.models.draftable import UNDRAFTED
 from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
 from tests.evaluation.scripted import plain_tokens
-from tests.tiny_drafters import shared, tiny_drafter
+from tests.tiny_drafters import parallel, shared, tiny_drafter, with_noise
 from tests.tiny_models import near_copy, tiny_model
 
 EOS = 1
@@ -70,25 +70,14 @@ def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
     assert greedy_blocks(best[:2], 3, 2).tolist() == [[7, 8], [8, -1], [-1, -1]]
 
 
-def masked():
-    """A language model that drafts blocks through masks."""
-    model = tiny_model("llama", seed=7, initializer_range=0.6)
-    model.lm_head.weight.data.normal_()
-    model.config.pard_token, model.config.k = 3, 4
-    return make_drafter(model)
-
-
 def pairs(kind: str):
     """A target and a drafter that is right now and then."""
     if kind == "spec-drafter":
-        target, drafter = shared("marian"), tiny_drafter(decoder_layers=2, slots="anchored")
-        torch.manual_seed(0)
-        for parameter in drafter.parameters():
-            parameter.data += 0.02 * torch.randn_like(parameter)
-        return target, make_drafter(drafter)
+        drafter = with_noise(tiny_drafter(decoder_layers=2, slots="anchored"))
+        return shared("marian"), make_drafter(drafter)
     target = tiny_model("t5" if kind == "t5" else "llama", num_hidden_layers=4)
     if kind == "parallel":
-        return target, masked()
+        return target, parallel()
     if kind == "max-gram":
         return target, MaxGramDrafter()
     return target, CausalDrafter(CachedModel(near_copy(target, 0.05, seed=2)))

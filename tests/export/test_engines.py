@@ -38,7 +38,7 @@ def pair(tmp_path_factory) -> tuple[Path, Path]:
     return save_drafter(root / "drafter"), save_target(tiny_model("llama"), root / "target")
 
 
-def asked(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> ExportConfig:
+def wanted(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> ExportConfig:
     drafter, target = pair
     given = {"drafter": drafter, "target": target, "check": "drafter"} | settings
     given["target"] = given["target"] and {"path": str(given["target"])}
@@ -46,7 +46,7 @@ def asked(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> Ex
 
 
 def test_one_folder_serves_every_engine(capsys, tmp_path, pair):
-    settings = asked(pair, tmp_path / "out", ALL, num_assistant_tokens=4)
+    settings = wanted(pair, tmp_path / "out", ALL, num_assistant_tokens=4)
     export(settings, reload=compare)
     out = tmp_path / "out"
     said, card = capsys.readouterr().out, (out / "README.md").read_text()
@@ -96,7 +96,7 @@ def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, engines, ch
     settings = changes(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match=says):
-        export(asked(pair, tmp_path / "out", engines, **settings), reload=compare)
+        export(wanted(pair, tmp_path / "out", engines, **settings), reload=compare)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -117,7 +117,7 @@ def test_the_servers_take_a_family_with_its_names_and_settings(
     if tied:
         model.tie_weights()
     drafter, out = save_target(model, tmp_path / "drafter"), tmp_path / "out"
-    export(asked(pair, out, engines, drafter=drafter), reload=compare)
+    export(wanted(pair, out, engines, drafter=drafter), reload=compare)
     config = json.loads((out / "config.json").read_text())
     assert config["sliding_window"] is None and "auto_map" not in config
     assert config["tie_word_embeddings"] is tied
@@ -135,13 +135,13 @@ def test_tensors_that_are_no_part_of_the_drafter_are_left_behind(tmp_path, pair)
     weights = load_file(folder / "model.safetensors")
     stray = {"acceptance_head.out.weight": weights["lm_head.weight"][:1].clone()}
     save_file(weights | stray, folder / "model.safetensors", {"format": "pt"})
-    export(asked(pair, tmp_path / "out", "sglang", drafter=folder), reload=compare)
+    export(wanted(pair, tmp_path / "out", "sglang", drafter=folder), reload=compare)
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == weights.keys()
 
 
 def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
     """vLLM compares rows of embeddings; llama.cpp itself takes a difference of up to 128."""
-    export(asked(pair, tmp_path / "out", "llama.cpp", **wide(tmp_path)), reload=compare)
+    export(wanted(pair, tmp_path / "out", "llama.cpp", **wide(tmp_path)), reload=compare)
     assert (tmp_path / "out" / "config.json").is_file()
 
 

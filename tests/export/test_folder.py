@@ -143,9 +143,9 @@ def test_transformers_own_assisted_generation_loads_the_plain_drafter(tmp_path, 
     assert settings.num_assistant_tokens_schedule == "constant"
     assert settings.assistant_confidence_threshold == 0.4
     target = tiny_model("llama")
-    asked = {"max_new_tokens": 24, "do_sample": False}
-    plain = target.generate(PROMPT, **asked)
-    assert torch.equal(target.generate(PROMPT, assistant_model=assistant, **asked), plain)
+    wanted = {"max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(PROMPT, **wanted)
+    assert torch.equal(target.generate(PROMPT, assistant_model=assistant, **wanted), plain)
 
 
 def test_a_policy_of_fixed_length_turns_transformers_own_stop_off(tmp_path, drafter):

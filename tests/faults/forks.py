@@ -26,7 +26,7 @@ class Point:
     """When a child gets its signal: after some seconds, or right before its n-th file operation.
 
     With `torn`, the system kills it (SIGXFSZ) in the middle of the next file after that operation,
-    once the file has so many bytes, whichever library writes it.
+    once the file has that many bytes, whichever library writes it.
     """
 
     seconds: float | None = None

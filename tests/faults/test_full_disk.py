@@ -27,7 +27,7 @@ from tests.tiny_targets import tiny_tokenizer
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """Writes past so many bytes of any file fail (EFBIG)."""
+    """Writes past a number of bytes of any file fail (EFBIG)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -99,7 +99,7 @@ def test_layers_are_spread_as_stated(own: int, theirs: int, expected: list[int])
 
 
 def rows_of(output: list[int], prefix: int, k: int = 3, **shape: str) -> Layout:
-    """A block after so many tokens of an output; token 9 is the mask, 0 the start token."""
+    """A block after `prefix` tokens of an output; token 9 is the mask, 0 the start token."""
     targets, lengths = torch.tensor([output]), torch.tensor([len(output)])
     return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, **shape), k, 0)
 
@@ -227,8 +227,8 @@ def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding() ->
     hidden, tokens = torch.randn(2, drafter.width).double(), torch.tensor([5, 9])
     with torch.no_grad():
         table[9] = 40 * table[5]  # longer, not another way
-        told = features.embedding.weight @ (table[5] / table[5].square().mean().sqrt())
-        gate = features.hidden(hidden) + told
+        embedded = features.embedding.weight @ (table[5] / table[5].square().mean().sqrt())
+        gate = features.hidden(hidden) + embedded
         correction = (gate * gate.sigmoid()) @ features.out.weight.T
         expected = drafter.logits(hidden + correction)
         assert (drafter.logits(hidden, tokens) - expected).abs().max() < 1e-4  # the norm's epsilon

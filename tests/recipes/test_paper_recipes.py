@@ -68,7 +68,7 @@ def test_recipe_of_the_paper_runs_on_a_sample(
     assert manifest["counts"]["ok"] == ROWS
     drafter = SpecDrafter.from_pretrained(tmp_path / "run" / "final")
     assert depths(drafter.config) == case.layers
-    asked = load_settings(SpecDrafterRecipe, config, local)
-    assert drafter.config.k == asked.drafter.k == 25
+    arguments = load_settings(SpecDrafterRecipe, config, local)
+    assert drafter.config.k == arguments.drafter.k == 25
     assert drafter.shape.slots == "paper"
-    assert asked.train.average == 10
+    assert arguments.train.average == 10

@@ -124,8 +124,8 @@ def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits
     stamp = shards[0].stat().st_mtime_ns
     other = [*arguments, f"run={tmp_path / 'other'}", f"distilled={tmp_path / 'whole/distilled'}"]
     assert exit_code(main, *other, "teacher.top_k=5") == 2
-    told = capsys.readouterr().err
-    assert "begun with top_k = 4" in told and "distilled=" in told
+    printed = capsys.readouterr().err
+    assert "begun with top_k = 4" in printed and "distilled=" in printed
     assert shards[0].stat().st_mtime_ns == stamp
 
 
@@ -147,8 +147,8 @@ def test_a_target_that_the_engine_cannot_decode_is_refused_before_it_is_distille
     save_target(GPTNeoForCausalLM(local), tmp_path / "local")
     arguments = [*make_project(tmp_path), f"target.path={tmp_path / 'local'}"]
     assert exit_code(main, *arguments, "initialise.layers=even", "--dry-run") == 2
-    told = capsys.readouterr().err
-    assert "has local layers" in told and "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert "has local layers" in printed and "Traceback" not in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -163,8 +163,8 @@ def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(
     own = json.loads((run / "report.json").read_text())["runs"][1]
     assert own["metrics"]["identical"]["value"] == 1.0
     (tmp_path / "target").rename(tmp_path / "moved")
-    asked = {"drafter": str(run), "target": {"path": str(tmp_path / "moved")}}
-    export(ExportConfig(**asked, out=tmp_path / "out"), reload=compare)
+    parts = {"drafter": str(run), "target": {"path": str(tmp_path / "moved")}}
+    export(ExportConfig(**parts, out=tmp_path / "out"), reload=compare)
     out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "moved")
     few = out.config.draftable_tokens

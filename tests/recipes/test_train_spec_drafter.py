@@ -96,8 +96,8 @@ def test_tokens_that_outputs_use_can_be_drafted(
     used.add(drafter.config.eos_token_id)
     assert drafter.draftable.tolist() == sorted(used)
     assert 1 < len(used) < drafter.shape.vocab_size
-    told = f"{len(used)} of {drafter.shape.vocab_size} tokens can be drafted"
-    assert told in capsys.readouterr().out
+    printed = f"{len(used)} of {drafter.shape.vocab_size} tokens can be drafted"
+    assert printed in capsys.readouterr().out
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(

@@ -52,8 +52,8 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     assert all(0 < own["validation"][f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
 
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
-    told = capsys.readouterr().out
-    assert "every part equal to the original; the target's output unchanged for 3 inputs" in told
+    printed = capsys.readouterr().out
+    assert "every part equal to the original; the target's output unchanged for 3 inputs" in printed
     card = (tmp_path / "out" / "README.md").read_text()
     assert "target = AutoModelForCausalLM.from_pretrained(" in card
     assert "`drafttrain.models.state_drafter.StateDrafter.from_pretrained(...)`" in card

@@ -28,7 +28,7 @@ def write_texts(folder: Path, rows: int, held_out_rows: int) -> None:
 
 
 def write_recipe(folder: Path, rows: int, held_out_rows: int, **settings: Any) -> Path:
-    """recipe.yaml for the folder's target, on so many sentences to train and to validate on."""
+    """recipe.yaml for the folder's target, on sentences to train and to validate on."""
     write_texts(folder, rows, held_out_rows)
     places = {
         "run": str(folder / "run"),

@@ -13,7 +13,6 @@ from drafttrain.data.batches.masked_blocks import BlocksCollator, lay_out_texts
 from drafttrain.data.batches.packing import PackedExamples, pack, share_sequences
 from drafttrain.data.distill.recipe_rows import taught_rows
 from drafttrain.models.spec_drafter.layout import IGNORED
-from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
 
 ROWS = [([5, 6, 7], [8, 9, 1]), ([10], [11, 1]), ([12, 13], [1])]
 
@@ -73,24 +72,6 @@ def test_a_sequence_of_one_row_needs_no_mask() -> None:
     batch = BlocksCollator(pad_token_id=0).alone(examples())
     assert batch.mask(torch.float32) is None
     assert batch.labels.tolist()[2] == [IGNORED, 1, *[IGNORED] * 3]
-
-
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-def test_a_model_says_of_a_packed_row_what_it_says_of_the_row_alone(family: str) -> None:
-    model, collate = tiny_model(family), BlocksCollator(pad_token_id=0)
-    packed = collate([examples(), examples()[1:]])
-    with torch.no_grad():
-        found = model(
-            input_ids=packed.input_ids,
-            attention_mask=packed.mask(model.dtype),
-            position_ids=packed.positions,
-        ).logits
-        start = 0
-        for example in examples():
-            ids = torch.tensor([example.source_ids + example.target_ids[:-1]])
-            end = start + ids.shape[1]
-            assert (found[0, start:end] - model(input_ids=ids).logits[0]).abs().max() < 1e-12
-            start = end
 
 
 def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:

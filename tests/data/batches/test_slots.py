@@ -34,7 +34,7 @@ def test_choice_is_uniform_over_the_slots() -> None:
 
 
 def rows(slots: str, output: list[int], prefix: int) -> Layout:
-    """A block of 4 after so many tokens of an output; token 9 is the mask, 0 the start token."""
+    """A block of 4 after `prefix` tokens of an output; token 9 is the mask, 0 the start token."""
     targets, lengths = torch.tensor([output]), torch.tensor([len(output)])
     return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, slots), 4, 0)
 

@@ -29,7 +29,7 @@ class Fake:
     models: Any = ("tiny",)
     trouble: Callable[[int, tuple[int, ...]], Any] = lambda number, prompt: None
     """From the number of a request and its prompt: None, (status, body, headers), or `cut`."""
-    asked: list[tuple[int, ...]] = field(default_factory=list)
+    prompts: list[tuple[int, ...]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     gone: bool = False
@@ -71,8 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt = body["prompt"]
         with fake.lock:
-            number = len(fake.asked)
-            fake.asked.append(tuple(prompt))
+            number = len(fake.prompts)
+            fake.prompts.append(tuple(prompt))
             fake.bodies.append(body)
             fake.at_once += 1
             fake.most_at_once = max(fake.most_at_once, fake.at_once)

@@ -16,7 +16,7 @@ from drafttrain.data.distill.distill import distill as distil
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.loading import load_target
-from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings
+from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings, shards
 from tests.tiny_drafters import shared
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import random_sentences, save_target
@@ -50,10 +50,6 @@ def made(models: Path, tmp_path: Path, family: str, out: str, **changes) -> Dist
     )
 
 
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
-
-
 @pytest.mark.parametrize("family", ["marian", "llama"])
 def test_greedy_shards_are_those_of_transformers(models, tmp_path, family):
     plain = made(models, tmp_path, family, "plain")
@@ -68,11 +64,13 @@ def test_greedy_shards_are_those_of_transformers(models, tmp_path, family):
         distil(looped.model_copy(update={"out": plain.out}))
 
 
+@pytest.mark.parametrize("backend", ["engine", "transformers"])
 @pytest.mark.parametrize("family", ["marian", "llama"])
-def test_sampled_rows_depend_on_the_seed_and_the_row_alone(models, tmp_path, family):
-    same = {"backend": "engine", **SAMPLED}
+def test_sampled_rows_depend_on_the_seed_and_the_row_alone(models, tmp_path, family, backend):
+    same = {"backend": backend, **SAMPLED}
     one = made(models, tmp_path, family, "one", **same)
-    two = made(models, tmp_path, family, "two", shard_rows=5, **same | {"batch_rows": 1})
+    few = {"batch_rows": 1} if backend == "engine" else {"batch_tokens": 12}
+    two = made(models, tmp_path, family, "two", shard_rows=5, **same | few)
     distil(one)
     distil(two)
     assert rows_of(one.out) == rows_of(two.out)

@@ -31,10 +31,10 @@ def test_a_target_that_penalises_repetition_takes_rows_of_one_length(causal_targ
     target.model.generation_config.update(repetition_penalty=1.3)
     config = settings(causal_target, sentences=18)
     distill(config, target)
-    asked = {"do_sample": False, "num_beams": 1, "max_new_tokens": 12}
+    wanted = {"do_sample": False, "num_beams": 1, "max_new_tokens": 12}
     for row in load_distilled(config.out):
         ids = torch.tensor([row["source_ids"]])
-        expected = target.model.generate(ids, attention_mask=torch.ones_like(ids), **asked)[0]
+        expected = target.model.generate(ids, attention_mask=torch.ones_like(ids), **wanted)[0]
         assert row["target_ids"] == expected[ids.shape[1] :].tolist()
 
 
@@ -79,6 +79,6 @@ def test_chats_are_distilled_through_the_template(causal_target):
     assert plan.source_tokens == counts.source_tokens
     plain = settings(causal_target, "plain", sentences=1)
     Path(plain.data.path).write_text("w4 w5\n")
-    asked = plain.data.model_copy(update={"chat": True})
-    distill(plain.model_copy(update={"data": asked}))
+    wanted = plain.data.model_copy(update={"chat": True})
+    distill(plain.model_copy(update={"data": wanted}))
     assert rows_of(plain.out)[0] == rows[0]

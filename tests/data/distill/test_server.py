@@ -69,7 +69,7 @@ def test_rows_are_those_of_transformers_where_tokens_come_back(ask, fake, own_ro
     assert manifest.counts.ok == manifest.rows == 20
     assert manifest.served_model == "tiny"
     assert (manifest.settings.server.url, manifest.settings.server.extra_body) == (fake.url, IDS)
-    assert sorted(fake.asked) == sorted(fake.outputs) and 1 < fake.most_at_once <= 4
+    assert sorted(fake.prompts) == sorted(fake.outputs) and 1 < fake.most_at_once <= 4
     assert len(load_distilled(tmp_path / "rows")) == 20
 
 
@@ -118,7 +118,7 @@ def test_rows_that_fail_once_are_asked_for_again(ask, fake, own_rows, tmp_path):
     with serving(fake):
         ask(fake.url)
     assert rows_of(tmp_path / "rows") == own_rows
-    assert len(fake.asked) > 20
+    assert len(fake.prompts) > 20
 
 
 def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_path):
@@ -139,7 +139,7 @@ def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_p
     says |= dict.fromkeys((other, html), "no answer of /v1/completions")
     for prompt, words in says.items():
         assert rows[prompt].startswith(f"server {fake.url}: ") and words in rows[prompt]
-    assert fake.asked.count(bad) == 7 and fake.asked.count(refused) == 1
+    assert fake.prompts.count(bad) == 7 and fake.prompts.count(refused) == 1
 
 
 def test_where_all_rows_fail_nothing_is_written(ask, fake, tmp_path):
@@ -166,11 +166,11 @@ def test_a_server_that_ends_in_the_middle_loses_and_doubles_no_row(
         ask(fake.url)
     done = rows_of(tmp_path / "rows")
     assert done == own_rows[:8]  # a whole shard
-    fake.trouble, fake.asked, fake.gone = (lambda number, prompt: None), [], False
+    fake.trouble, fake.prompts, fake.gone = (lambda number, prompt: None), [], False
     with serving(fake):
         ask(fake.url)
     assert rows_of(tmp_path / "rows") == own_rows
-    assert not {tuple(row["source_ids"]) for row in done} & set(fake.asked)
+    assert not {tuple(row["source_ids"]) for row in done} & set(fake.prompts)
 
 
 def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkeypatch, capsys):

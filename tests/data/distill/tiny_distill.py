@@ -31,3 +31,7 @@ def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> 
 def rows_of(folder: Path) -> list[dict]:
     paths = sorted(folder.glob("*.parquet"))
     return [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}

@@ -52,7 +52,7 @@ def write(path: Path, text: str) -> Path:
 def write_rows(folder: Path, kind: str) -> Path:
     path, table = folder / f"data.{kind}", datasets.Dataset.from_list(ROWS)
     if kind.startswith("jsonl"):
-        return write(path, "".join(json.dumps(row) + "\n" for row in ROWS))
+        return write_lines(path, *ROWS)
     if kind.startswith("json"):
         return write(path, json.dumps(ROWS, indent=1))
     if kind.startswith("csv"):
@@ -168,7 +168,7 @@ def test_a_template_makes_inputs_of_several_columns(tmp_path):
         {"question": "One?", "choices": ["a", "b"]},
         {"question": "Two?", "choices": ["c", "d"]},
     ]
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    path = write_lines(tmp_path / "a.jsonl", *rows)
     template = "{question} (A) {choices[0]} (B) {choices[1]}"
     found = load(path, template=template, prefix="Q: ", skip=1)
     assert [(row["row"], row["source"]) for row in found] == [(1, "Q: Two? (A) c (B) d")]
@@ -193,18 +193,18 @@ CHAT = [
 
 def test_of_a_chat_the_assistants_last_turn_is_the_reference(tmp_path):
     lines = [{"messages": chat} for chat in (CHAT, CHAT[:4], CHAT[:2])]
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    path = write_lines(tmp_path / "a.jsonl", *lines)
     rows = load(path)
     assert [row["source"] for row in rows] == ["two?", "two?", "one?"]
     assert [row["reference"] for row in rows] == ["2", None, None]
     assert [row["chat"] for row in rows] == [CHAT[:4], CHAT[:4], CHAT[:2]]
     wrapped = load(path, prefix="Q: ", suffix=" A:", limit=1)[0]
-    asked = {"role": "user", "content": "Q: two? A:"}
+    wanted = {"role": "user", "content": "Q: two? A:"}
     assert wrapped == {
         "row": 0,
         "source": "Q: two? A:",
         "reference": "2",
-        "chat": [*CHAT[:3], asked],
+        "chat": [*CHAT[:3], wanted],
     }
 
 
@@ -218,7 +218,7 @@ def test_chats_without_a_users_text_keep_their_rows_and_hold_nothing(tmp_path):
     nobody = [CHAT[0], CHAT[2]]
     silent = [CHAT[0], {"role": "user", "content": None}]
     lines = [{"messages": chat} for chat in (nobody, silent, [], CHAT)]
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    path = write_lines(tmp_path / "a.jsonl", *lines)
     rows = load(path, prefix="Q: ")
     assert [(row["source"], row["chat"]) for row in rows[:3]] == [("", None)] * 3
     assert {row["reason"] for row in rows[:3]} == {"no user turn, or one without text"}
@@ -239,7 +239,7 @@ def test_of_several_turns_the_first_is_the_prompt(tmp_path):
         {"question_id": 83, "category": "math", "turns": ["d"], "reference": ["8"]},
         {"question_id": 84, "category": "qa", "turns": ["e"], "reference": [{"aliases": ["f"]}]},
     ]
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    path = write_lines(tmp_path / "a.jsonl", *lines)
     rows = load(path)
     assert [(row["source"], row["reference"]) for row in rows] == [
         ("a", None),
@@ -359,17 +359,17 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}
 
 def test_turns_keep_what_templates_know(tmp_path):
     """Optional keys, tool calls with their arguments as objects, reasoning, parts, ShareGPT."""
-    asked, said = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    wanted, said = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     chats = [
-        [{**asked, "name": "bob"}, said],
-        [asked, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}],
-        [asked, {**said, "reasoning_content": "r"}, asked],
+        [{**wanted, "name": "bob"}, said],
+        [wanted, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}],
+        [wanted, {**said, "reasoning_content": "r"}, wanted],
         [{"role": "user", "content": [{"type": "text", "text": "q"}, "more"]}],
         [{"from": who, "value": who[0]} for who in ("system", "human", "gpt")],
         [{"role": "user", "content": [{"type": "image"}]}],
     ]
     rows = load(write_lines(tmp_path / "a.jsonl", *({"messages": chat} for chat in chats)))
-    assert rows[0]["chat"] == [{**asked, "name": "bob"}] and rows[0]["reference"] == "a"
+    assert rows[0]["chat"] == [{**wanted, "name": "bob"}] and rows[0]["reference"] == "a"
     call = rows[1]["chat"][1]
     assert call["tool_calls"][0]["function"]["arguments"] == {"a": 1} and call["content"] == ""
     assert rows[2]["chat"][1]["reasoning_content"] == "r"
@@ -384,16 +384,16 @@ def test_turns_keep_what_templates_know(tmp_path):
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_tools_and_settings_of_a_row_go_to_the_template(tmp_path, kind):
     tools = [{"type": "function", "function": {"name": "add"}}]
-    asked = [{"role": "user", "content": "q"}]
+    wanted = [{"role": "user", "content": "q"}]
     rows = [
-        {"conversations": asked, "tools": tools, "chat_template_kwargs": {"thinking": False}},
-        {"conversations": asked, "tools": None, "chat_template_kwargs": None},
+        {"conversations": wanted, "tools": tools, "chat_template_kwargs": {"thinking": False}},
+        {"conversations": wanted, "tools": None, "chat_template_kwargs": None},
     ]
     path = tmp_path / f"a.{kind}"
     if kind == "parquet":
         datasets.Dataset.from_list(rows).to_parquet(str(path))
     else:
-        write_lines(path, *rows, {"conversations": asked, "tools": json.dumps(tools)})
+        write_lines(path, *rows, {"conversations": wanted, "tools": json.dumps(tools)})
     config = DataConfig(path=str(path), chat_template_kwargs={"thinking": True, "deep": 1})
     first, second, *others = map(json.loads, load_inputs(config)["chat"][:])
     assert first["tools"] == tools and "tools" not in second

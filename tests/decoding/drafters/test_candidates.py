@@ -19,8 +19,8 @@ def test_chains_are_those_of_each_sequence_alone() -> None:
     logits = torch.randn(8, VOCABULARY, dtype=torch.float64)
     from_hidden = torch.randn(8, RANK, dtype=torch.float64)
     correction = PreviousTokenCorrection(lambda hidden: hidden, rows, features)
-    asked = list(zip(from_hidden.split(lengths), logits.split(lengths), last, strict=True))
-    for one, chain in zip(asked, correction.chains(asked), strict=True):
+    requests = list(zip(from_hidden.split(lengths), logits.split(lengths), last, strict=True))
+    for one, chain in zip(requests, correction.chains(requests), strict=True):
         assert correction.chains([one])[0].tolist() == chain.tolist()
 
 

@@ -31,7 +31,7 @@ from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, generate, sources_for
 from tests.decoding.drafters.watched import Watched
-from tests.decoding.engine.fresh import keys_values
+from tests.decoding.engine.fresh import fresh, keys_values, last_hidden
 from tests.tiny_drafters import noisy
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 
@@ -106,14 +106,8 @@ def rows_before(
     model: CachedModel, source: Source, path: list[int], drafted: int
 ) -> tuple[Tensor, Tensor]:
     """Hidden states and logits that the drafted tokens came from, without a cache."""
-    if model.is_encoder_decoder:
-        inputs = {"input_ids": source.input_ids[None], "decoder_input_ids": torch.tensor([path])}
-        output = model.model(**inputs, output_hidden_states=True)
-        states = output.decoder_hidden_states
-    else:
-        output = model.model(torch.tensor([path]), output_hidden_states=True)
-        states = output.hidden_states
-    return states[-1][0, -drafted:], output.logits[0, -drafted:]
+    output = fresh(model.model, source, path)
+    return last_hidden(output)[-drafted:], output.logits[0, -drafted:]
 
 
 def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[Output]:

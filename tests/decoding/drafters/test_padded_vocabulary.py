@@ -144,14 +144,12 @@ def test_outputs_follow_the_target_exactly(name, rows, sequences):
 
 
 GREEDY: dict[str, tuple[Make, StopPolicy, object]] = {
-    "chain": (chain, FixedLength(4), GreedyMatch()),
+    name: (make, FixedLength(4), TargetWalk if verifier is TargetWalk else GreedyMatch())
+    for name, (make, _, verifier) in SAMPLED.items()
+    if name not in ("rsd-c", "paths", "paths k-seq", "several drafters")
+}
+GREEDY |= {
     "chain that stops": (chain, Confidence(0.2, 4), GreedyMatch()),
-    "of an unknown family": SAMPLED["of an unknown family"][:2] + (GreedyMatch(),),
-    "of few tokens": (few_tokens, FixedLength(4), GreedyMatch()),
-    "block": (parallel, FixedLength(3), GreedyMatch()),
-    "cascade": (levels, FixedLength(4), GreedyMatch()),
-    "cascade, turned round": (turned, FixedLength(4), GreedyMatch()),
-    "opt-tree": (tree(Optimal(9)), FixedLength(4), TargetWalk),
     "eagle": (tree(eagle_tree()), FixedLength(4), TargetWalk),
     "all siblings": (
         lambda target, rows: TreeDrafter(
@@ -160,7 +158,7 @@ GREEDY: dict[str, tuple[Make, StopPolicy, object]] = {
         FixedLength(1),
         TargetWalk,
     ),
-}  # fmt: skip
+}
 
 
 def decode(target: PreTrainedModel, drafter, stop, verifier, sampling, batch_size) -> list[Output]:

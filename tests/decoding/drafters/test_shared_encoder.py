@@ -86,15 +86,6 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
     assert (found - expected).abs().max() < (1e-5 if family == "t5" else 1e-12)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_batches_change_nothing(family, sampling):
-    target, drafter = target_of(family), BlockDrafter(drafter_of(family, previous_token_rank=3))
-    sources = sources_for(target.model)
-    alone = [one.tokens for one in decode(target, drafter, sources, 1, sampling)]
-    assert [one.tokens for one in decode(target, drafter, sources, 3, sampling)] == alone
-
-
 @pytest.mark.parametrize("pooling", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):

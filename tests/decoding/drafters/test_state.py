@@ -99,7 +99,7 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     monkeypatch.setattr(candidates, "CANDIDATES", count)
     target, sampling = tiny_target(), Sampling(1.0)
     drafter = make_drafter(behind_states(target, [2, 3], "linked"), target)
-    told, rows = drafter.model.previous_token, []
+    features, rows = drafter.model.previous_token, []
     stop, verifier = FixedLength(K), RejectionSampling()
     decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: randomness())
     chain_of_slots = slots.chain_of_slots
@@ -116,8 +116,10 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     for hidden, unlinked, proposal in rows:
         with torch.no_grad():
             before = F.embedding(proposal.tokens[:-1], embedding)
-            found = told.embedding(before / before.square().mean(-1, keepdim=True).sqrt())
-            change = told.out(F.silu(told.hidden(hidden[1:]) + found)) @ drafter.output.weight.T
+            found = features.embedding(before / before.square().mean(-1, keepdim=True).sqrt())
+            change = (
+                features.out(F.silu(features.hidden(hidden[1:]) + found)) @ drafter.output.weight.T
+            )
         best = unlinked >= unlinked.sort(descending=True).values[:, count - 1 : count]
         expected = unlinked + torch.where(best, F.pad(change, (0, 0, 1, 0)), 0.0)
         assert (expected_probs(expected, sampling) - proposal.draft_probs).abs().max() < 1e-6
@@ -168,9 +170,9 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
         right = [
             token == own for token, own in zip(played.drafted, output.tokens[place:], strict=False)
         ]
-        told = found[place, : len(right)].tolist()
+        probs = found[place, : len(right)].tolist()
         known = right.index(False) + 1 if False in right else len(right)
-        assert told[:known] == [float(one) for one in right[:known]]
+        assert probs[:known] == [float(one) for one in right[:known]]
         assert list(played.drafted[:known]) == blocks[place, :known].tolist()
         place += len(played.emitted)
     assert sum(len(played.path) for played in output.rounds) > 3

@@ -92,7 +92,7 @@ def test_models_that_answer_otherwise_with_a_cache_are_found_out():
 
 
 def test_models_that_look_ahead_are_found_out():
-    """BERT's language model attends in both directions unless it is told that it is a decoder."""
+    """BERT's language model attends in both directions unless it is configured as a decoder."""
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     shape |= {"vocab_size": VOCAB, "intermediate_size": 32, "max_position_embeddings": 64}
     shape |= {"initializer_range": 0.5}

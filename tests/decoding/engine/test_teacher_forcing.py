@@ -14,6 +14,7 @@ from drafttrain.decoding.engine.teacher_forcing import (
     teacher_force,
     teacher_forced_states,
 )
+from tests.decoding.engine.fresh import fresh, last_hidden
 from tests.tiny_families import any_family
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
 
@@ -23,21 +24,10 @@ TARGETS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1], [22]]
 
 def alone(model: PreTrainedModel, source: list[int], target: list[int]):
     """Logits [L, V] and hidden states [L, D] of one sequence from the model's own forward."""
-    with torch.inference_mode():
-        if not model.config.is_encoder_decoder:
-            output = model(torch.tensor([source + target]), output_hidden_states=True)
-            logits, hidden = output.logits[0], output.hidden_states[-1][0]
-            first = len(source)
-        else:
-            start = model.generation_config.decoder_start_token_id
-            output = model(
-                input_ids=torch.tensor([source]),
-                decoder_input_ids=torch.tensor([[start, *target]]),
-                output_hidden_states=True,
-            )
-            logits, hidden = output.logits[0], output.decoder_hidden_states[-1][0]
-            first = 1
-    return logits[first - 1 : -1], hidden[first:]
+    given = make_source(source, model)
+    output = fresh(model, given, [*given.prefix.tolist(), *target])
+    first = len(given.prefix)
+    return output.logits[0, first - 1 : -1], last_hidden(output)[first:]
 
 
 @pytest.mark.parametrize(
