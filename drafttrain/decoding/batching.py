@@ -81,14 +81,14 @@ def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
         if any(NOT_FINITE in tokens for tokens in best):
             raise NotFinite.of_drafter()
         return best
-    tokens = torch.cat(likeliest_of_each(scores)).tolist()
+    tokens = torch.cat(arg_max_on_device(scores)).tolist()
     if NOT_FINITE in tokens:
         raise NotFinite.of_drafter()
     ends = itertools.accumulate(len(rows) for rows in scores)
     return [tokens[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
 
 
-def likeliest_of_each(scores: Sequence[Tensor]) -> list[Tensor]:
+def arg_max_on_device(scores: Sequence[Tensor]) -> list[Tensor]:
     """Returns the drafter's most likely token of every row, without a device synchronisation.
 
     On a device, a row without a finite maximum gives `NOT_FINITE`; on the CPU it raises NotFinite.
@@ -101,15 +101,13 @@ def likeliest_of_each(scores: Sequence[Tensor]) -> list[Tensor]:
     return list(best.split([len(rows) for rows in scores]))
 
 
-Judged = tuple[list[int], list[int]]
-"""The arg-max of each of a draft's N + 1 rows of target logits, and its N draft tokens."""
+def arg_max_and_tokens(
+    drafts: Sequence[tuple[Tensor, Tensor]],
+) -> list[tuple[list[int], list[int]]]:
+    """Copies what greedy verification reads to the host, with one device synchronisation.
 
-
-def judge_each(drafts: Sequence[tuple[Tensor, Tensor]]) -> list[Judged]:
-    """Returns each draft's arg-max rows and its tokens, with one device synchronisation.
-
-    The arg-max is `NOT_FINITE` if the maximum of its row is not finite. Shapes: rows of target
-    logits [N + 1, V], tokens [N] each. Raises NotFinite if a draft contains `NOT_FINITE`.
+    For each draft: the arg-max of its rows of target logits [N + 1, V], `NOT_FINITE` if the maximum
+    is not finite, and its draft tokens [N]. Raises NotFinite if a draft contains `NOT_FINITE`.
     """
     if drafts[0][0].device.type == "cpu":
         return [(_finite_arg_max(rows), tokens.tolist()) for rows, tokens in drafts]

@@ -142,7 +142,7 @@ class RunningSequence:
         stop = self.stop.capped(self.draft_limit)
         return self.session.propose(self.tokens, self.target_state, stop)
 
-    def judge(
+    def verify(
         self, decoder: Decoder, proposal: Proposal, output: ForwardOutput
     ) -> BatchedSteps[Verdict]:
         """Verifies a draft with the target's logits.
@@ -154,7 +154,7 @@ class RunningSequence:
         logits = without_ended(logits, proposal, decoder.target.eos_ids)
         arguments = proposal, logits, decoder.sampling, self.randomness
         try:
-            return (yield from as_steps(decoder.verifier.judge(*arguments)))
+            return (yield from as_steps(decoder.verifier.verify_steps(*arguments)))
         except NotFinite as error:
             where = f"input {self.index}, new token {self._length - len(self.state.source.prefix)}"
             raise NotFinite(f"{where}: {error}") from None
@@ -215,7 +215,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     )
     verdicts = run_batched(
         [
-            sequence.judge(decoder, proposal, output)
+            sequence.verify(decoder, proposal, output)
             for sequence, proposal, output in zip(active, proposals, outputs, strict=True)
         ]
     )

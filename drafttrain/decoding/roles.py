@@ -151,10 +151,10 @@ class Verifier:
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
-        """Runs `judge` for one sequence."""
-        return run_single(self.judge(proposal, target_logits, sampling, randomness))
+        """Runs `verify_steps` for one sequence."""
+        return run_single(self.verify_steps(proposal, target_logits, sampling, randomness))
 
-    def judge(
+    def verify_steps(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> BatchedSteps[Verdict] | Verdict:
         """Applies the rule to one sequence's draft.

@@ -18,7 +18,7 @@ from torch import Tensor
 from drafttrain.config.decode import VerifierConfig
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence, in_words
 from drafttrain.config.methods import RULES, TREES, StopKind, VerifierRule, rules_for
-from drafttrain.decoding.batching import BatchedCall, BatchedSteps, judge_each
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_and_tokens
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import NotFinite, Proposal, Sampling, Verdict
@@ -102,7 +102,7 @@ def verify_greedy(
     Lossless for greedy decoding (blockwise decoding, Stern et al. 2018, Section 3). In a tree, it
     descends while a child is the arg-max. Shapes: target_logits [N + 1, V].
     """
-    best, drafted = yield BatchedCall(judge_each, (target_logits, proposal.tokens))
+    best, drafted = yield BatchedCall(arg_max_and_tokens, (target_logits, proposal.tokens))
     pairs = zip(proposal.parents.tolist(), drafted, strict=True)
     child = {pair: node for node, pair in enumerate(pairs)}
     path: list[int] = []
@@ -129,7 +129,7 @@ def verify_spec(
     arg-max. In a tree, it descends to the accepted child with the largest target logit.
     Shapes: target_logits [N + 1, V].
     """
-    best, drafted = yield BatchedCall(judge_each, (target_logits, proposal.tokens))
+    best, drafted = yield BatchedCall(arg_max_and_tokens, (target_logits, proposal.tokens))
     parents = proposal.parents.to(target_logits.device)
     tokens = proposal.tokens.to(target_logits.device)
     rows = target_logits[parents + 1]  # the row that verifies each node

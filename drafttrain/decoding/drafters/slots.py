@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.batching import BatchedCall, BatchedSteps, likeliest_of_each
+from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_on_device
 from drafttrain.decoding.drafters.candidates import Candidates, PreviousTokenCorrection
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
@@ -61,7 +61,7 @@ def chain_of_slots(
         rows = partial(_corrected_rows, correction, states, logits, last, tokens)
         return Proposal.chain(tokens, hidden=hidden, logits=rows)
     if sampling.greedy:
-        tokens = yield BatchedCall(likeliest_of_each, logits)
+        tokens = yield BatchedCall(arg_max_on_device, logits)
         return Proposal.chain(tokens, hidden=hidden, logits=logits.unbind)
     probs = warp(logits, sampling)
     tokens = randomness.categorical(probs).cpu()

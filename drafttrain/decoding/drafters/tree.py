@@ -192,7 +192,7 @@ class ModelRows:
                 break
             column = child
             kept.append(child)
-        self.model.keep_columns(state, kept, behind=self._committed)
+        self.model.keep_columns(state, kept, prefix=self._committed)
 
 
 class SlotRows:

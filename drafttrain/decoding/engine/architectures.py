@@ -1,7 +1,7 @@
-"""Which models decode speculatively: those that cache one state per token, and no others.
+"""Which models can be decoded speculatively: those with a plain KV cache.
 
-The configuration says where layers recur or keep a state that cannot be rolled back. Every model is
-then tried on a few tokens before anything is decoded with it (`probe.py`).
+A model whose configuration has recurrent layers, or a state that cannot be rolled back, is refused.
+Every other model is probed on a few tokens before anything is decoded with it (`probe.py`).
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ from transformers import (
 )
 
 WHISPER_LIKE = (WhisperForConditionalGeneration,)
-"""Encoder-decoder models that read features of audio: `input_features`. `generate` starts their
+"""Encoder-decoder models with audio features as input (`input_features`). `generate` starts their
 decoder from several tokens (`speech.py`)."""
 
-UNMASKED_ALONE = (LEDForConditionalGeneration,)
-"""Models whose decoder drops the mask of a single token, and expands no mask of the source."""
+DROPS_MASKS = (LEDForConditionalGeneration,)
+"""Models whose decoder drops the mask of a single token and does not expand the source's mask."""
 
 MASKED_LAYERS = {"full_attention", "global", "sliding_attention", "chunked_attention"}
-"""Kinds of layers that differ in their mask alone."""
+"""Layer types that differ only in their mask."""
 
 
 def counts_last_token(model: PreTrainedModel) -> bool:
-    """Whether `generate` of this family leaves a position for the last token, which is not fed."""
+    """Whether `generate` of this family counts a position for the last token, which is no input."""
     return isinstance(model, WHISPER_LIKE)
 
 
 def check_configuration(config: PretrainedConfig) -> None:
-    """Refuse models without a plain KV cache, from their configuration, before weights are read.
+    """Checks for a plain KV cache by the configuration, before weights are read.
 
-    Raises ValueError naming the model type and what in it slides, recurs or keeps a state.
+    Raises ValueError naming the model type and the layers or settings that are not supported.
     """
     settings = config.get_text_config(decoder=True).to_dict()
     for name in ("num_state", "ngram"):
         if settings.get(name):
             refuse(config, f"its configuration sets {name}")
     layers = settings.get("layer_types") or settings.get("attention_layers") or ()
-    odd = set(layers) - MASKED_LAYERS
-    if odd:
-        refuse(config, f"it has {', '.join(sorted(odd))} layers")
+    unsupported = set(layers) - MASKED_LAYERS
+    if unsupported:
+        refuse(config, f"it has {', '.join(sorted(unsupported))} layers")
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         check_stateless(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which keys a layer sees of those before a token."""
+    """An attention window of a layer."""
 
     size: int
     chunked: bool = False
-    """Whether the text is cut into chunks of this size; else the last `size` tokens are seen."""
+    """True: tokens attend within chunks of this size. False: to the last `size` tokens."""
 
-    def holds(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether keys at these positions are seen from these."""
+    def contains(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether a query at a position attends to a key at a position (broadcast; bool)."""
         if self.chunked:
             return query // self.size == key // self.size
         return query - key < self.size
 
 
 def attention_windows(config: PretrainedConfig) -> dict[str, Window | None]:
-    """The window of each kind of layer; None: the whole text."""
+    """Returns the window of each layer type; None: full attention."""
     settings = config.get_text_config(decoder=True).to_dict()
     size = settings.get("sliding_window")
     kinds = sorted(set(settings.get("layer_types") or ()))
@@ -87,37 +87,36 @@ def attention_windows(config: PretrainedConfig) -> dict[str, Window | None]:
 def layer_masks(
     windows: Mapping[str, Window | None], mask: Tensor, queries: Tensor, keys: Tensor | None
 ) -> Tensor | dict[str, Tensor]:
-    """A mask as a model's `forward` takes it: with its window, or one for each kind of layer of
-    `attention_windows`.
+    """Returns the mask for a model's `forward`: one with its window, or one per layer type.
 
-    Shapes: mask, added to attention scores, [B, 1, N, C]; positions: queries [B, N], keys [B, C],
-    None where there is no window.
+    Shapes: additive mask [B, 1, N, C]; positions of queries [B, N] and of keys [B, C], which may be
+    None if there is no window.
     """
     masks = {}
     for kind, window in windows.items():
         masks[kind] = mask
         if window is not None:
             assert keys is not None
-            far = ~window.holds(queries[:, :, None], keys[:, None, :])
-            masks[kind] = mask.masked_fill(far[:, None], torch.finfo(mask.dtype).min)
+            outside = ~window.contains(queries[:, :, None], keys[:, None, :])
+            masks[kind] = mask.masked_fill(outside[:, None], torch.finfo(mask.dtype).min)
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def unwrapped(model: Any) -> PreTrainedModel:
-    """The Transformers model inside a PeftModel or a compiled module; else the model itself."""
+    """Returns the Transformers model inside a PeftModel or compiled module, or the model itself."""
     inner = getattr(model, "_orig_mod", model)
     base = getattr(inner, "get_base_model", None)
     return inner if base is None else base()
 
 
 def encoder_width(model: Any) -> int:
-    """D of the encoder's output [S, D]."""
+    """Returns D of the encoder states [S, D]."""
     config = getattr(model.get_encoder(), "config", model.config)
     return config.get_text_config().hidden_size
 
 
 def device_of(model: Any) -> torch.device:
-    """Where a model takes its inputs: its device, or where modules that are off-loaded compute."""
+    """Returns the device for a model's inputs; of an offloaded model, its execution device."""
     if torch.device(model.device).type != "meta":
         return model.device
     for module in model.modules():
@@ -128,29 +127,29 @@ def device_of(model: Any) -> torch.device:
 
 
 def check_states(config: PretrainedConfig) -> None:
-    """Refuse models behind whose states no drafter can go on. Raises ValueError.
+    """Raises ValueError if a state drafter cannot use this target's layers.
 
-    Positions must be rotary: what a state drafter feeds its layers is no embedded token.
+    The target must be decoder-only, with rotary positions (the inputs of the drafter's layers are
+    hidden states, not embedded tokens) and without attention windows.
     """
     settings = config.get_text_config(decoder=True).to_dict()
     plain = list(attention_windows(config).values()) == [None]
     if config.is_encoder_decoder or not settings.get("rope_parameters") or not plain:
         raise ValueError(
-            f"a {config.model_type!r} model cannot have a drafter behind its states: its layers "
-            "do not take positions by rotation alone, or attend to a window; use Llama, Mistral, "
-            "Qwen2 or Qwen3, or a drafter that reads texts itself "
-            "(recipes/train_parallel_drafter.py)"
+            f"a {config.model_type!r} model cannot have a state drafter: its layers have other "
+            "than rotary positions, or attend to a window; use Llama, Mistral, Qwen2 or Qwen3, or "
+            "a drafter that reads the text itself (recipes/train_parallel_drafter.py)"
         )
 
 
 def check_stateless(kind: type[PreTrainedModel], config: PretrainedConfig) -> None:
-    """Refuse linear attention, state spaces and mixtures of them. Raises ValueError."""
+    """Raises ValueError for linear attention, state-space models and hybrids of them."""
     if kind._is_stateful:
         refuse(config, "it keeps a recurrent state that cannot be rolled back")
 
 
 def check_architecture(model: PreTrainedModel) -> None:
-    """Refuse a loaded model that cannot be decoded with. Raises ValueError."""
+    """Raises ValueError for a loaded model that cannot be decoded speculatively."""
     if model.training:
         raise ValueError("the model is in training mode; call model.eval() first")
     check_configuration(model.config)
@@ -158,9 +157,9 @@ def check_architecture(model: PreTrainedModel) -> None:
 
 
 def source_limit(config: PretrainedConfig) -> int | None:
-    """Most tokens of a source, or of a decoder-only model's prompt; None = no limit.
+    """Returns the maximal number of tokens of a source or prompt; None: no limit.
 
-    Encoders that read features have lengths of their own (`max_source_positions`).
+    The limit of an audio encoder counts its own positions (`max_source_positions`).
     """
     settings = config.to_dict()
     for name in ("max_source_positions", "max_encoder_position_embeddings"):
@@ -170,7 +169,7 @@ def source_limit(config: PretrainedConfig) -> int | None:
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """Most tokens that the decoder can be fed, its prefix included; None = no limit."""
+    """Returns the number of decoder positions, prefix included; None: no limit."""
     if not config.is_encoder_decoder:
         config = config.get_text_config(decoder=True)
     settings = config.to_dict()
@@ -180,13 +179,13 @@ def position_limit(config: PretrainedConfig) -> int | None:
     name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     limit = settings.get(name)
     rope = settings.get("rope_parameters") or {}
-    if rope.get("rope_type") == "longrope":  # beyond, its frequencies change and cached keys age
+    if rope.get("rope_type") == "longrope":  # longer inputs change frequencies
         return rope.get("original_max_position_embeddings", limit)
     return limit
 
 
 def refuse(config: PretrainedConfig, reason: str) -> NoReturn:
-    """Raise ValueError for a model that cannot be decoded speculatively."""
+    """Raises ValueError for a model that cannot be decoded speculatively."""
     raise ValueError(
         f"a {config.model_type!r} model cannot be decoded speculatively: {reason}; families with a "
         "plain KV cache work (T5, BART, Marian, Whisper, Llama, Qwen2, Qwen3, GPT-2, OPT, ...)"

@@ -1,8 +1,9 @@
-"""Keys and values of all sequences of a model, in tensors that Transformers' layers write to.
+"""KV cache of all sequences of a model, as layers of a Transformers cache.
 
-A sequence has a row. Its columns are counted by its `SequenceState`: a call says into which columns
-each row's new tokens go. What lies in columns that no sequence uses is masked by every call and
-overwritten later, so that dropping tokens costs nothing and keeping a path of a tree is a gather.
+A sequence has one batch row; its `SequenceState` tracks which token is in which column. Each call
+specifies the columns that the new tokens of each row are written to. Every call masks unused
+columns, and later calls overwrite them. So dropping tokens costs nothing, and keeping a path of a
+tree is a gather.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 COLUMNS = 128
-"""Columns that there is room for at first; their number doubles where they do not suffice."""
+"""Initial number of columns; it at least doubles when more are needed."""
 
 KeysValues = tuple[Tensor, Tensor]
 
 
 @dataclass
 class Placement:
-    """Where the new tokens of a call go, for all layers of a cache."""
+    """The rows and columns that a call writes to and reads, shared by all layers of a cache."""
 
     rows: Tensor | slice | None = None
-    """Batch rows [B]; a slice where they are consecutive."""
+    """Batch rows [B]; a slice if they are consecutive."""
     columns: Tensor | slice | None = None
-    """Columns of the new tokens [B, N]; a slice where all rows have the same."""
+    """Columns of the new tokens [B, N]; a slice if they are the same for all rows."""
     used: int = 0
-    """Columns that the call reads, from the first one on."""
+    """Number of columns that the call reads, from the first one on."""
     cached: int = 0
-    """Tokens in front of the call's, where the model counts positions itself (one row, a chain)."""
+    """Number of tokens cached before the call, for models that compute positions themselves (one
+    row, a chain); else 0."""
     capacity: tuple[int, int] = (0, COLUMNS)
-    """Rows and columns of every layer's tensors."""
+    """Allocated rows and columns of every layer."""
 
 
 class ColumnLayer(CacheLayerMixin):
-    """Keys and values of one decoder layer, [rows, heads, columns, head_dim]."""
+    """Cache of one decoder layer: keys and values [rows, heads, columns, head_dim]."""
 
     is_sliding = False
 
@@ -62,7 +64,7 @@ class ColumnLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *arguments: Any, **named: Any
     ) -> KeysValues:
-        """Write the new tokens' keys and values; returns those of all columns in use."""
+        """Writes keys and values of the new tokens; returns those of all columns that are read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         elif self.keys.dtype != key_states.dtype:  # the model was converted
@@ -70,28 +72,27 @@ class ColumnLayer(CacheLayerMixin):
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _write(self, held: Tensor, new: Tensor) -> Tensor:
-        place = self.placement
-        rows, columns = place.rows, place.columns
+        rows, columns = self.placement.rows, self.placement.columns
         if isinstance(rows, slice) and isinstance(columns, slice):
-            own = held[rows]
-            own[:, :, columns] = new
+            batch = held[rows]  # a view: writing to it fills the cache
+            batch[:, :, columns] = new
         elif isinstance(rows, slice):
-            own = held[rows]
-            own.scatter_(2, columns[:, None, :, None].to(own.device).expand_as(new), new)
+            batch = held[rows]
+            batch.scatter_(2, columns[:, None, :, None].to(batch.device).expand_as(new), new)
         else:
             rows = rows.to(held.device)
             if isinstance(columns, slice):
                 columns = torch.arange(columns.start, columns.stop)[None]
             held[rows[:, None], :, columns.to(held.device)] = new.transpose(1, 2)
-            own = held[rows]
-        return own[:, :, : place.used]
+            batch = held[rows]
+        return batch[:, :, : self.placement.used]
 
     def grow(self) -> None:
-        """Have the room that `placement` names; what is cached stays."""
+        """Enlarges the tensors to `placement.capacity`, keeping their content."""
         if self.is_initialized:
             rows, columns = self.placement.capacity
-            more = (0, 0, 0, columns - self.keys.shape[2], 0, 0, 0, rows - self.keys.shape[0])
-            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+            padding = (0, 0, 0, columns - self.keys.shape[2], 0, 0, 0, rows - self.keys.shape[0])
+            self.keys, self.values = F.pad(self.keys, padding), F.pad(self.values, padding)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.placement.used, 0
@@ -102,42 +103,43 @@ class ColumnLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.placement.capacity[1]
 
-    get_max_cache_shape = get_max_length  # its name before Transformers 5.20
+    get_max_cache_shape = get_max_length  # the name before Transformers 5.20
 
 
 class ColumnCache:
-    """The rows of one model: self-attention's columns, and what cross-attention reads."""
+    """Self-attention and cross-attention caches of all sequences of one model."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.placement = Placement()
-        self.own = Cache(layer_class_to_replicate=partial(ColumnLayer, self.placement))
-        self.cross: list[list[Tensor]] = []
-        """Keys and values of each layer's cross-attention, [rows, heads, S, head_dim]."""
+        self.self_attention = Cache(layer_class_to_replicate=partial(ColumnLayer, self.placement))
+        self.cross_attention: list[list[Tensor]] = []
+        """[keys, values] of each layer, [rows, heads, S, head_dim]."""
         self.source_lengths: dict[int, int] = {}
-        """States of each row's source, where they are known."""
+        """Length of the source of each row whose cross-attention is cached."""
         self._free: list[int] = []
         CACHES.add(self)
 
     @property
     def in_use(self) -> int:
-        """Rows that somebody holds."""
+        """Number of rows that sequences use."""
         return self.placement.capacity[0] - len(self._free)
 
     @property
     def is_ready(self) -> bool:
-        """Whether every layer has its tensors: they are made by the first call."""
-        return bool(self.own.layers) and all(one.is_initialized for one in self.own.layers)
+        """Whether all layers are allocated, which the first call does."""
+        layers = self.self_attention.layers
+        return bool(layers) and all(layer.is_initialized for layer in layers)
 
     def open(self) -> CacheRow:
-        """A free row: the first one there is, so that those in use are consecutive."""
+        """Returns the first free row, so that rows in use stay consecutive."""
         rows, columns = self.placement.capacity
         if not self._free:
             self._free += range(rows, max(1, 2 * rows))
             self._resize(max(1, 2 * rows), columns)
         number = heapq.heappop(self._free)
         self.source_lengths.pop(number, None)
-        for layer in self.own.layers:  # NaN left by another sequence would pass any mask
+        for layer in self.self_attention.layers:  # a mask does not hide NaN of an earlier sequence
             if layer.is_initialized:
                 layer.keys[number].nan_to_num_(0.0, 0.0, 0.0)
                 layer.values[number].nan_to_num_(0.0, 0.0, 0.0)
@@ -146,111 +148,115 @@ class ColumnCache:
         return row
 
     def reserve_columns(self, columns: int) -> None:
-        """Have so many columns in every row, or more."""
+        """Allocates at least so many columns in every row."""
         rows, capacity = self.placement.capacity
         if columns > capacity:
             self._resize(rows, max(columns, 2 * capacity))
 
     def _resize(self, rows: int, columns: int) -> None:
         self.placement.capacity = (rows, columns)
-        for layer in self.own.layers:
+        for layer in self.self_attention.layers:
             layer.grow()
-        for layer in self.cross:
-            layer[:] = [F.pad(own, (0,) * 7 + (rows - len(own),)) for own in layer]
+        for layer in self.cross_attention:
+            layer[:] = [F.pad(held, (0,) * 7 + (rows - len(held),)) for held in layer]
 
     def release(self) -> None:
-        """Give the memory back where no row is in use; it grows again as it is needed."""
+        """Frees the memory if no row is in use; later calls allocate it again."""
         if self.in_use == 0:
-            self.own.layers.clear()
-            self.cross.clear()
+            self.self_attention.layers.clear()
+            self.cross_attention.clear()
             self._free.clear()
             self.placement.capacity = (0, COLUMNS)
 
     def write(self, number: int, first: int, keys_values: Tensor) -> None:
-        """Put these into a row's columns from `first` on: keys and values of every layer in turn
-        [2 L, heads, P, head_dim]."""
+        """Writes P columns of a row, from column `first` on.
+
+        Shapes: keys and values of every layer in turn, [2 L, heads, P, head_dim].
+        """
         last = first + keys_values.shape[2]
         self.reserve_columns(last)
         for index, (keys, values) in enumerate(keys_values.unflatten(0, (-1, 2))):
-            if index == len(self.own.layers):
-                self.own.layers.append(ColumnLayer(self.placement))
-            layer = self.own.layers[index]
+            if index == len(self.self_attention.layers):
+                self.self_attention.layers.append(ColumnLayer(self.placement))
+            layer = self.self_attention.layers[index]
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])
             layer.keys[number, :, first:last] = keys
             layer.values[number, :, first:last] = values
 
     def remember_source(self, number: int, keys_values: Sequence[KeysValues]) -> None:
-        """Keep a row's keys and values of cross-attention, two [heads, S, head_dim] a layer."""
+        """Caches the cross-attention of a row: keys and values [heads, S, head_dim] per layer."""
         rows, length = self.placement.capacity[0], keys_values[0][0].shape[1]
         self.source_lengths[number] = length
-        if not self.cross:
-            self.cross = [
-                [own.new_zeros(rows, len(own), 0, own.shape[2]) for own in both]
-                for both in keys_values
+        if not self.cross_attention:
+            self.cross_attention = [
+                [states.new_zeros(rows, len(states), 0, states.shape[2]) for states in pair]
+                for pair in keys_values
             ]
         self.reserve_sources(length)
-        if self.cross[0][0].dtype != keys_values[0][0].dtype:  # the model was converted
-            self.cross = [[held.to(keys_values[0][0]) for held in layer] for layer in self.cross]
-        for layer, both in zip(self.cross, keys_values, strict=True):
-            for held, own in zip(layer, both, strict=True):
-                held[number, :, :length] = own
-                held[number, :, length:] = 0.0  # what another left there may be no number
+        if self.cross_attention[0][0].dtype != keys_values[0][0].dtype:  # the model was converted
+            self.cross_attention = [
+                [held.to(keys_values[0][0]) for held in layer] for layer in self.cross_attention
+            ]
+        for layer, pair in zip(self.cross_attention, keys_values, strict=True):
+            for held, states in zip(layer, pair, strict=True):
+                held[number, :, :length] = states
+                held[number, :, length:] = 0.0  # may hold NaN of an earlier sequence
 
     @property
     def source_capacity(self) -> int:
-        """States that there is room for in each source."""
-        return self.cross[0][0].shape[2] if self.cross else 0
+        """Allocated source length."""
+        return self.cross_attention[0][0].shape[2] if self.cross_attention else 0
 
     def reserve_sources(self, length: int) -> None:
-        """Have room for sources of so many states, or more."""
+        """Allocates at least this source length."""
         missing = length - self.source_capacity
         if missing > 0:
-            for layer in self.cross:
+            for layer in self.cross_attention:
                 layer[:] = [F.pad(held, (0, 0, 0, missing)) for held in layer]
 
     def sources(self, rows: Tensor | slice, length: int) -> list[KeysValues]:
-        """What cross-attention reads in these rows, two [B, heads, length, head_dim] a layer."""
+        """Returns each layer's cross-attention of rows: two [B, heads, length, head_dim]."""
         return [
             tuple(
                 held[rows if isinstance(rows, slice) else rows.to(held.device), :, :length]
                 for held in layer
             )
-            for layer in self.cross
+            for layer in self.cross_attention
         ]
 
 
 class CacheRow:
-    """A sequence's row; it is given back when nobody holds it any more."""
+    """The row of one sequence; it is free again when this object is garbage-collected."""
 
     def __init__(self, cache: ColumnCache, number: int) -> None:
         self.cache, self.number = cache, number
 
     @property
     def knows_source(self) -> bool:
-        """Whether cross-attention's keys and values are cached."""
+        """Whether its cross-attention keys and values are cached."""
         return self.number in self.cache.source_lengths
 
     def move(self, first: int, columns: Sequence[int]) -> None:
-        """Copy these columns to those from `first` on."""
+        """Copies these columns to consecutive ones from `first` on."""
         last = first + len(columns)
-        for layer in self.cache.own.layers:
+        for layer in self.cache.self_attention.layers:
             index = torch.tensor(columns, device=layer.keys.device)
             for states in (layer.keys[self.number], layer.values[self.number]):
                 states[:, first:last] = states.index_select(1, index)
 
     def keys_values(self, layer: int, columns: int) -> KeysValues:
-        """Two [heads, columns, head_dim] of a decoder layer: its first columns."""
-        found = self.cache.own.layers[layer]
-        return found.keys[self.number, :, :columns], found.values[self.number, :, :columns]
+        """Returns keys and values [heads, columns, head_dim] of a layer's first columns."""
+        held = self.cache.self_attention.layers[layer]
+        return held.keys[self.number, :, :columns], held.values[self.number, :, :columns]
 
 
 CACHES: weakref.WeakSet[ColumnCache] = weakref.WeakSet()
-"""All there are in this process."""
+"""All caches of this process."""
 
 
 @torch.inference_mode()
 def release_caches() -> None:
-    """Give back the memory of all caches that no sequence uses."""
+    """Frees the memory of all caches that no sequence uses."""
     for cache in list(CACHES):
         cache.release()

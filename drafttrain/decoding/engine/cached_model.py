@@ -1,7 +1,7 @@
-"""Language models with a KV cache that take chains and draft trees.
+"""Language models with a KV cache for chains and draft trees.
 
 Targets and drafters share these operations. `extend_cache` keeps the common prefix of the cache and
-the committed tokens and computes the rest, `extend_chains` appends a chain, `extend_trees` appends
+the committed tokens and computes the rest. `extend_chains` appends a chain; `extend_trees` appends
 tree nodes, of which `keep_columns` keeps one path. `score` and `keep` are a target's round.
 """
 
@@ -37,11 +37,11 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
 class CachedModel:
-    """A language model of Transformers, encoder-decoder or decoder-only, with a KV cache.
+    """A Transformers language model, encoder-decoder or decoder-only, with a KV cache.
 
-    Its own modules compute. It is tried on a few tokens first (`probe.py`): where trees have other
-    logits than their paths it decodes chains, one sequence a call, and where drafting and dropping
-    tokens changes its logits it is refused.
+    The model's own modules compute. A probe on a few tokens runs first (`probe.py`): if tree nodes
+    get other logits than their paths, the model decodes chains only, one sequence per call; if
+    drafting and dropping tokens changes its logits, it is refused.
     """
 
     def __init__(
@@ -50,98 +50,107 @@ class CachedModel:
         draftable: Tensor | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """draftable [N]: of a drafter, the tokens that it drafts; None: all. vocabulary: of a
-        drafter, its target's, whose embedding may be padded otherwise (`fit_scores`). Raises
-        ValueError for a model that cannot be decoded with."""
+        """Checks and probes a model. Raises ValueError if it cannot be decoded speculatively.
+
+        draftable [N]: the tokens that a drafter drafts; None: all. vocabulary: size of the target's
+        logits, if this is a drafter (`fit_scores`); its embedding may be padded differently.
+        """
         check_architecture(model)
         self.model = model
         self.device = device_of(model)
         self.is_encoder_decoder: bool = model.config.is_encoder_decoder
         self.source_limit = source_limit(model.config)
-        """Most tokens of a source or prompt; None = no limit."""
+        """Maximal number of tokens of a source or prompt; None: no limit."""
         self.position_limit = position_limit(model.config)
-        """Most tokens that the decoder can be fed, its prefix included; None = no limit."""
-        self._settings: GenerationConfig | None = None  # the model's own, as they are when decoding
+        """Number of decoder positions, for its prefix and all new tokens; None: no limit."""
+        self._generation_config: GenerationConfig | None = None  # None: the model's current one
         self.eos_ids = _token_ids(model.generation_config.eos_token_id)
         """Tokens that end a sequence."""
-        head = model.get_output_embeddings()  # quantised ones have no weight, FSMT's is a table
+        head = model.get_output_embeddings()  # quantised: no weight; FSMT: an embedding
         if not (hasattr(head, "out_features") or hasattr(head, "weight")):
             refuse(model.config, "it has no single output projection over one vocabulary")
-        own = head.out_features if hasattr(head, "out_features") else len(head.weight)
-        self.row_size = own if vocabulary is None else vocabulary
-        """Tokens that it gives logits for."""
-        self.vocabulary = min(own, self.row_size)
-        """Those of them that it knows: all others it never drafts."""
-        other = None if self.row_size == own else self.row_size
+        own_size = head.out_features if hasattr(head, "out_features") else len(head.weight)
+        self.row_size = own_size if vocabulary is None else vocabulary
+        """V of its logits [..., V]."""
+        self.vocabulary = min(own_size, self.row_size)
+        """Number of tokens with logits of its own; it never drafts the others."""
+        padded_size = None if self.row_size == own_size else self.row_size
         self.draftable: Tensor | None = None
-        """The tokens that it drafts, in rising order; None: all. Others' scores say nothing."""
+        """The tokens that it drafts, in ascending order; None: all. Ignore the other logits."""
         if draftable is not None:
             self.draftable = draftable[draftable < self.row_size].to(self.device)
         self.tree_fault: str | None = None
         """Why trees do not work; None: they do."""
-        self.engine = self._make_engine(other)
+        self.engine = self._make_engine(padded_size)
 
     def _make_engine(self, vocabulary: int | None) -> Engine:
-        """The most capable engine under which the model's logits are its own. Raises ValueError."""
+        """Returns the most capable engine that reproduces the model's own logits.
+
+        The first one supports trees and batches, the second one chain per call. Raises ValueError
+        if neither works.
+        """
         encoder = Encoder(self.model) if self.is_encoder_decoder else None
-        for placed in (True, False):
-            body = TransformersBody(self.model, self.draftable, vocabulary, placed)
-            limit = self.position_limit
-            self.engine = Engine(body, encoder, limit, one_chain=not placed)
-            fault = probe(self, trees=placed)
+        for trees in (True, False):
+            body = TransformersBody(self.model, self.draftable, vocabulary, explicit_masks=trees)
+            self.engine = Engine(body, encoder, self.position_limit, one_chain=not trees)
+            fault = probe(self, trees)
             if fault is None:
                 return self.engine
-            if placed:
+            if trees:
                 self.tree_fault = fault
         refuse(self.model.config, fault)
 
     @property
     def supports_tree_attention(self) -> bool:
-        """Whether trees and `extend_trees` work: every token can be given a mask and a position."""
+        """Whether trees and `extend_trees` work: the model accepts any mask and position."""
         return self.tree_fault is None
 
     def check_tree_attention(self) -> None:
-        """Raise ValueError, with the remedy, where trees and `extend_trees` do not work."""
+        """Raises ValueError if `supports_tree_attention` is false."""
         if not self.supports_tree_attention:
             raise ValueError(
-                f"a {self.model.config.model_type!r} model cannot be given a draft tree: "
+                f"a {self.model.config.model_type!r} model does not support draft trees: "
                 f"{self.tree_fault}; draft chains, or use another model"
             )
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
-        """The model's own logits processors. Raises ValueError where one cannot be honoured."""
-        return TargetProcessors(self.model, sampling, self._settings)
+        """Returns the model's logits processors. Raises ValueError if a setting is unsupported."""
+        return TargetProcessors(self.model, sampling, self._generation_config)
 
     def under(self, generation_config: GenerationConfig) -> CachedModel:
-        """The same model, decoding as another generation_config says instead of its own."""
+        """Returns the same model with another generation_config."""
         other = copy.copy(self)
-        other._settings = generation_config
+        other._generation_config = generation_config
         other.eos_ids = _token_ids(generation_config.eos_token_id)
         return other
 
     def drafting_all(self) -> CachedModel:
-        """The same drafter with a score for every token, as other programs run it; itself where it
-        has them. Scores that were left out were not trained: they may win where they should not."""
+        """Returns the drafter with logits of all tokens, as other programs run it.
+
+        Logits outside `draftable` were not trained, so a wrong one may be the largest.
+        """
         if self.draftable is None:
             return self
         return CachedModel(self.model, vocabulary=self.row_size)
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
-        """Tokens that can be generated: as many as wanted, within the decoder's positions."""
+        """Returns how many tokens can be generated: `wanted`, or what the positions allow."""
         if self.position_limit is None:
             return wanted
         missing = 0 if source.chosen_from is None else 1
-        # the last token is generated but never fed, though some families' `generate` counts it
-        fed = 0 if counts_last_token(self.model) else 1
-        return min(wanted, self.position_limit + fed - missing - len(source.prefix))
+        # the last token is never an input; `generate` of some families counts its position anyway
+        last = 0 if counts_last_token(self.model) else 1
+        return min(wanted, self.position_limit + last - missing - len(source.prefix))
 
     def encode(self, source: Source) -> SequenceState:
-        """`encode_all` of one source."""
+        """Runs `encode_all` for one source."""
         return self.encode_all([source])[0]
 
     def read(self, source: Source) -> Source:
-        """The same source with a whole prefix and what the encoder makes of it, where there is one:
-        it is not encoded again."""
+        """Returns the source with its complete prefix and encoder states, to encode it only once.
+
+        The source of a decoder-only model is returned unchanged.
+        """
         if not self.is_encoder_decoder:
             return source
         state = self.encode(source)
@@ -149,10 +158,10 @@ class CachedModel:
 
     @without_gradients
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
-        """States with nothing cached; runs the encoder, where there is one.
+        """Runs the encoder, if there is one, and returns new states with an empty cache.
 
-        Where tokens of a prefix are left to the model, the state's source has them. Raises
-        ValueError for an empty or over-long source.
+        If the model chooses a token of the prefix (`Source.chosen_from`), it is in the returned
+        state's source. Raises ValueError for a source that is empty or too long.
         """
         for source in sources:
             if source.is_text:
@@ -162,7 +171,7 @@ class CachedModel:
         return states
 
     def _choose(self, states: Sequence[SequenceState]) -> None:
-        """Complete the prefixes of these states, in one call."""
+        """Chooses the missing prefix token of these states (`Source.chosen_from`), in one call."""
         if not states:
             return
         outputs = self.extend_caches([(state, state.source.prefix[:1]) for state in states])
@@ -174,39 +183,39 @@ class CachedModel:
             state.source = replace(source, prefix=prefix, chosen_from=None)
 
     def extend_cache(self, state: SequenceState, tokens: Tensor) -> ForwardOutput:
-        """`extend_caches` of one sequence."""
+        """Runs `extend_caches` for one sequence."""
         return self.extend_caches([(state, tokens)])[0]
 
-    def extend_caches(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
-        """Cache exactly these tokens, feeding those that are missing, at least the last one.
+    def extend_caches(self, batch: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
+        """Extends each cache to exactly these tokens, computing at least the last one.
 
-        What a cache has in common with them is kept. Shapes: tokens [T] each, all committed tokens
-        -> logits [1, V] after the last one, hidden [F, D] of those fed. Raises ValueError while
-        branches are cached (see `SequenceState.forget`).
+        The common prefix of cache and tokens is kept. Shapes: tokens [T] each, all committed tokens
+        -> logits [1, V] after the last one, hidden [F, D] of the computed tokens. Raises ValueError
+        while tree nodes are cached (see `SequenceState.forget`).
         """
         return self.forward_batch(
-            [ForwardRequest(state, state.align(own), logits_to_keep=1) for state, own in asked]
+            [ForwardRequest(state, state.align(own), logits_to_keep=1) for state, own in batch]
         )
 
-    def extend_chains(self, asked: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
-        """Append a chain [N] to what is cached of each sequence -> logits [N, V], hidden [N, D]."""
+    def extend_chains(self, batch: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
+        """Appends a chain [N] to each sequence's cache -> logits [N, V], hidden [N, D]."""
         return self.forward_batch(
-            [ForwardRequest(state, own.tolist(), len(own)) for state, own in asked]
+            [ForwardRequest(state, own.tolist(), len(own)) for state, own in batch]
         )
 
     def extend_trees(
-        self, asked: Sequence[tuple[SequenceState, Tensor, Tensor, Tensor]]
+        self, batch: Sequence[tuple[SequenceState, Tensor, Tensor, Tensor]]
     ) -> list[ForwardOutput]:
-        """Append tokens that see only the columns marked visible, at positions of their own.
+        """Appends tokens that attend only to visible columns, at explicit positions.
 
-        Of each sequence its tokens [N], visible [N, C + N] bool (C cached columns, then the new
+        For each sequence: tokens [N], visible [N, C + N] bool (C cached columns, then the new
         ones; each token sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises
-        ValueError where `supports_tree_attention` is false.
+        ValueError if `supports_tree_attention` is false.
         """
         return self.forward_batch(
             [
                 ForwardRequest(state, tokens.tolist(), len(tokens), visible, positions.tolist())
-                for state, tokens, visible, positions in asked
+                for state, tokens, visible, positions in batch
             ]
         )
 
@@ -214,7 +223,7 @@ class CachedModel:
     def forward_batch(
         self, requests: Sequence[ForwardRequest], layers: Sequence[int] = ()
     ) -> list[ForwardOutput]:
-        """Run the requests in shared calls; at most one request per sequence.
+        """Runs the requests in batched calls; at most one request per sequence.
 
         layers: decoder layers whose outputs are returned too. Raises ValueError for trees if
         `supports_tree_attention` is false, for a chain after tree nodes that are still cached, and
@@ -224,30 +233,29 @@ class CachedModel:
             if request.visible is not None:
                 self.check_tree_attention()
             elif request.state.chain < request.state.cached:
-                raise ValueError("branches are cached; forget them before feeding a chain")
+                raise ValueError("tree nodes are cached; drop them before extending the chain")
             self._check_positions(max(request.token_positions) + 1)
         return self.engine.forward_batch(requests, layers)
 
     @without_gradients
-    def keep_columns(self, state: SequenceState, columns: Sequence[int], behind: int = 0) -> None:
-        """Keep these cached columns, which are one path from the first token on; drop the others.
+    def keep_columns(self, state: SequenceState, columns: Sequence[int], prefix: int = 0) -> None:
+        """Keeps the first `prefix` columns and `columns`, which continue their path; drops others.
 
-        How a drafter keeps those branches of its tree that were accepted: it may be fed a chain
-        again afterwards. Costs nothing where the columns are the first ones in order. behind: so
-        many of the first columns, a chain, are kept too and not named. Raises ValueError for
-        columns that are not cached or not a path: positions must count from 0.
+        A drafter keeps the accepted path of its tree this way, and can extend it by a chain
+        afterwards. If the columns are the first ones in order, nothing is copied. Raises ValueError
+        for columns that are not cached, or are not a path (their positions must count from 0).
         """
-        strays = [column for column in (behind - 1, *columns) if column >= state.cached]
-        strays += [column for column in columns if column < 0]
-        if strays:
-            raise ValueError(f"column {strays[0]} cannot be kept; {state.cached} are cached")
+        invalid = [column for column in (prefix - 1, *columns) if column >= state.cached]
+        invalid += [column for column in columns if column < 0]
+        if invalid:
+            raise ValueError(f"column {invalid[0]} cannot be kept; {state.cached} are cached")
         positions = state.positions_of(columns)
-        if behind > state.chain or positions != [*range(behind, behind + len(columns))]:
+        if prefix > state.chain or positions != [*range(prefix, prefix + len(columns))]:
             raise ValueError(
-                f"columns {list(columns)} hold the positions {positions}, which are no path from "
-                "the first token on; give the columns of one leaf and all that lead to it"
+                f"columns {list(columns)} hold positions {positions}, which are no path from the "
+                "first token on; give the columns of one leaf and all its ancestors"
             )
-        state.gather(behind, columns)
+        state.gather(prefix, columns)
 
     @without_gradients
     def score(
@@ -257,12 +265,11 @@ class CachedModel:
         proposals: Sequence[Proposal],
         layers: Sequence[int] = (),
     ) -> list[ForwardOutput]:
-        """Logits of each sequence's draft, N + 1 rows each, and hidden states of all tokens fed,
-        in one call for all.
+        """Scores each sequence's draft in batched calls: N + 1 rows of logits, and hidden states.
 
-        tokens holds all committed tokens of each sequence ([T], decoder prefix included); those
-        not cached yet are fed in front of the draft. The outputs of some layers are kept too, where
-        a drafter reads them. Raises ValueError for trees where `supports_tree_attention` is false.
+        tokens: all committed tokens of each sequence ([T], decoder prefix included); those not
+        cached yet are computed together with the draft. layers: decoder layers whose outputs are
+        returned too. Raises ValueError for trees if `supports_tree_attention` is false.
         """
         requests = [
             self._scoring(state, committed, proposal)
@@ -276,27 +283,27 @@ class CachedModel:
         return outputs
 
     def score_all(
-        self, asked: Sequence[tuple[SequenceState, Tensor, Proposal]]
+        self, batch: Sequence[tuple[SequenceState, Tensor, Proposal]]
     ) -> list[ForwardOutput]:
-        """`score`, of a list of what belongs to a sequence."""
-        return self.score(*zip(*asked, strict=True))
+        """Runs `score` for a list of (state, committed tokens, proposal), one per sequence."""
+        return self.score(*zip(*batch, strict=True))
 
     @without_gradients
     def keep(
         self, state: SequenceState, path: Tensor, drafted: Sequence[int] | None = None
     ) -> None:
-        """Keep committed tokens and the accepted nodes of the last draft; forget the others.
+        """Keeps the committed tokens and the accepted nodes of the last draft; drops the others.
 
-        path [A] holds indices of the last proposal in rising order; drafted, the proposal's tokens
-        where the host did not know them when they were scored.
+        path [A]: indices into the last proposal in ascending order. drafted: the proposal's tokens,
+        if they were still on the device when they were scored.
         """
         first = state.committed
         if drafted is not None:
-            state.name(first, drafted)
+            state.set_tokens(first, drafted)
         state.gather(first, [first + node for node in path.tolist()])
 
     def _scoring(self, state: SequenceState, tokens: Tensor, proposal: Proposal) -> ForwardRequest:
-        """What is missing of the committed tokens, and the draft behind them."""
+        """Builds the request: committed tokens that are not cached yet, then the draft."""
         missing = state.align(tokens)
         if proposal.is_on_device:
             return ForwardRequest(state, missing, len(proposal.tokens) + 1, drafted=proposal.tokens)
@@ -305,12 +312,13 @@ class CachedModel:
         if rows <= 2 or proposal.is_chain:
             return ForwardRequest(state, missing + nodes, rows)
         cached, length = state.cached, len(tokens)
-        lines = ancestry(proposal.parents)
-        depths = lines.sum(dim=1).tolist()
+        ancestors = ancestry(proposal.parents)
+        depths = ancestors.sum(dim=1).tolist()
+        # committed tokens are causal; nodes see all of them, and their own ancestors
         visible = np.ones((len(missing) + len(nodes), length + len(nodes)), dtype=bool)
         for row in range(len(missing)):
             visible[row, cached + row + 1 :] = False
-        visible[len(missing) :, length:] = lines
+        visible[len(missing) :, length:] = ancestors
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
         return ForwardRequest(state, missing + nodes, rows, torch.from_numpy(visible), positions)
 
@@ -323,17 +331,17 @@ class CachedModel:
 
 
 def ancestry(parents: Tensor) -> Tensor:
-    """Which nodes of a draft lie on the path to each: its ancestors and itself.
+    """Returns for each node of a draft which nodes are its ancestors or itself.
 
     Shapes: parents [N], each before its children, -1 for roots -> [N, N] bool.
     """
     size = len(parents)
-    lines = bytearray()
+    flat = bytearray()  # rows of the result; a node's row is its parent's and itself
     for node, parent in enumerate(parents.tolist()):
-        line = lines[parent * size : (parent + 1) * size] if parent >= 0 else bytearray(size)
-        line[node] = True
-        lines += line
-    return torch.from_numpy(np.frombuffer(lines, dtype=bool).reshape(size, size))
+        row = flat[parent * size : (parent + 1) * size] if parent >= 0 else bytearray(size)
+        row[node] = True
+        flat += row
+    return torch.from_numpy(np.frombuffer(flat, dtype=bool).reshape(size, size))
 
 
 def _token_ids(value: int | Sequence[int] | None) -> frozenset[int]:

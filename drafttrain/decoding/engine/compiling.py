@@ -1,11 +1,10 @@
-"""Calls compiled by torch: one graph for each shape of a call, kept as long as weights stay.
+"""Calls compiled by torch.compile: one graph per bucket, used as long as weights do not change.
 
-A call of a small model is hundreds of operations, and starting them takes most of its time.
-Compiled, it is one piece of work, on a GPU in a CUDA graph. Shapes are few: batch rows and tokens
-are rounded up to `BATCHES` and `TOKENS`, columns to the room of the cache, which doubles, and
-sources to a power of two. Longer calls, and those that read a source for the first time, run
-uncompiled. The graphs look at nothing but their tensors; that weights are those they were compiled
-with is checked before every call.
+A call of a small model is hundreds of operations, and launching them takes most of its time. A
+compiled call is launched as a whole, on a GPU as a CUDA graph. There are few buckets: batch rows
+and tokens are rounded up to `BATCHES` and `TOKENS`, columns to the capacity of the cache, and
+sources to a power of two. Longer calls and first calls of sources run uncompiled. The graphs have
+no guards; instead, every call first checks that the modules have not changed (`Watched`).
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from drafttrain.decoding.engine.forward import BatchOutput, Body, ForwardBatch, 
 from drafttrain.decoding.engine.requests import ForwardRequest
 
 TOKENS = (1, 4, 8, 16, 32)
-"""New tokens of a call; longer ones run uncompiled."""
+"""Buckets of new tokens per sequence; longer calls run uncompiled."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Buckets of batch rows."""
 SOURCES = 16
-"""Least states of a source; above, powers of two."""
+"""Smallest bucket of source lengths; larger ones are powers of two."""
 CPU_OPTIONS: dict[str, Any] = {
     "freezing": True,
     "cpp_wrapper": True,
@@ -42,113 +42,126 @@ CPU_OPTIONS: dict[str, Any] = {
     "max_autotune_report_choices_stats": False,
     "autotune_num_choices_displayed": 0,
 }
-"""Of inductor on a CPU: weights are constants, no Python runs between the pieces, and each product
-is the fastest, here, of a library's and of loops that are written for its shape."""
+"""Options of inductor on a CPU: weights become constants, kernels are called from C++, and for each
+matrix product the fastest is chosen of a library's kernel and generated ones."""
 BACKEND = "inductor"
 CALLS = (1, 3)
-"""Calls until a graph is all made: on a GPU one warms up, and one is recorded."""
+"""Calls until a graph is ready, on a CPU and on a GPU, where one warms up and one is recorded."""
 
 Step = Callable[..., Any]
 
 
 class Bucket(NamedTuple):
-    """The shape of a compiled call."""
+    """The padded shape of a compiled call."""
 
     rows: int
     tokens: int
     columns: int
     source: int
-    """States of each source; 0: there is none."""
+    """Source length; 0: there is no source."""
 
 
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
-"""What peft's layers compute by, beside their tensors."""
+"""Attributes of peft's layers, besides tensors, that affect what they compute."""
 
 
 class Watched:
-    """What modules compute with: tells whether any of it has changed, been replaced or been hooked,
-    adapters included. Graphs look at nothing but their arguments."""
+    """Detects changes of modules: of weights, submodules, hooks, replaced methods and adapters.
+
+    The graphs themselves check only their arguments.
+    """
 
     def __init__(self, roots: Sequence[nn.Module]) -> None:
-        self._roots, self._known = roots, None
-        self._look()
+        self._roots, self._last_state = roots, None
+        self._scan()
 
     def has_changed(self) -> bool:
-        """Whether anything has, since the last time that this was asked."""
-        if self._known == self._state():
+        """Whether anything has changed since the last call of this method."""
+        if self._last_state == self._state():
             return False
-        before = self._hooks
-        self._look()
-        known, self._known = self._known, self._state()
-        # Transformers leaves hooks behind that collect hidden states
-        return known is None or known[1:] != self._known[1:] or before != self._hooks
+        hooks = self._hooks
+        self._scan()
+        before, self._last_state = self._last_state, self._state()
+        # Transformers' own hooks, which collect hidden states, are not counted as a change
+        return before is None or before[1:] != self._last_state[1:] or hooks != self._hooks
 
-    def _look(self) -> None:
-        """Find all modules; what is compared in every call are their own dictionaries."""
+    def _scan(self) -> None:
+        """Collects the dictionaries of all modules, which every call compares."""
         modules = list({module: None for root in self._roots for module in root.modules()})
-        self._own = [one.__dict__ for one in modules]
-        self._hooked = [
-            own for one in modules for own in (one._forward_hooks, one._forward_pre_hooks)
+        self._attributes = [module.__dict__ for module in modules]
+        self._hook_tables = [
+            table
+            for module in modules
+            for table in (module._forward_hooks, module._forward_pre_hooks)
         ]
-        self._adapters = [own for own in self._own if ADAPTER_STATE[0] in own]
-        self._children = [one._modules for one in modules if one._modules]
-        self._tensors = [own for one in modules for own in (one._parameters, one._buffers) if own]
-        self._held = self._all_tensors()  # as long as they live, no other gets the id of one
-        hooks = [hook for own in self._hooked for hook in own.values()]
-        self._hooks = [one for one in hooks if not one.__module__.startswith("transformers.")]
+        self._adapters = [table for table in self._attributes if ADAPTER_STATE[0] in table]
+        self._children = [module._modules for module in modules if module._modules]
+        self._tensors = [
+            table for module in modules for table in (module._parameters, module._buffers) if table
+        ]
+        self._alive = self._all_tensors()  # keeps them alive, so that no id is used again
+        hooks = [hook for table in self._hook_tables for hook in table.values()]
+        self._hooks = [hook for hook in hooks if not hook.__module__.startswith("transformers.")]
 
     def _all_tensors(self) -> list[Tensor]:
-        return [one for own in self._tensors for one in own.values() if one is not None]
+        return [one for table in self._tensors for one in table.values() if one is not None]
 
     def _state(self) -> tuple[Any, ...]:
+        """Returns everything that is compared; first the number of hooks."""
         tensors = self._all_tensors()
         return (
-            [len(own) for own in self._hooked],
-            [own.get("forward") for own in self._own],
-            [str([own.get(name) for name in ADAPTER_STATE]) for own in self._adapters],
-            [child for own in self._children for child in own.values()],
-            [version_of(one) for one in tensors],
+            [len(table) for table in self._hook_tables],
+            [table.get("forward") for table in self._attributes],
+            [str([table.get(name) for name in ADAPTER_STATE]) for table in self._adapters],
+            [child for table in self._children for child in table.values()],
+            [version_of(tensor) for tensor in tensors],
             list(map(id, tensors)),
         )
 
 
 class Graphs:
-    """Steps of tensors alone, compiled one for each shape, as long as weights stay. What cannot be
-    compiled runs as it is, and a line says why."""
+    """Compiled functions of tensors, one per shape, discarded when the modules change.
+
+    A function that cannot be compiled runs uncompiled, and a status line says why.
+    """
 
     def __init__(self, roots: Sequence[nn.Module], device: torch.device) -> None:
-        """roots: modules that hold all that steps compute with."""
+        """roots: modules with all weights that the functions use."""
         self._watched, self.device = Watched(roots), device
         self._steps: dict[Any, Step] = {}
         self.failed = False
         self.compilations = 0
-        """Graphs made so far."""
+        """Number of graphs compiled so far."""
 
     def run(
         self,
         key: Any,
         make: Callable[[], Step],
-        given: Mapping[str, Any],
-        what: str,
+        arguments: Mapping[str, Any],
+        name: str,
         static: Sequence[Tensor] = (),
     ) -> Any:
-        """What the step of a shape returns; static: tensors that it writes to."""
+        """Runs the function of a shape, compiling it if needed; returns its result.
+
+        key: the shape. make: creates the function. name: for the status line. static: tensors that
+        it writes to.
+        """
         if self._watched.has_changed():
             self._steps.clear()
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = self._compile(make(), given, what, static)
-        found = step(**given)
-        if self.device.type == "cuda":  # a graph writes to the same memory again
-            return tree_map_only(Tensor, Tensor.clone, found)
-        return found
+            step = self._steps[key] = self._compile(make(), arguments, name, static)
+        result = step(**arguments)
+        if self.device.type == "cuda":  # the next run of the graph overwrites its outputs
+            return tree_map_only(Tensor, Tensor.clone, result)
+        return result
 
     def _compile(
-        self, step: Step, given: Mapping[str, Any], what: str, static: Sequence[Tensor]
+        self, step: Step, arguments: Mapping[str, Any], name: str, static: Sequence[Tensor]
     ) -> Step:
-        """The step compiled by a call of it; the uncompiled one where that fails."""
+        """Compiles a function by calling it; returns it uncompiled if that fails."""
         began = perf_counter()
-        # torch keeps what it compiled by the code
+        # torch caches compiled functions by code object, so each gets its own
         code = step.__code__.replace(co_name=f"step_{next(COUNT)}")
         step = FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
         try:
@@ -157,25 +170,25 @@ class Graphs:
                 for tensor in static:
                     torch._dynamo.mark_static_address(tensor)
                 for _ in range(CALLS[self.device.type == "cuda"]):
-                    compiled(**given)
-        except Exception as error:  # whatever torch.compile, or a C++ compiler, comes upon
+                    compiled(**arguments)
+        except Exception as error:  # torch.compile and C++ compilers may raise anything
             self.failed = True
             say(f"calls run uncompiled from here on: {first_line(error)}")
             return step
         self.compilations += 1
-        gc.collect()  # torch's tracing leaves cycles that hold our frames, and so rows of the cache
-        say(f"{what} compiled in {perf_counter() - began:.0f} s")
+        gc.collect()  # tracing leaves reference cycles, which would keep cache rows in use
+        say(f"{name} compiled in {perf_counter() - began:.0f} s")
         return compiled
 
 
 class CompiledBody:
-    """Compiled calls of one decoder."""
+    """Compiled calls of a decoder."""
 
     def __init__(self, body: Body) -> None:
         self.body, self.graphs = body, Graphs(body.modules, body.device)
 
     def bucket_of(self, cache: ColumnCache, requests: Sequence[ForwardRequest]) -> Bucket | None:
-        """The shape that these feeds are called in; None: they run uncompiled."""
+        """Returns the bucket for these requests, or None if they must run uncompiled."""
         new = max(request.size for request in requests)
         numbers = [request.state.columns.number for request in requests]
         tokens = next((size for size in TOKENS if size >= new), None)
@@ -196,42 +209,42 @@ class CompiledBody:
         return Bucket(rows, tokens, cache.placement.capacity[1], source)
 
     def __call__(self, call: ForwardBatch, bucket: Bucket) -> BatchOutput:
-        """One call in the shape of a bucket, inside `Body.prepared`."""
-        given = {name: getattr(call, name) for name in TENSORS}
-        there = tuple(given[name] is not None for name in TENSORS)
-        what = (
+        """Runs a call in the shape of a bucket, inside `Body.prepared`."""
+        arguments = {field: getattr(call, field) for field in TENSORS}
+        present = tuple(value is not None for value in arguments.values())
+        name = (
             f"{type(self.body).__name__}: calls of {bucket.rows} x {bucket.tokens} tokens over "
             f"{bucket.columns} columns"
         )
         static = [one for layer in call.cache.layers for one in (layer.keys, layer.values)]
-        key, make = (bucket, tuple(call.layers), there), partial(_make_step, self.body, call)
-        return BatchOutput(*self.graphs.run(key, make, given, what, static))
+        key, make = (bucket, tuple(call.layers), present), partial(_make_step, self.body, call)
+        return BatchOutput(*self.graphs.run(key, make, arguments, name, static))
 
 
 class CompiledEncoder:
-    """A compiled encoder of texts: their number and lengths are rounded up, and masked."""
+    """Compiled calls of a text encoder; batch size and length are rounded up and masked."""
 
     def __init__(self, encoder: Step, roots: Sequence[nn.Module], device: torch.device) -> None:
         """encoder: (ids [B, S], mask [B, S], 1 = token) -> states [B, S, D]."""
         self._encoder, self.graphs = encoder, Graphs(roots, device)
 
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """The states of some texts. Shapes: [B, S], [B, S] -> [B, S, D]."""
+        """Encodes a batch of texts. Shapes: ids [B, S], mask [B, S] -> [B, S, D]."""
         rows, length = ids.shape
-        most = next((size for size in BATCHES if size >= rows), None)
-        if most is None or self.graphs.failed:
+        padded_rows = next((size for size in BATCHES if size >= rows), None)
+        if padded_rows is None or self.graphs.failed:
             return self._encoder(ids, mask)
-        wide = (0, source_bucket(length) - length, 0, most - rows)
-        ids, mask = F.pad(ids, wide), F.pad(mask, wide)
-        mask[rows:, 0] = 1  # a text without tokens has no states that are numbers
-        what = f"Encoder: {most} texts of up to {ids.shape[1]} tokens"
-        given = {"ids": ids, "mask": mask}
-        found = self.graphs.run(ids.shape, partial(_make_encoding, self._encoder), given, what)
-        return found[:rows, :length]
+        padding = (0, source_bucket(length) - length, 0, padded_rows - rows)
+        ids, mask = F.pad(ids, padding), F.pad(mask, padding)
+        mask[rows:, 0] = 1  # fully masked rows would give NaN
+        name = f"Encoder: {padded_rows} texts of up to {ids.shape[1]} tokens"
+        arguments = {"ids": ids, "mask": mask}
+        make = partial(_make_encoding, self._encoder)
+        return self.graphs.run(ids.shape, make, arguments, name)[:rows, :length]
 
 
 def source_bucket(length: int) -> int:
-    """States of a source, rounded up."""
+    """Rounds a source length up to its bucket."""
     return max(SOURCES, 1 << (length - 1).bit_length())
 
 
@@ -246,16 +259,16 @@ TENSORS = (
     "states",
     "has_states",
 )
-"""What a graph is given of a call; some are None."""
+"""Fields of `ForwardBatch` that are arguments of a compiled call; some are None."""
 COUNT = itertools.count()
 
 
 def _make_step(body: Body, like: ForwardBatch) -> Step:
-    """A call in the shape of another."""
-    cache, layers = like.cache, like.layers  # `like` itself holds tensors of one call
+    """Returns a function that runs calls of the same shape as `like`."""
+    cache, layers = like.cache, like.layers  # do not keep the tensors of `like` alive
 
-    def step(**given: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
-        call = ForwardBatch(scored=None, cache=cache, layers=layers, **given)
+    def step(**arguments: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
+        call = ForwardBatch(scored=None, cache=cache, layers=layers, **arguments)
         output = body.compute(call)
         return output.logits, output.hidden, output.layers
 
@@ -263,6 +276,8 @@ def _make_step(body: Body, like: ForwardBatch) -> Step:
 
 
 def _make_encoding(encoder: Step) -> Step:
+    """Returns the encoder as a plain function, which `Graphs` can copy."""
+
     def step(ids: Tensor, mask: Tensor) -> Tensor:
         return encoder(ids, mask)
 
@@ -277,11 +292,12 @@ def _compiled(step: Step, device: torch.device) -> Step:
     return torch.compile(step, dynamic=False, fullgraph=True, backend=BACKEND, options=options)
 
 
-def say(what: str) -> None:
-    print(f"compile: {what}", file=sys.stderr, flush=True)
+def say(message: str) -> None:
+    """Prints a status line to stderr."""
+    print(f"compile: {message}", file=sys.stderr, flush=True)
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, without what torch's compiler wraps it in."""
+    """Returns the first line of an error, unwrapped from that of torch's compiler."""
     inner = getattr(error, "inner_exception", error)
     return (str(inner).strip() or type(inner).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Sources read by an encoder, several at a time."""
+"""Batched encoding of sources."""
 
 from __future__ import annotations
 
@@ -14,40 +14,43 @@ from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
 
 CLIPS_AT_ONCE = 2
-"""Clips in a call on a CPU: one keeps all its units busy, and what many put out between layers
-leaves its caches (8 take a sixth longer a clip, 24 a third)."""
+"""Audio clips per call on a CPU: one clip keeps all cores busy, and larger batches do not fit the
+CPU's caches (8 clips take a sixth longer per clip, 24 a third)."""
 
 
 def given_encoding(sources: Sequence[Source]) -> list[Tensor]:
-    """The encoder's output that sources bring along, [S, D] each. Raises ValueError for a source
-    that the target has not encoded."""
+    """Returns the encoder states in the sources, [S, D] each.
+
+    Raises ValueError for a source without `Source.encoded`.
+    """
     if any(source.encoded is None for source in sources):
         raise ValueError(
-            "the drafter reads the target's encoder, but the source has not been encoded; decode "
-            "it with its target, or give the encoder's output as Source.encoded"
+            "the drafter reads the target's encoder states, but the source has not been encoded; "
+            "decode it with its target, or set Source.encoded to the encoder states"
         )
     return [source.encoded for source in sources]
 
 
 class Encoder:
-    """What reads the sources of a decoder."""
+    """The encoder of an encoder-decoder model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.compiled: CompiledEncoder | None = None
 
     def _texts(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """ids [B, S], mask [B, S] (1 = token; None: all are) -> states [B, S, D]."""
+        """Encodes ids [B, S] with mask [B, S] (1 = token; None: no padding) -> states [B, S, D]."""
         return self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
 
     def compile(self) -> None:
-        """Have texts encoded by compiled calls from now on."""
+        """Compiles the calls that encode texts from now on."""
         self.compiled = CompiledEncoder(self._texts, [self.model], device_of(self.model))
 
     def __call__(self, sources: Sequence[Source]) -> list[Tensor]:
-        """States of every source, [S, D] each; what sources bring along is taken as it is.
+        """Returns the encoder states of every source, [S, D] each.
 
-        Texts are padded to one length. Features are alike in shape, and take the model's precision.
+        `Source.encoded` is returned unchanged if all sources have it. Texts are padded to one
+        length. Audio features must have one shape and are converted to the model's dtype.
         """
         if all(source.encoded is not None for source in sources):
             return given_encoding(sources)
@@ -68,10 +71,10 @@ class Encoder:
         encoded: list[Tensor] = []
         for start in range(0, len(sources), at_once):
             inputs = [source.inputs for source in sources[start : start + at_once]]
-            together = {
-                name: torch.stack([own[name] for own in inputs]).to(device) for name in inputs[0]
+            batch = {
+                name: torch.stack([clip[name] for clip in inputs]).to(device) for name in inputs[0]
             }
-            floating = [name for name, value in together.items() if value.is_floating_point()]
-            together |= {name: together[name].to(self.model.dtype) for name in floating}
-            encoded += encoder(**together)[0]
+            floating = [name for name, value in batch.items() if value.is_floating_point()]
+            batch |= {name: batch[name].to(self.model.dtype) for name in floating}
+            encoded += encoder(**batch)[0]
         return encoded

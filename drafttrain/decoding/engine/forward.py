@@ -1,9 +1,9 @@
-"""How models are called on many sequences at once: chains of any lengths and draft trees.
+"""Forward calls of a Transformers model on batches of chains of any lengths and draft trees.
 
-A Transformers model's whole `forward` computes, with its scales, soft caps, adapters and hooks. It
-is given a cache whose layers write where the call says (`cache.py`), an additive mask and explicit
-positions. Positions that a `forward` does not take are put into its decoder for the time of the
-call, and captured layers are hooked for it: the model is left as it was.
+The model's whole `forward` computes, with its scales, soft caps, adapters and hooks. It gets a
+cache whose layers write to the columns of the call (`cache.py`), an additive mask and explicit
+positions. If `forward` has no argument for positions, methods of its decoder are replaced during
+the call. Hooks that capture layer outputs are removed after it, so the model is left unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import (
-    UNMASKED_ALONE,
+    DROPS_MASKS,
     attention_windows,
     device_of,
     encoder_width,
@@ -41,134 +41,145 @@ from drafttrain.models.draftable import UNDRAFTED
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
 ARBITRARY_MASKS = ("sdpa", "eager")
-"""Attention implementations that take any mask."""
+"""Attention implementations that support arbitrary masks."""
 
 
 class EncoderOutput(BaseModelOutput):
-    """The encoder's states, for families that look for more than these, too."""
+    """Encoder output with the extra fields that some families read, all None."""
 
     attention_mask = router_logits = None
 
 
 @dataclass
 class ForwardBatch:
-    """What one call computes: N new tokens of each of B sequences, shorter ones padded."""
+    """Input of one forward call: N new tokens of each of B sequences, padded."""
 
     ids: Tensor
     """[B, N]."""
     positions: Tensor
     """[B, N]."""
     visible: Tensor
-    """[B, N, C] true where a token sees a column of the C that the call reads, its own included."""
+    """[B, N, C] bool: which of the C columns that the call reads each token attends to, its own
+    included."""
     key_positions: Tensor | None
     """[B, C] positions of the columns, for models whose masks or biases depend on distances."""
     scored: Tensor | None
-    """[R] rows of 0..N-1 that some sequence wants logits of, rising; None: all."""
+    """[R] indices in 0..N-1, ascending, to compute logits for; None: all."""
     cache: Cache
     sources: list[KeysValues] = field(default_factory=list)
-    """Keys and values of cross-attention, [B, heads, S, head_dim] a layer; none before a sequence's
-    first call."""
+    """Cached cross-attention, [B, heads, S, head_dim] per layer; empty in a sequence's first
+    call."""
     source_mask: Tensor | None = None
-    """[B, S] true where a source has a state; None: everywhere."""
+    """[B, S] bool, true for source tokens, false for padding; None: no padding."""
     encoded: Tensor | None = None
-    """[B, S, D] the encoder's output, of sequences that are called for the first time."""
+    """[B, S, D] encoder states, in a sequence's first call; else None."""
     embedded: Tensor | None = None
-    """[B, N, D] what is fed instead of embedded tokens."""
+    """[B, N, D] input embeddings to use instead of those of the tokens."""
     states: Tensor | None = None
-    """[B, N, E] target hidden states that come with the tokens; zeros where there is none."""
+    """[B, N, E] target hidden states to fuse into the tokens; zeros for tokens without one."""
     has_states: Tensor | None = None
-    """[B, N, 1] true where a token has one, if only zeros."""
+    """[B, N, 1] bool: which tokens have a target hidden state (which may itself be zero)."""
     layers: Sequence[int] = ()
-    """Decoder layers whose outputs are wanted."""
+    """Decoder layers whose outputs are returned."""
 
 
 @dataclass
 class BatchOutput:
+    """Output of one forward call."""
+
     logits: Tensor
-    """[B, R, V] of the scored rows."""
+    """[B, R, V] of the tokens in `ForwardBatch.scored`."""
     hidden: Tensor
     """[B, N, D] last hidden states, after the final norm."""
     layers: Mapping[int, Tensor] = field(default_factory=dict)
-    """[B, N, D] of each wanted layer."""
+    """[B, N, D] of each layer in `ForwardBatch.layers`."""
     sources: list[KeysValues] = field(default_factory=list)
-    """Keys and values of cross-attention that a first call made, as in `ForwardBatch`."""
+    """Cross-attention that a first call computed, as in `ForwardBatch.sources`."""
 
 
 class Body(Protocol):
-    """A decoder as the engine calls it."""
+    """The interface through which the engine calls a decoder."""
 
     device: torch.device
     modules: Sequence[nn.Module]
-    """They hold all that it computes with."""
+    """All modules with weights that it uses."""
     needs_key_positions: bool
+    """Whether it reads `ForwardBatch.key_positions`."""
     cross_attends: bool
-    """Whether it reads a source."""
+    """Whether it has cross-attention to a source."""
     masks_sources: bool
-    """Whether a part of a source can be masked; else sources of one call have one length."""
+    """Whether sources can be padded; else all sources of a call must have the same length."""
 
     def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
-        """Where `compute` can be called, for outputs of these layers."""
+        """Prepares the model for `compute` with outputs of these layers, and restores it after."""
         ...
 
     def compute(self, call: ForwardBatch) -> BatchOutput:
-        """One call, inside `prepared`; torch.compile can trace it."""
+        """Runs one call, inside `prepared`; torch.compile can trace it."""
         ...
 
 
 class TransformersBody:
-    """A Transformers model, or what wraps one, called through its own `forward`."""
+    """A Transformers model, possibly wrapped (by peft, say), called through its `forward`."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         draftable: Tensor | None = None,
         vocabulary: int | None = None,
-        places_tokens: bool = True,
+        explicit_masks: bool = True,
     ) -> None:
-        """draftable [N]: the tokens to compute scores of; None: all. vocabulary: tokens that are
-        given scores, where not the model's own. places_tokens: masks and positions are given; else
-        the model makes its own, for one chain a call."""
+        """Reads from the model's signature which inputs it takes.
+
+        draftable [N]: the tokens to compute logits for; None: all. vocabulary: V of the logits, if
+        it differs from the model's. explicit_masks: pass masks and positions; else the model
+        computes its own, which allows one chain per call.
+        """
         self.model, self.device, self.modules = model, device_of(model), [model]
         inner = unwrapped(model)
         self.cross_attends = bool(model.config.is_encoder_decoder)
         self._encoder_width = encoder_width(inner) if self.cross_attends else 0
         self._takes = inspect.signature(type(inner).forward).parameters
         self._decoder = inner.get_decoder()
-        self._placed = places_tokens
+        self._explicit_masks = explicit_masks
         self._vocabulary = vocabulary
-        taken = "decoder_position_ids" if self.cross_attends else "position_ids"
-        inside = inspect.signature(type(self._decoder).forward).parameters
-        passes_on = any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
-        takes = taken in self._takes or (passes_on and "position_ids" in inside)
-        self._position_name = taken if places_tokens and takes else None
+        name = "decoder_position_ids" if self.cross_attends else "position_ids"
+        decoder_takes = inspect.signature(type(self._decoder).forward).parameters
+        has_kwargs = any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
+        takes_positions = name in self._takes or (has_kwargs and "position_ids" in decoder_takes)
+        self._position_name = name if explicit_masks and takes_positions else None
         self._current = Current()
         self._replaced: list[Replacement] = []
-        if places_tokens and self._position_name is None:
+        if explicit_masks and self._position_name is None:
             self._replaced = list(positions_inside(self._decoder, self._current))
-        if places_tokens and isinstance(inner, UNMASKED_ALONE):
+        if explicit_masks and isinstance(inner, DROPS_MASKS):
             for layer in decoder_layers(self._decoder):
                 for attention in (layer.self_attn, layer.encoder_attn):
-                    masked = _masking(attention, self._current)
+                    masked = _with_mask(attention, self._current)
                     self._replaced.append((attention, "forward", masked))
         self._windows = attention_windows(model.config)
         windowed = any(window is not None for window in self._windows.values())
         biased = any(name == "compute_bias" for _, name, _ in self._replaced)
-        self.needs_key_positions = places_tokens and (windowed or biased)
-        texts = inner.main_input_name == "input_ids"  # else a mask is of sound, not of states
-        self.masks_sources = texts and "encoder_attention_mask" in inside
+        self.needs_key_positions = explicit_masks and (windowed or biased)
+        is_text = inner.main_input_name == "input_ids"  # an audio mask covers frames, not states
+        self.masks_sources = is_text and "encoder_attention_mask" in decoder_takes
         self._head = None
         if draftable is not None:
             self._head = DraftableHead(inner.get_output_embeddings(), draftable)
             self._replaced.append((self._head.module, "forward", self._head))
         if isinstance(inner, SpecDrafter) and inner.fusion is not None:
-            self._replaced.append((inner.embed_tokens, "forward", _fusing(inner, self._current)))
-        self._kept: dict[int, Tensor] = {}
-        self._hooks = {-1: _keeping(self._kept, -1)}
+            fused = _with_fusion(inner, self._current)
+            self._replaced.append((inner.embed_tokens, "forward", fused))
+        self._captured: dict[int, Tensor] = {}
+        self._hooks = {-1: _capture_hook(self._captured, -1)}
 
     @contextmanager
     def prepared(self, layers: Sequence[int]) -> Iterator[None]:
-        """Positions are put inside the decoder, layers are hooked, and attention takes masks."""
-        own = self.model.config._attn_implementation
+        """Replaces methods, hooks layers and selects an attention that takes masks; undoes all.
+
+        Layer -1 is the decoder itself, whose output is the last hidden state.
+        """
+        attention = self.model.config._attn_implementation
         if self._head is not None:
             self._head.refresh()
         with ExitStack() as stack:
@@ -176,40 +187,42 @@ class TransformersBody:
                 stack.enter_context(replacing(self._replaced))
             for number in {-1, *layers}:
                 module = self._decoder if number == -1 else decoder_layers(self._decoder)[number]
-                hook = self._hooks.setdefault(number, _keeping(self._kept, number))
+                hook = self._hooks.setdefault(number, _capture_hook(self._captured, number))
                 stack.callback(module.register_forward_hook(hook).remove)
-            if self._placed and own not in ARBITRARY_MASKS:
-                stack.callback(self.model.set_attn_implementation, own)
+            if self._explicit_masks and attention not in ARBITRARY_MASKS:
+                stack.callback(self.model.set_attn_implementation, attention)
                 self.model.set_attn_implementation("sdpa")
             yield
 
     def compute(self, call: ForwardBatch) -> BatchOutput:
+        """Runs one call, inside `prepared`."""
         self._current.call = call
-        given = self._inputs(call)
-        output = self.model(**given, use_cache=True)
+        inputs = self._inputs(call)
+        output = self.model(**inputs, use_cache=True)
         logits = output.logits
-        if "logits_to_keep" not in given and call.scored is not None:
+        if "logits_to_keep" not in inputs and call.scored is not None:
             logits = logits[:, call.scored]
         logits = exact_enough(logits)
         if self._head is not None:
             logits = self._head.drafted(logits)
         if self._vocabulary is not None:
             logits = fit_scores(logits, self._vocabulary)
-        cache, made = given["past_key_values"], []
+        cache, sources = inputs["past_key_values"], []
         if call.encoded is not None:
-            made = [(layer.keys, layer.values) for layer in cache.cross_attention_cache.layers]
-        kept = {number: self._kept[number] for number in (-1, *call.layers)}
-        self._kept.clear()
+            sources = [(layer.keys, layer.values) for layer in cache.cross_attention_cache.layers]
+        layers = {number: self._captured[number] for number in (-1, *call.layers)}
+        self._captured.clear()
         self._current.call = None
-        return BatchOutput(logits, kept.pop(-1), kept, made)
+        return BatchOutput(logits, layers.pop(-1), layers, sources)
 
     def run_decoder(self, call: ForwardBatch) -> Tensor:
-        """Last hidden states [B, N, D] of an encoder-decoder's decoder alone, with gradients.
+        """Runs the decoder of an encoder-decoder without the output projection, with gradients.
 
-        call.encoded holds the states [B, S, D] that it reads; call.cache may be None.
+        call.encoded holds the encoder states [B, S, D]; call.cache may be None. Returns the last
+        hidden states [B, N, D].
         """
         mask = additive(call.visible, self.model.dtype)[:, None]
-        given: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             "input_ids": call.ids,
             "attention_mask": layer_masks(self._windows, mask, call.positions, call.key_positions),
             "encoder_hidden_states": call.encoded,
@@ -217,57 +230,57 @@ class TransformersBody:
             "use_cache": call.cache is not None,
         }
         if self._position_name is not None:
-            given["position_ids"] = call.positions
+            inputs["position_ids"] = call.positions
         if self.masks_sources and call.source_mask is not None:
-            there = call.source_mask.bool()[
-                :, None, None
-            ]  # as it is added: nothing asks the device
-            given["encoder_attention_mask"] = additive(there, self.model.dtype)
+            # an additive mask is used as it is, without a device synchronisation
+            visible = call.source_mask.bool()[:, None, None]
+            inputs["encoder_attention_mask"] = additive(visible, self.model.dtype)
         self._current.call = call
         with replacing(self._replaced):
-            hidden = self._decoder(**given)[0]
+            hidden = self._decoder(**inputs)[0]
         self._current.call = None
         return hidden
 
     def _inputs(self, call: ForwardBatch) -> dict[str, Any]:
+        """Returns the arguments of the model's `forward`."""
         ids = call.ids
         if self._vocabulary is not None:
             ids = known_ids(ids, self.model.get_input_embeddings().num_embeddings)
-        given: dict[str, Any] = {"past_key_values": call.cache}
+        inputs: dict[str, Any] = {"past_key_values": call.cache}
         if "logits_to_keep" in self._takes and call.scored is not None:
-            given["logits_to_keep"] = call.scored
+            inputs["logits_to_keep"] = call.scored
         if self._position_name is not None:
-            given[self._position_name] = call.positions
+            inputs[self._position_name] = call.positions
         mask = None
-        if self._placed:
+        if self._explicit_masks:
             mask = additive(call.visible, self.model.dtype)[:, None]
             mask = layer_masks(self._windows, mask, call.positions, call.key_positions)
         if not self.cross_attends:
-            return given | {"input_ids": ids, "attention_mask": mask}
-        given |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
-        return given | self._encoder_inputs(call)
+            return inputs | {"input_ids": ids, "attention_mask": mask}
+        inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+        return inputs | self._encoder_inputs(call)
 
     def _encoder_inputs(self, call: ForwardBatch) -> dict[str, Any]:
-        """The encoder's states and their mask, and a cache with cross-attention where known.
+        """Returns encoder states and their mask, and the cache with known cross-attention.
 
-        Where keys and values are cached the states are not read, but must be there: some families
-        skip cross-attention without them.
+        If cross-attention is cached the model does not read the states, but some families skip
+        cross-attention without them, so zeros of the right shape are passed.
         """
         encoded = call.encoded
         if encoded is None:
             keys = call.sources[0][0]
             encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], self._encoder_width)
-        given: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             "encoder_outputs": EncoderOutput(last_hidden_state=encoded),
-            "past_key_values": EncoderDecoderCache(call.cache, filled(call.sources)),
+            "past_key_values": EncoderDecoderCache(call.cache, filled_cache(call.sources)),
         }
         if self.masks_sources and call.source_mask is not None:
-            given["attention_mask"] = call.source_mask.long()
-        return given
+            inputs["attention_mask"] = call.source_mask.long()
+        return inputs
 
 
-def filled(keys_values: Sequence[KeysValues]) -> DynamicCache:
-    """A cache that holds these, a pair [B, heads, C, head_dim] a layer."""
+def filled_cache(keys_values: Sequence[KeysValues]) -> DynamicCache:
+    """Returns a cache of these keys and values, two [B, heads, C, head_dim] per layer."""
     cache = DynamicCache()
     for keys, values in keys_values:
         layer = DynamicLayer()
@@ -278,24 +291,24 @@ def filled(keys_values: Sequence[KeysValues]) -> DynamicCache:
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, the least number elsewhere. Shapes: [...] bool -> [...]."""
+    """Returns an additive mask: 0 if visible, else the dtype's minimum. [...] bool -> [...]."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def known_ids(ids: Tensor, rows: int) -> Tensor:
-    """The tokens as an embedding of so many rows can be fed them: those that it lacks as its last.
+    """Replaces tokens outside an embedding of `rows` rows by its last row.
 
-    Whatever a drafter is fed, outputs stay exact.
+    This only affects a drafter's input, so outputs stay exact.
     """
     return ids.clamp(max=rows - 1)
 
 
 def fit_scores(logits: Tensor, vocabulary: int) -> Tensor:
-    """Scores of so many tokens: a drafter's for a target whose embedding is padded otherwise.
+    """Resizes a drafter's logits to the target's vocabulary, which may be padded differently.
 
-    Tokens that the target lacks are cut; those that the drafter lacks score minus infinity, so that
-    they are never drafted. Shapes: [..., own] -> [..., V].
+    Tokens that the target lacks are cut; those that the drafter lacks get minus infinity, so that
+    they are never drafted. Shapes: [..., drafter's V] -> [..., vocabulary].
     """
     missing = vocabulary - logits.shape[-1]
     if missing <= 0:
@@ -304,83 +317,85 @@ def fit_scores(logits: Tensor, vocabulary: int) -> Tensor:
 
 
 def version_of(weight: Tensor) -> tuple[int, int]:
-    """Tells whether a weight has changed: its address, and how often it was written to."""
+    """Returns a weight's address and write count, which differ after any change."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 class DraftableHead:
-    """An output projection of the tokens that are drafted; others have no scores of their own."""
+    """Output projection that computes logits of draftable tokens only."""
 
     def __init__(self, module: nn.Linear, draftable: Tensor) -> None:
         self.module, self._draftable = module, draftable
-        self._known: tuple[int, int] | None = None
+        self._version: tuple[int, int] | None = None
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the rows again where the weights have changed; before every call."""
-        now = version_of(self.module.weight)
-        if now != self._known:
-            self._known, self._rows = now, self.module.weight.detach()[self._draftable]
+        """Copies the weight rows again if the weights have changed; called before every call."""
+        version = version_of(self.module.weight)
+        if version != self._version:
+            self._version, self._rows = version, self.module.weight.detach()[self._draftable]
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        """Returns logits, 0 for tokens that are not draftable. Shapes: [..., D] -> [..., V]."""
         weight, bias = self.module.weight, self.module.bias
         scores = F.linear(hidden, self._rows, None if bias is None else bias[self._draftable])
-        every = scores.new_zeros(*scores.shape[:-1], len(weight))
-        return every.index_copy_(-1, self._draftable, scores)
+        logits = scores.new_zeros(*scores.shape[:-1], len(weight))
+        return logits.index_copy_(-1, self._draftable, scores)
 
     def drafted(self, logits: Tensor) -> Tensor:
-        """Logits with `UNDRAFTED` at all tokens but those that are drafted. [..., V]."""
-        every = torch.full_like(logits, UNDRAFTED)
-        few = logits.index_select(-1, self._draftable)
-        return every.index_copy_(-1, self._draftable, few)
+        """Sets the logits of tokens that are not draftable to `UNDRAFTED`. Shapes: [..., V]."""
+        masked = torch.full_like(logits, UNDRAFTED)
+        scores = logits.index_select(-1, self._draftable)
+        return masked.index_copy_(-1, self._draftable, scores)
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
-    """The layers of a decoder, the first one first. Raises ValueError where they are not known."""
+    """Returns the layers of a decoder in order. Raises ValueError if they are not found."""
     for name in ("layers", "block", "h"):
         layers = getattr(decoder, name, None)
         if isinstance(layers, nn.ModuleList):
             return layers
     raise ValueError(
-        f"the layers of a {type(decoder).__name__} are not known; use a drafter that reads the "
-        "last hidden state alone"
+        f"the layers of a {type(decoder).__name__} were not found; use a drafter that reads only "
+        "the last hidden state"
     )
 
 
-def _keeping(kept: dict[int, Tensor], number: int) -> Callable[..., None]:
-    """A hook that keeps what a layer puts out, by its number; -1: after the final norm."""
+def _capture_hook(captured: dict[int, Tensor], number: int) -> Callable[..., None]:
+    """Returns a forward hook that stores a layer's output under its number."""
 
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        kept[number] = output if isinstance(output, Tensor) else output[0]
+    def capture(module: nn.Module, inputs: Any, output: Any) -> None:
+        captured[number] = output if isinstance(output, Tensor) else output[0]
 
-    return keep
+    return capture
 
 
-def _masking(attention: nn.Module, current: Current) -> Callable[..., Any]:
-    """Attends under the call's mask where a decoder left it out, and under whole masks."""
-    own = attention.forward
+def _with_mask(attention: nn.Module, current: Current) -> Callable[..., Any]:
+    """Returns an attention's `forward` that adds a dropped mask and expands a given one."""
+    original = attention.forward
 
     def forward(
-        hidden_states: Tensor, attention_mask: Tensor | None = None, **given: Any
+        hidden_states: Tensor, attention_mask: Tensor | None = None, **arguments: Any
     ) -> tuple[Any, ...]:
         call = current.call
         if attention_mask is not None:
             attention_mask = attention_mask.expand(-1, -1, hidden_states.shape[1], -1)
-        elif call is not None and given.get("key_value_states") is None:
+        elif call is not None and arguments.get("key_value_states") is None:
             attention_mask = additive(call.visible, hidden_states.dtype)[:, None]
-        return own(hidden_states=hidden_states, attention_mask=attention_mask, **given)
+        return original(hidden_states=hidden_states, attention_mask=attention_mask, **arguments)
 
     return forward
 
 
-def _fusing(drafter: SpecDrafter, current: Current) -> Callable[[Tensor], Tensor]:
-    """Embeds tokens, and adds what a Spec-Drafter makes of the states that come with them."""
+def _with_fusion(drafter: SpecDrafter, current: Current) -> Callable[[Tensor], Tensor]:
+    """Returns an embedding's `forward` that adds the fusion of target hidden states."""
     embed = drafter.embed_tokens.forward
 
     def forward(ids: Tensor) -> Tensor:
         embedded, call = embed(ids), current.call
         if call is None or call.states is None:
             return embedded
+        # states may be given for the first tokens only
         added = drafter.fusion(call.states, embedded[:, : call.states.shape[1]])
         if call.has_states is not None:
             added = added.where(call.has_states, 0.0)

@@ -1,10 +1,10 @@
-"""The target's own logits processors, applied to every row with that row's own path.
+"""The target's logits processors, applied to every row of logits with that row's own path.
 
-A target's `generation_config` may ask for bad words, forced first and last tokens, minimal
-lengths, no-repeat n-grams, repetition penalties and suppressed tokens. Transformers builds the
-processors; here the row after a draft token is processed as if the prefix and the path to that
-token had been generated. What a draft cannot be judged under is refused by name; what does not
-change single-beam decoding (beam counts, length_penalty, caching, output flags) is ignored.
+A target's `generation_config` may set bad words, forced first and last tokens, minimal lengths,
+no-repeat n-grams, repetition penalties and suppressed tokens. Transformers builds the processors;
+here the row after a draft token is processed as if the prefix and the path to that token had been
+generated. Settings that do not work with draft verification are refused by name. Settings without
+effect on single-beam decoding (beam counts, length_penalty, caching, output flags) are ignored.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ REFUSED = (
     "return_timestamps",
     "no_speech_threshold",
 )
-"""Settings of a generation_config that this engine cannot honour."""
+"""Settings of a generation_config that this engine does not support."""
 
 REFUSED_WARPERS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
-"""Refused where the target samples; greedy decoding does not look at them."""
+"""Settings refused only if the target samples; greedy decoding ignores them."""
 
 NEUTRAL = {"guidance_scale": 1.0, "typical_p": 1.0, "diversity_penalty": 0.0}
-"""Values that ask for nothing, beside None, False, 0 and 0.0."""
+"""Values without effect, besides None, False, 0 and 0.0."""
 
 
 class TargetProcessors:
-    """The logits processors that a target's `generation_config` asks for.
+    """The logits processors of a target's `generation_config`.
 
-    Raises ValueError where it asks for something that cannot be honoured row by row.
+    Raises ValueError if it has a setting that is not supported.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class TargetProcessors:
         settings = model.generation_config if generation_config is None else generation_config
         check_generation_config(settings, sampling)
         config = copy.deepcopy(settings)
-        # temperature, top-k and top-p are the user's, not the target's; beams do not apply
+        # `Sampling` replaces temperature, top-k and top-p of the target; beams do not apply
         config.update(do_sample=False, num_beams=1, num_return_sequences=1)
         config.update(renormalize_logits=False)
         self._config, _ = model._prepare_generation_config(config)
         model._prepare_special_tokens(self._config, device=device_of(model))
         self._model = model
-        anything = torch.zeros(1, dtype=torch.long, device=device_of(model))
-        built = self._build(Source.of_text(anything, anything), max_new_tokens=1)
-        self.kinds = frozenset(map(type, built))
+        token = torch.zeros(1, dtype=torch.long, device=device_of(model))
+        processors = self._build(Source.of_text(token, token), max_new_tokens=1)
+        self.kinds = frozenset(map(type, processors))
         """Classes of the processors."""
 
     @property
     def change_logits(self) -> bool:
-        """Whether there are any; without them every row is the model's own."""
+        """Whether there is any processor; if not, logits are the model's own."""
         return bool(self.kinds)
 
     def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
-        """The processors for one sequence (some look at its source or its maximal length)."""
+        """Returns the processors of one sequence; some depend on its source or maximal length."""
         return RowProcessors(self._build(source, max_new_tokens) if self.change_logits else [])
 
     def _build(self, source: Source, max_new_tokens: int) -> Sequence[LogitsProcessor]:
@@ -99,7 +99,7 @@ class TargetProcessors:
 
 
 class RowProcessors:
-    """Processors of one sequence, called with each row's own path."""
+    """Logits processors of one sequence, applied to each row with its own path."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self._processors = list(processors)
@@ -107,11 +107,10 @@ class RowProcessors:
     def __call__(
         self, tokens: Tensor, draft: Tensor, logits: Tensor, parents: Tensor | None = None
     ) -> Tensor:
-        """Row 0 is processed as the continuation of tokens, row i + 1 as that of draft node i.
+        """Processes row 0 as the continuation of tokens, row i + 1 as that of draft node i.
 
-        parents holds each node's parent, -1 = the last committed token; None = the draft is a
-        chain. Shapes: tokens [T] (all committed), draft and parents [N], logits [N + 1, V] ->
-        [N + 1, V].
+        parents: each node's parent, -1 for the last committed token; None: the draft is a chain.
+        Shapes: tokens [T] (all committed), draft and parents [N], logits [N + 1, V] -> [N + 1, V].
         """
         if not self._processors:
             return logits
@@ -125,7 +124,7 @@ class RowProcessors:
                 if first:
                     logits = logits.clone()
                     logits[first] = _suppressed(logits[first], processor.begin_suppress_tokens)
-            elif isinstance(processor, InfNanRemoveLogitsProcessor):  # all rows alike
+            elif isinstance(processor, InfNanRemoveLogitsProcessor):  # does not read the path
                 logits = processor(tokens[None], logits)
             else:
                 rows = [
@@ -137,14 +136,17 @@ class RowProcessors:
 
 
 def _suppressed(logits: Tensor, ids: Tensor) -> Tensor:
-    """As Transformers does, which searches the whole vocabulary for the ids in every call: for
-    Whisper's 90 that takes longer than its output layer. Shapes: [N, V] -> [N, V]."""
-    known = ids[(ids >= 0) & (ids < logits.shape[-1])].to(logits.device)
-    return logits.index_fill(-1, known, float("-inf"))
+    """Sets the logits of these ids to minus infinity. Shapes: [N, V] -> [N, V].
+
+    Transformers' processor searches the whole vocabulary for the ids in every call. For Whisper's
+    90 ids that takes longer than its output layer.
+    """
+    valid = ids[(ids >= 0) & (ids < logits.shape[-1])].to(logits.device)
+    return logits.index_fill(-1, valid, float("-inf"))
 
 
 def _paths(tokens: Tensor, draft: Tensor, parents: Tensor | None) -> list[Tensor]:
-    """All tokens that each row of logits follows: the committed ones, then those up to a node."""
+    """Returns the tokens before each row of logits: the committed ones and the path to a node."""
     if parents is None:
         whole = torch.cat([tokens, draft])
         return [whole[: len(tokens) + i] for i in range(len(draft) + 1)]
@@ -155,18 +157,18 @@ def _paths(tokens: Tensor, draft: Tensor, parents: Tensor | None) -> list[Tensor
 
 
 def unavailable(config: GenerationConfig, greedy: bool) -> str | None:
-    """The first setting that this engine cannot honour, if any."""
+    """Returns the name of the first setting that is not supported, or None."""
     values = config.to_dict()
     names = REFUSED if greedy else REFUSED + REFUSED_WARPERS
-    asked = {name: value for name in names if (value := values.get(name))}
-    return next((name for name, value in asked.items() if value != NEUTRAL.get(name)), None)
+    present = {name: value for name in names if (value := values.get(name))}
+    return next((name for name, value in present.items() if value != NEUTRAL.get(name)), None)
 
 
 def check_generation_config(config: GenerationConfig, sampling: Sampling) -> None:
-    """Refuse by name what this engine cannot honour of a target's settings. Raises ValueError."""
+    """Raises ValueError naming the first setting that is not supported."""
     if name := unavailable(config, sampling.greedy):
         raise ValueError(
-            f"the target's generation_config sets {name}={getattr(config, name)!r}, which cannot "
-            f"be honoured when drafts are verified; set model.generation_config.{name} = None, or "
-            "take it out of its generation_config.json"
+            f"the target's generation_config sets {name}={getattr(config, name)!r}, which is not "
+            f"supported with draft verification; set model.generation_config.{name} = None, or "
+            "remove it from its generation_config.json"
         )

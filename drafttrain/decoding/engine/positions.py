@@ -1,4 +1,4 @@
-"""Positions that a decoder is given for the time of a call, where its `forward` takes none."""
+"""Explicit positions for decoders whose `forward` takes none, by replacing methods in a call."""
 
 from __future__ import annotations
 
@@ -14,59 +14,59 @@ from torch import Tensor, nn
 
 @dataclass
 class Current:
-    """The call that is being computed, for functions that models call."""
+    """The call in progress, read by the functions that replace a model's methods."""
 
     call: Any = None
-    """A `ForwardBatch`, while there is one."""
+    """A `ForwardBatch`; None between calls."""
 
 
 Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
-"""A module, the name of a method of it, and what is called instead."""
+"""A module, the name of one of its methods, and the function to call instead."""
 
 
 @contextmanager
 def replacing(functions: Sequence[Replacement]) -> Iterator[None]:
-    """Have modules use these functions as their methods, until it ends."""
-    former = [(module, name, vars(module).get(name)) for module, name, _ in functions]
+    """Replaces methods of modules by these functions inside the context."""
+    originals = [(module, name, vars(module).get(name)) for module, name, _ in functions]
     for module, name, function in functions:
         object.__setattr__(module, name, function)
     try:
         yield
     finally:
-        for module, name, own in former:
-            if own is None:
+        for module, name, original in originals:
+            if original is None:  # the method is the class's
                 object.__delattr__(module, name)
             else:
-                object.__setattr__(module, name, own)
+                object.__setattr__(module, name, original)
 
 
 def positions_inside(decoder: nn.Module, current: Current) -> Iterator[Replacement]:
-    """Methods by which a decoder places tokens, and what gives them the current call's positions.
+    """Yields replacements that make a decoder use the positions of the current call.
 
-    BART-like decoders look positions up in `embed_positions`; T5-like ones compute a bias from
-    distances.
+    BART-like decoders look positions up in `embed_positions`; T5-like ones compute an attention
+    bias from distances between positions.
     """
     table = getattr(decoder, "embed_positions", None)
     if isinstance(table, nn.Module):
-        yield table, "forward", lambda *given, **named: _look_up(table, current.call)
+        yield table, "forward", lambda *_, **__: _look_up(table, current.call)
     for module in decoder.modules():
         if getattr(module, "has_relative_attention_bias", False):
             yield module, "compute_bias", _bias_of(module, current)
 
 
 def _bias_of(module: nn.Module, current: Current) -> Callable[..., Tensor]:
-    return lambda *given, **named: _relative_bias(module, current.call)
+    return lambda *_, **__: _relative_bias(module, current.call)
 
 
 def _look_up(table: nn.Module, call: Any) -> Tensor:
-    """[B, N, D] rows of a table of positions."""
-    if isinstance(getattr(table, "weights", None), Tensor):  # sinusoids of M2M100
+    """Returns the position embeddings [B, N, D] of a call."""
+    if isinstance(getattr(table, "weights", None), Tensor):  # M2M100's sinusoids
         return table.weights[call.positions + table.padding_idx + 1]
     return F.embedding(call.positions + getattr(table, "offset", 0), table.weight)
 
 
 def _relative_bias(attention: nn.Module, call: Any) -> Tensor:
-    """[B, heads, N, C] what T5 adds to scores by the distance between two positions."""
+    """Returns T5's bias [B, heads, N, C], added to attention scores by distance of positions."""
     distances = call.key_positions[:, None, :] - call.positions[:, :, None]
     bucket = attention._relative_position_bucket
     options: dict[str, Any] = {}

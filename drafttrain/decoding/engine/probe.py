@@ -1,7 +1,7 @@
-"""Models are tried on a few tokens before anything is decoded with them.
+"""Probe of a model on a few tokens, before anything is decoded with it.
 
-What the engine gives for chains and trees is compared with the model's own forward, without a
-cache. Some families feed their last token only, look ahead, or number positions by the call.
+It compares the engine's logits for chains and trees with the model's own forward without a cache.
+Some families use only the last input token, attend to later tokens, or count positions per call.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import NotFinite, Proposal, Source
 
 TOKENS = 8
-"""Of the path that is tried."""
+"""Length of the probed path."""
 TREE = torch.tensor([-1, 0, 0, 1])
-"""Parents of the tree that is tried: two siblings, and one node below the first of them."""
+"""Parents of the probed tree: a root with two children, the first of which has one child."""
 
 
 @torch.inference_mode()
 def probe(target: Any, trees: bool) -> str | None:
-    """What is wrong with a model under the engine that a `CachedModel` has; None: nothing.
+    """Returns why a `CachedModel` does not work with its engine; None: it works.
 
-    Drafts, keeps a part, drafts again. An error of the model's own code is a reason, too: whoever
-    calls this refuses the model, or draws on a simpler engine. Raises NotFinite for NaN logits.
+    It drafts, keeps a part of the draft and drafts again. An error in the model's own code is a
+    reason too; the caller then refuses the model or tries a simpler engine. Raises NotFinite for
+    NaN logits.
     """
     model, size = target.model, target.model.get_input_embeddings().num_embeddings
     if target.position_limit is not None and target.position_limit < TOKENS:
@@ -47,7 +48,7 @@ def probe(target: Any, trees: bool) -> str | None:
     except NotFinite:
         raise
     except Exception as error:  # a model's own code may raise anything
-        return f"its forward fails there ({type(error).__name__}: {error})"
+        return f"its forward fails ({type(error).__name__}: {error})"
 
 
 def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | None:
@@ -60,7 +61,7 @@ def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | No
         )
     early = reference_logits(model, source, path[:length])
     if not _close(early[-1:], expected[length - 1 : length], None):
-        return "its rows depend on later tokens (it looks ahead, or quantises by the call)"
+        return "its logits depend on later tokens (it looks ahead, or quantises per call)"
     state = target.encode(source)
     target.score([state], [path[:length]], [Proposal.chain(path[-3:])])
     target.keep(state, torch.arange(0))
@@ -69,10 +70,11 @@ def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | No
     start = length + 3
     [chain] = target.score([state], [path[:start]], [Proposal.chain(path[start:])])
     target.keep(state, torch.arange(len(path) - start - 1))
-    [last] = target.score([state], [path], [Proposal.empty()])  # some treat one token otherwise
+    # some families compute a single token differently
+    [last] = target.score([state], [path], [Proposal.empty()])
     logits = torch.cat([chain.logits, last.logits])
     if not _close(logits, torch.cat([expected[start - 1 :], expected[-1:]]), target.draftable):
-        return "with its cache it gives other logits than without"
+        return "its logits with a cache differ from those without"
     return _compare_tree(target, source, path[:length]) if trees else None
 
 
@@ -81,20 +83,20 @@ def _compare_tree(target: Any, source: Source, prefix: Tensor) -> str | None:
     nodes = (prefix.new_tensor([3, 4, 5, 6]) + size // 3) % size
     [tree] = target.score([target.encode(source)], [prefix], [Proposal(nodes, TREE)])
     for node in range(len(TREE)):
-        path, above = [], node
-        while above >= 0:
-            path, above = [above, *path], int(TREE[above])
+        path, ancestor = [], node
+        while ancestor >= 0:
+            path, ancestor = [ancestor, *path], int(TREE[ancestor])
         expected = reference_logits(target.model, source, torch.cat([prefix, nodes[path]]))
         if not _close(tree.logits[node + 1 : node + 2], expected[-1:], target.draftable):
-            return "the nodes of a tree have other logits than their paths"
+            return "the logits of tree nodes differ from those of their paths"
     return None
 
 
 def reference_logits(model: PreTrainedModel, source: Source, tokens: Tensor) -> Tensor:
-    """Logits [T, V] after each token, by the model's own forward without a cache."""
+    """Returns the logits [T, V] after each token by the model's own forward without a cache."""
     inputs = {"input_ids": tokens[None]}
     if "position_ids" in inspect.signature(type(unwrapped(model)).forward).parameters:
-        # as `generate` gives them: RoBERTa's own begin elsewhere
+        # those of `generate`; RoBERTa's default positions start at another number
         inputs["position_ids"] = torch.arange(len(tokens), device=tokens.device)[None]
     if model.config.is_encoder_decoder:
         [encoded] = Encoder(model)([source])
@@ -103,13 +105,13 @@ def reference_logits(model: PreTrainedModel, source: Source, tokens: Tensor) -> 
     return model(**inputs, use_cache=False).logits[0]
 
 
-def _close(seen: Tensor, expected: Tensor, drafted: Tensor | None) -> bool:
-    """Scores of minus infinity must be equal, and do not count in how far all others spread."""
-    if seen.shape[0] != expected.shape[0]:
+def _close(logits: Tensor, expected: Tensor, draftable: Tensor | None) -> bool:
+    """Whether logits agree within 2 % of their standard deviation; minus infinity must be equal."""
+    if logits.shape[0] != expected.shape[0]:
         return False
-    width = min(seen.shape[1], expected.shape[1])
-    seen, expected = seen[:, :width].float(), expected[:, :width].float()
-    if drafted is not None:
-        seen, expected = seen[:, drafted], expected[:, drafted]
+    width = min(logits.shape[1], expected.shape[1])
+    logits, expected = logits[:, :width].float(), expected[:, :width].float()
+    if draftable is not None:
+        logits, expected = logits[:, draftable], expected[:, draftable]
     spread = float(expected[expected.isfinite()].std(correction=0))
-    return torch.allclose(seen, expected, rtol=0.02, atol=0.02 * spread)
+    return torch.allclose(logits, expected, rtol=0.02, atol=0.02 * spread)

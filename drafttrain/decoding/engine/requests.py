@@ -1,4 +1,4 @@
-"""What a model is fed in one call, and what it says."""
+"""One sequence's input and output of a forward call."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 
 @dataclass(frozen=True)
 class ForwardRequest:
-    """Tokens that follow what is cached of one sequence: a chain, or branches."""
+    """New tokens that extend one sequence's cache: a chain, or nodes of a tree."""
 
     state: SequenceState
     tokens: Sequence[int]
     """[N]."""
     logits_to_keep: int
-    """So many of the last ones are given logits."""
+    """Number of last tokens to compute logits for."""
     visible: Tensor | None = None
-    """[N, C + N] bool, which of C cached and N new columns each sees; None: they are a chain."""
+    """[N, C + N] bool: which of the C cached and N new columns each token attends to; None: the
+    tokens are a chain."""
     positions: Sequence[int] | None = None
-    """[N] where they stand; None: they are a chain."""
+    """[N] position of each token; None: they are a chain."""
     embedded: Tensor | None = None
-    """[N, D] what is fed instead of the embedded tokens."""
+    """[N, D] input embeddings to use instead of those of the tokens."""
     states: Tensor | None = None
-    """[M, E] target hidden states that come with the first M tokens."""
+    """[M, E] target hidden states fused into the first M tokens."""
     drafted: Tensor | None = None
-    """[M] more tokens after these, which a device drafted and the host does not know."""
+    """[M] draft tokens after `tokens` that are still on a device."""
 
     @property
     def size(self) -> int:
-        """Tokens that it feeds."""
+        """Number of new tokens."""
         return len(self.tokens) + (0 if self.drafted is None else len(self.drafted))
 
     @property
     def token_positions(self) -> Sequence[int]:
-        """[N] where they stand."""
+        """Position of each new token."""
         if self.positions is not None:
             return self.positions
         return range(self.state.cached, self.state.cached + self.size)
@@ -45,17 +46,17 @@ class ForwardRequest:
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What a model says after the tokens it was fed; the last rows of both belong together."""
+    """The result of a forward request of F tokens."""
 
     logits: Tensor
-    """[R, V], float32 at least. Of a proposal (R = N + 1): row 0 follows the last committed token,
-    row i + 1 follows draft token i."""
+    """[R, V] of the last R tokens, float32 at least. For a proposal (R = N + 1), row 0 follows the
+    last committed token and row i + 1 follows draft token i."""
     hidden: Tensor
-    """[F, D] last hidden state (after the final norm) of every token fed; its last rows belong to
-    the logits."""
+    """[F, D] last hidden state (after the final norm) of every token; the last R rows correspond
+    to the logits."""
     layers: Mapping[int, Tensor] = field(default_factory=dict)
-    """[F, D] outputs of single decoder layers, where they were asked for."""
+    """[F, D] output of each requested decoder layer."""
 
     def layer(self, number: int) -> Tensor:
-        """[F, D] what `TargetRequirements` calls this layer."""
+        """Returns the hidden states [F, D] of a layer as `TargetRequirements.layers` numbers it."""
         return self.hidden if number == -1 else self.layers[number]

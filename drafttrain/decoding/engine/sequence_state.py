@@ -1,4 +1,4 @@
-"""What a model has cached for one sequence: the only code that forgets and gathers columns."""
+"""Cached tokens of one sequence; the only code that drops and gathers cache columns."""
 
 from __future__ import annotations
 
@@ -14,100 +14,104 @@ from drafttrain.decoding.engine.cache import CacheRow
 from drafttrain.decoding.types import Source
 
 INTEGER = "q"
-"""Type code of a token among the arrays of `array`: 64 bits, as in tensors of tokens."""
+"""Type code for `array`: 64-bit integers, as in token tensors."""
 
 
 class SequenceState:
-    """What a model has computed for one sequence: which token lies in which column.
+    """A model's state of one sequence: which token is in which cache column.
 
-    A round costs the same whatever is cached: over its whole length numbers are compared alone.
+    Its operations in a round do not depend on the cached length, except that `align` compares the
+    cached tokens with the committed ones.
     """
 
     def __init__(self, columns: CacheRow, source: Source, encoded: Tensor | None = None) -> None:
         self.columns = columns
         self.source = source
         self.encoded = encoded
-        """[S, D] the encoder's output, where there is one."""
+        """[S, D] encoder states; None: there is no encoder."""
         self.chain = 0
-        """So many of the first columns are a chain; those after them are branches."""
+        """Number of first columns that form a chain; those after them are tree nodes."""
         self.committed = 0
-        """Columns in front of the draft that was scored last."""
+        """Number of columns before the draft that was scored last."""
         self._tokens = array(INTEGER)
         self._positions = array(INTEGER)
 
     @property
     def cached(self) -> int:
-        """Columns of the cache."""
+        """Number of cached columns."""
         return len(self._tokens)
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens that are cached, a column each."""
+        """The token of each cached column."""
         return self._tokens.tolist()
 
     @property
     def positions(self) -> list[int]:
-        """Position of each cached token: those of a chain count from 0."""
+        """The position of each cached token; a chain's positions count from 0."""
         return self._positions.tolist()
 
     def keys_values(self, layers: Sequence[int], first: int, last: int) -> Tensor:
-        """Keys and values of each layer in turn in columns first..last-1, which are of a chain:
-        [2 L, heads, last - first, head_dim]."""
-        found = [torch.stack(self.columns.keys_values(layer, last)) for layer in layers]
-        return torch.cat(found)[:, :, first:]
+        """Returns keys and values of each layer in turn, in the columns first..last-1 of a chain.
+
+        Shapes: [2 L, heads, last - first, head_dim].
+        """
+        keys_values = [torch.stack(self.columns.keys_values(layer, last)) for layer in layers]
+        return torch.cat(keys_values)[:, :, first:]
 
     def positions_of(self, columns: Sequence[int]) -> list[int]:
-        """Positions of some of them."""
+        """Returns the positions of these columns."""
         return [self._positions[column] for column in columns]
 
     def append(self, tokens: Sequence[int], positions: Sequence[int], is_chain: bool) -> None:
-        """Note what has been fed: the rest of a chain, or branches."""
+        """Records new columns: the continuation of a chain, or tree nodes."""
         self._tokens.extend(tokens)
         self._positions.extend(positions)
         if is_chain:
             self.chain = self.cached
 
-    def name(self, first: int, tokens: Sequence[int]) -> None:
-        """Note the tokens of columns from `first` on, once the host knows them."""
+    def set_tokens(self, first: int, tokens: Sequence[int]) -> None:
+        """Records the tokens of columns from `first` on when they arrive from the device."""
         self._tokens[first : first + len(tokens)] = array(INTEGER, tokens)
 
     def forget(self, columns_kept: int) -> None:
-        """Drop all columns but the first ones. Raises ValueError if there are fewer."""
+        """Drops all columns except the first ones. Raises ValueError if fewer are cached."""
         if not 0 <= columns_kept <= self.cached:
             raise ValueError(f"{columns_kept} columns cannot be kept; {self.cached} are cached")
         self.chain = min(self.chain, columns_kept)
         del self._tokens[columns_kept:], self._positions[columns_kept:]
 
     def gather(self, first: int, columns: Sequence[int]) -> None:
-        """Keep the first columns and, behind them, these in this order: all together a chain.
+        """Keeps the first columns followed by `columns` in this order, together a chain.
 
-        Only those that change their place are copied.
+        Only columns that move are copied.
         """
         kept = first + len(columns)
-        places = zip(itertools.count(first), columns, strict=False)
-        start = next((place for place, column in places if place != column), kept)
+        moves = zip(itertools.count(first), columns, strict=False)
+        start = next((new for new, old in moves if new != old), kept)
         if start < kept:
-            tail = columns[start - first :]
+            moved = columns[start - first :]
             for held in (self._tokens, self._positions):
-                held[start:kept] = array(INTEGER, [held[column] for column in tail])
-            self.columns.move(start, tail)
+                held[start:kept] = array(INTEGER, [held[column] for column in moved])
+            self.columns.move(start, moved)
         self.forget(kept)
         self.chain = kept
 
     def settle(self, columns: int) -> None:
-        """The first columns are a chain; those behind it, drafts that were tried, are dropped."""
+        """Marks the first columns as a chain and drops those after it, unaccepted draft tokens."""
         self.chain = columns
         self.forget(columns)
 
     def align(self, tokens: Tensor) -> list[int]:
-        """Forget what differs from these tokens; those that are missing, at least the last one.
+        """Drops cached tokens from the first difference on; returns the tokens still to cache.
 
-        Shapes: tokens [T]. Raises ValueError while branches are cached.
+        At least the last token is returned. Shapes: tokens [T]. Raises ValueError while tree nodes
+        are cached.
         """
         if self.chain < self.cached:
             raise ValueError(
-                f"{self.cached - self.chain} columns of branches are cached; forget them first "
-                f"(columns_kept = {self.chain} or fewer)"
+                f"{self.cached - self.chain} columns of tree nodes are cached; call forget with "
+                f"columns_kept={self.chain} or fewer first"
             )
         common = min(self.cached, len(tokens) - 1)
         same = tokens[:common].cpu().numpy() == np.array(self._tokens[:common])

@@ -1,4 +1,4 @@
-"""What one sequence is decoded from, as each model's decoder starts from it."""
+"""Sources for a model: the input ids and the prefix that its decoder starts from."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from drafttrain.decoding.types import Source
 def make_source(
     input_ids: Sequence[int] | Tensor, model: PreTrainedModel, forced: Sequence[int] = ()
 ) -> Source:
-    """A source from the tokenizer's ids, on the model's device.
+    """Returns a source from the tokenizer's ids, on the model's device.
 
-    A decoder-only model continues the prompt itself. The decoder of an encoder-decoder model starts
-    from its start token, as in `generate`, and the tokens forced behind it, if any; what
-    generation_config forces is a logits processor.
+    The prefix of a decoder-only model is the prompt itself. The prefix of an encoder-decoder model
+    is its start token, as in `generate`, followed by `forced`. Tokens that the generation_config
+    forces are left to the logits processors.
     """
     ids = torch.as_tensor(input_ids, dtype=torch.long, device=device_of(model))
     if not model.config.is_encoder_decoder:
@@ -30,9 +30,10 @@ def make_source(
 
 
 def own_source(source: Source, model: PreTrainedModel) -> Source:
-    """The same source as another model decodes it, on its device.
+    """Returns the source for another model, on its device and with its own start token.
 
-    Where that model's decoder starts from another token, it takes the place of the first one.
+    Encoder states are dropped. Raises ValueError if a decoder-only model gets a source without
+    text.
     """
     if not model.config.is_encoder_decoder:
         return make_source(source.input_ids, model)
@@ -43,23 +44,23 @@ def own_source(source: Source, model: PreTrainedModel) -> Source:
 
 
 def start_token(model: PreTrainedModel) -> int:
-    """The token that the decoder of an encoder-decoder model starts from. Raises ValueError."""
+    """Returns the decoder start token of an encoder-decoder model. Raises ValueError if not set."""
     config = model.generation_config
     start = config.decoder_start_token_id
     if start is None:
         start = config.bos_token_id
     if not isinstance(start, int):
         raise ValueError(
-            f"the target's generation_config has decoder_start_token_id={start!r}; one token id "
-            "is needed"
+            f"the target's generation_config has decoder_start_token_id={start!r}; set it to one "
+            "token id"
         )
     return start
 
 
 def check_length(length: int, limit: int | None) -> None:
-    """Refuse a source of so many tokens that is empty or too long. Raises ValueError."""
+    """Raises ValueError if a source has no tokens, or more than `limit`."""
     if length == 0:
-        raise ValueError("the source holds no tokens; leave empty inputs out")
+        raise ValueError("the source has no tokens; leave empty inputs out")
     if limit is not None and length > limit:
         raise ValueError(
             f"the source has {length} tokens but the model takes {limit}; shorten it or leave it "

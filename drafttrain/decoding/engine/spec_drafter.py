@@ -1,4 +1,4 @@
-"""A Spec-Drafter's decoder on rows of known outputs: in training, validation and analyses."""
+"""A Spec-Drafter's decoder on rows of known outputs, for training, validation and analyses."""
 
 from __future__ import annotations
 
@@ -11,72 +11,75 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.forward import ForwardBatch, TransformersBody, filled
+from drafttrain.decoding.engine.forward import ForwardBatch, TransformersBody, filled_cache
 from drafttrain.models.spec_drafter.layout import Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """What the decoder's cross-attention reads."""
+class EncoderStates:
+    """Encoder states that the decoder's cross-attention reads."""
 
     states: Tensor
     """[B, S, D]"""
     mask: Tensor | None
-    """[B, S] true where a state is; None: everywhere."""
+    """[B, S] bool, false for padding; None: no padding."""
 
 
 @dataclass(frozen=True)
-class Read:
-    """Rows that have been read; those of a causal prefix are seen by the blocks after it."""
+class DecodedRows:
+    """Decoder rows with their hidden states and, for a prefix that blocks attend to, its cache."""
 
     rows: Rows
     hidden: Tensor
     """[B, T, D]"""
-    own: Sequence[KeysValues]
-    """Keys and values of self-attention, a pair a layer; none where they are not kept."""
-    crossed: Sequence[KeysValues]
-    """Those of cross-attention."""
+    self_attention: Sequence[KeysValues]
+    """Keys and values per layer; empty if they are not kept."""
+    cross_attention: Sequence[KeysValues]
+    """Keys and values per layer; empty if they are not kept."""
 
 
 class RowReader:
-    """Reads rows with a Spec-Drafter's decoder, with gradients."""
+    """Runs a Spec-Drafter's decoder on rows, with gradients."""
 
     def __init__(self, model: SpecDrafter) -> None:
         self.model, self._body = model, TransformersBody(model)
         self._limit = position_limit(model.config)
 
-    def encode(self, source: Tensor, mask: Tensor | None) -> Encoded:
-        """Its own encoder, or the target's encoder states as it reads them.
+    def encode(self, source: Tensor, mask: Tensor | None) -> EncoderStates:
+        """Runs the drafter's own encoder, or pools the target's encoder states.
 
-        Shapes: source [B, S] token ids, or [B, S, E] states of any type; mask [B, S] (1 = there).
+        Shapes: source [B, S] token ids, or [B, S, E] states of any dtype; mask [B, S] (1 = token;
+        None: no padding).
         """
         if self.model.shape.encoder == "own":
-            return Encoded(self.model.get_encoder()(input_ids=source, attention_mask=mask)[0], mask)
+            encoder = self.model.get_encoder()
+            return EncoderStates(encoder(input_ids=source, attention_mask=mask)[0], mask)
         states, size = source.to(self.model.dtype), self.model.shape.source_pooling
-        return Encoded(*group_means(states, size, None if mask is None else mask.bool()))
+        return EncoderStates(*group_means(states, size, None if mask is None else mask.bool()))
 
     def __call__(
         self,
         rows: Rows,
-        encoded: Encoded,
-        prefix: Read | None = None,
+        encoded: EncoderStates,
+        prefix: DecodedRows | None = None,
         states: Tensor | None = None,
         keep: bool = False,
-    ) -> Read:
-        """Hidden states of rows that also see the prefix read before.
+    ) -> DecodedRows:
+        """Computes the hidden states of rows, which also attend to `prefix` if it is given.
 
-        A causal prefix sees no block, so it can be read once (`keep`) for several passes over its
-        blocks. states [B, L, E]: the target's hidden states that the tokens of the first L rows
-        were predicted from, zeros where there is none.
+        A causal prefix does not attend to blocks, so it can be computed once (`keep`) for several
+        passes over its blocks. states [B, L, E]: the target's hidden states that the tokens of the
+        first L rows were predicted from, zeros for tokens without one.
         """
-        if self._limit is not None:  # slots past the end of a long output predict nothing
+        if self._limit is not None:  # slots past the last position have no labels
             rows = replace(rows, positions=rows.positions.clamp(max=self._limit - 1))
         before, cache, keys = None, None, rows.positions
         if prefix is not None:
             before = prefix.rows
-            cache = EncoderDecoderCache(filled(prefix.own), filled(prefix.crossed))
+            cached = (prefix.self_attention, prefix.cross_attention)
+            cache = EncoderDecoderCache(*map(filled_cache, cached))
             keys = torch.cat((before.positions, keys), dim=1)
         elif keep:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -93,6 +96,7 @@ class RowReader:
         )
         hidden = self._body.run_decoder(call)
         if not keep:
-            return Read(rows, hidden, (), ())
-        own, crossed = cache.self_attention_cache, cache.cross_attention_cache
-        return Read(rows, hidden, *([(x.keys, x.values) for x in y.layers] for y in (own, crossed)))
+            return DecodedRows(rows, hidden, (), ())
+        caches = (cache.self_attention_cache, cache.cross_attention_cache)
+        kept = ([(layer.keys, layer.values) for layer in one.layers] for one in caches)
+        return DecodedRows(rows, hidden, *kept)

@@ -1,9 +1,8 @@
 """Teacher forcing: one parallel pass over known outputs, without a KV cache.
 
-Row i of an output is what decoding would have seen there, because a causal decoder does not look
-ahead. Batches are padded on the right, so positions are those of decoding. The whole model's
-`forward` computes; only rows of the output enter its output projection, as a prompt's rows times
-the vocabulary would be waste.
+A causal decoder does not look ahead, so each row equals the one that decoding would have computed.
+Batches are padded on the right, so positions equal those of decoding too. The model's own `forward`
+computes, but the output projection is applied only to rows of the outputs, not to prompts.
 """
 
 from __future__ import annotations
@@ -28,40 +27,40 @@ from drafttrain.decoding.sampling import exact_enough
 from drafttrain.decoding.types import Source
 from drafttrain.models.draftable import UNDRAFTED, draftable_tokens
 
-Given = Source | Sequence[int]
-"""What an output was made from: a text's or prompt's tokens, or a source, whose `encoded` is read
-instead of its inputs where it holds that."""
+SourceLike = Source | Sequence[int]
+"""The input of a known output: the token ids of a text or prompt, or a source, whose encoder states
+(`Source.encoded`) are used if it has them."""
 
 
 @dataclass(frozen=True)
 class TeacherForced:
-    """What a model computes for one known output y_1..y_L; row i - 1 belongs to y_i."""
+    """Logits and hidden states of one known output y_1..y_L; row i - 1 belongs to y_i."""
 
     logits: Tensor
-    """[L, V] row i - 1 judges y_i: it was computed from y_1..y_{i-1}; float32 at least."""
+    """[L, V] row i - 1 predicts y_i: it was computed from y_1..y_{i-1}; float32 at least."""
     hidden: Tensor
-    """[L, D] last hidden state at y_i, after it was fed (and after the final norm)."""
+    """[L, D] last hidden state (after the final norm) at the position of y_i."""
     before: Tensor
-    """[L, D] the hidden state that row i - 1 of the logits was computed from."""
+    """[L, D] last hidden state that row i - 1 of the logits was computed from."""
 
 
 @torch.inference_mode()
 def teacher_force(
-    model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
+    model: PreTrainedModel, sources: Sequence[SourceLike], targets: Sequence[Sequence[int]]
 ) -> list[TeacherForced]:
-    """Logits and hidden states of each output, given its source (or prompt).
+    """Returns logits and hidden states of each output, given its source or prompt.
 
-    The decoder starts from decoder_start_token_id, or from the whole prompt where the model is
-    decoder-only, or as a source says. The last token is fed too: it needs a position. float16 and
-    bfloat16 logits are returned as float32; tokens that a drafter does not draft have `UNDRAFTED`.
-    Shapes: sources B x [S_b], targets B x [L_b]. Raises ValueError for an empty text.
+    The decoder starts from `Source.prefix` if a source is given, else from decoder_start_token_id,
+    or from the prompt of a decoder-only model. The last token is an input too and needs a position.
+    float16 and bfloat16 logits are returned as float32; tokens that a drafter cannot draft get
+    `UNDRAFTED`. Shapes: sources B x [S_b], targets B x [L_b]. Raises ValueError for an empty text.
     """
     hidden, logits = _forward(model, sources, targets, scored=True)
-    drafted = draftable_tokens(model.config, model.get_output_embeddings().out_features)
-    if drafted is not None:
-        drafted = drafted.to(logits.device)
-        few = torch.full_like(logits, UNDRAFTED)
-        logits = few.index_copy_(-1, drafted, logits.index_select(-1, drafted))
+    draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
+    if draftable is not None:
+        draftable = draftable.to(logits.device)
+        masked = torch.full_like(logits, UNDRAFTED)
+        logits = masked.index_copy_(-1, draftable, logits.index_select(-1, draftable))
     by_output = logits.split([len(target) for target in targets])
     return [
         TeacherForced(exact_enough(own), rows[1:], rows[:-1])
@@ -71,63 +70,68 @@ def teacher_force(
 
 @torch.inference_mode()
 def teacher_forced_states(
-    model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
+    model: PreTrainedModel, sources: Sequence[SourceLike], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """The hidden states of `teacher_force` alone, without paying for logits. B x [L_b, D]."""
+    """Returns `TeacherForced.hidden` without computing logits. B x [L_b, D]."""
     return [rows[1:] for rows in _forward(model, sources, targets)[0]]
 
 
 @torch.no_grad()
 def states_before(
-    model: PreTrainedModel, sources: Sequence[Given], targets: Sequence[Sequence[int]]
+    model: PreTrainedModel, sources: Sequence[SourceLike], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """`TeacherForced.before` of `teacher_force`: the state each row of logits is computed from.
+    """Returns `TeacherForced.before`, the states that logits are computed from. B x [L_b, D].
 
-    Without gradient, but usable where there is one. Shapes and errors: as there -> B x [L_b, D].
+    They have no gradient, but can be used in a computation that has one. Shapes and errors as in
+    `teacher_force`.
     """
     return [rows[:-1] for rows in _forward(model, sources, targets)[0]]
 
 
 def _forward(
     model: PreTrainedModel,
-    given: Sequence[Given],
+    inputs: Sequence[SourceLike],
     targets: Sequence[Sequence[int]],
     scored: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
-    """One pass. Hidden states [L_b + 1, D] at the token before each output and at its own tokens,
-    and the logits of all outputs one after another [sum of L_b, V], none unless `scored`."""
-    sources = [one if isinstance(one, Source) else make_source(one, model) for one in given]
+    """Runs one pass over all outputs.
+
+    Returns the hidden states [L_b + 1, D] at the token before each output and at its own tokens,
+    and the logits of all outputs, concatenated: [sum of L_b, V], or no rows unless `scored`.
+    """
+    sources = [one if isinstance(one, Source) else make_source(one, model) for one in inputs]
     for index, source in enumerate(sources):
         if source.encoded is None and source.is_text and len(source.input_ids) == 0:
-            raise ValueError(f"source {index} of the batch holds no tokens; leave it out")
+            raise ValueError(f"source {index} of the batch has no tokens; leave it out")
     starts = [len(source.prefix) - 1 for source in sources]
-    fed = [
+    tokens = [
         torch.cat([source.prefix, source.prefix.new_tensor(target)])
         for source, target in zip(sources, targets, strict=True)
     ]
     pad = model.config.get_text_config(decoder=True).to_dict().get("pad_token_id")
-    ids = pad_sequence(fed, batch_first=True, padding_value=pad or 0)
-    wanted = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+    ids = pad_sequence(tokens, batch_first=True, padding_value=pad or 0)
+    is_scored = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
     for row, (start, target) in enumerate(zip(starts, targets, strict=True)):
-        wanted[row, start : start + len(target)] = scored
-    inputs: dict[str, Any] = {"input_ids": ids}
+        is_scored[row, start : start + len(target)] = scored
+    arguments: dict[str, Any] = {"input_ids": ids}
     if model.config.is_encoder_decoder:
-        inputs = {"decoder_input_ids": ids} | _encoder_inputs(model, sources)
-    inner, kept, cut = unwrapped(model), [], []
+        arguments = {"decoder_input_ids": ids} | _encoder_inputs(model, sources)
+    inner, captured, selected = unwrapped(model), [], []
 
-    def keep(module: nn.Module, arguments: Any, output: Any) -> None:
-        kept.append(output[0])
+    def capture(module: nn.Module, inputs: Any, output: Any) -> None:
+        captured.append(output[0])
 
-    def choose(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
-        cut.append(True)
-        return (arguments[0][wanted][None],)
+    def select(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        selected.append(True)
+        return (inputs[0][is_scored][None],)
 
     with ExitStack() as hooks:
-        hooks.callback(inner.get_decoder().register_forward_hook(keep).remove)
-        hooks.callback(inner.get_output_embeddings().register_forward_pre_hook(choose).remove)
-        logits = model(**inputs, use_cache=False).logits
-    [hidden] = kept
-    logits = logits[0] if cut else logits[wanted]
+        hooks.callback(inner.get_decoder().register_forward_hook(capture).remove)
+        hooks.callback(inner.get_output_embeddings().register_forward_pre_hook(select).remove)
+        logits = model(**arguments, use_cache=False).logits
+    [hidden] = captured
+    # the hook does not run if a model uses the projection's weight without calling the module
+    logits = logits[0] if selected else logits[is_scored]
     states = [
         rows[start : start + len(target) + 1]
         for rows, start, target in zip(hidden, starts, targets, strict=True)
@@ -136,13 +140,13 @@ def _forward(
 
 
 def _encoder_inputs(model: PreTrainedModel, sources: Sequence[Source]) -> dict[str, Any]:
-    """The encoder's output [B, S, D], and its mask unless all sources are of one length."""
-    given = [source.encoded for source in sources]
-    if any(states is None for states in given):
-        given = Encoder(model)(sources)
-    given = [states.to(device_of(model), model.dtype) for states in given]
-    states = pad_sequence(given, batch_first=True)
-    lengths = [len(own) for own in given]
+    """Returns encoder states [B, S, D] and, unless all sources have one length, their mask."""
+    encoded = [source.encoded for source in sources]
+    if any(states is None for states in encoded):
+        encoded = Encoder(model)(sources)
+    encoded = [states.to(device_of(model), model.dtype) for states in encoded]
+    states = pad_sequence(encoded, batch_first=True)
+    lengths = list(map(len, encoded))
     if min(lengths) == max(lengths):
         return {"encoder_outputs": EncoderOutput(last_hidden_state=states)}
     ends = torch.tensor(lengths, device=states.device)[:, None]
@@ -151,19 +155,19 @@ def _encoder_inputs(model: PreTrainedModel, sources: Sequence[Source]) -> dict[s
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits of last hidden states by the output projection alone, float32 at least.
+    """Computes logits from last hidden states with the output projection, float32 at least.
 
-    Shapes: [..., D] -> [..., V]. Raises ValueError as `check_projection`.
+    Shapes: [..., D] -> [..., V]. Raises ValueError as `check_projection` does.
     """
     return exact_enough(_projected(model, hidden.to(model.dtype), check_projection(model)))
 
 
 def check_projection(model: PreTrainedModel) -> float:
-    """`projection_scale`. Raises ValueError for models whose logits are computed otherwise."""
+    """Returns `projection_scale`. Raises ValueError for models that compute logits otherwise."""
     scale = projection_scale(model)
     if scale is None:
         raise ValueError(
-            f"the logits of a {model.config.model_type!r} model are more than its output "
+            f"the logits of a {model.config.model_type!r} model are not just its output "
             "projection of the last hidden state; use another kind of drafter"
         )
     return scale
@@ -179,10 +183,11 @@ _SCALES: WeakKeyDictionary[PreTrainedModel, float | None] = WeakKeyDictionary()
 
 
 def projection_scale(model: PreTrainedModel) -> float | None:
-    """By what last hidden states are multiplied before the output projection, with nothing after
-    it but a constant bias; None: logits are computed otherwise (soft caps, a replaced forward).
+    """Returns the factor on last hidden states before the output projection.
 
-    Tried once on three tokens: 1, or T5's d_model^-0.5.
+    It is 1, or d_model^-0.5 for T5. After the projection only a constant bias may be added; None:
+    logits are computed otherwise (soft caps, a replaced forward). Each model is run once on three
+    tokens to find it.
     """
     if model not in _SCALES:
         _SCALES[model] = _try_projection(model)
@@ -208,7 +213,7 @@ def _try_projection(model: PreTrainedModel) -> float | None:
         model.train(was_training)
     logits = output.logits.float()
     for scale in (1.0, model.config.get_text_config(decoder=True).hidden_size ** -0.5):
-        found = _projected(model, hidden, scale).float()
-        if torch.allclose(found, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().amax())):
+        projected = _projected(model, hidden, scale).float()
+        if torch.allclose(projected, logits, rtol=1e-2, atol=1e-2 * float(logits.abs().amax())):
             return scale
     return None

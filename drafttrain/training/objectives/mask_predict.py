@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.slots import SlotBatch, choose_revealed, glancing_ratio, reveal
-from drafttrain.decoding.engine.spec_drafter import Encoded, Read, RowReader
+from drafttrain.decoding.engine.spec_drafter import DecodedRows, EncoderStates, RowReader
 from drafttrain.models.spec_drafter.fusion import read_outputs, states_before_tokens
 from drafttrain.models.spec_drafter.layout import IGNORED, Layout, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -73,8 +73,8 @@ class MaskPredict(nn.Module):
         read: RowReader,
         batch: SlotBatch,
         rows: Rows,
-        encoded: Encoded,
-        prefix: Read | None,
+        encoded: EncoderStates,
+        prefix: DecodedRows | None,
         states: Tensor | None,
     ) -> Tensor:
         """Masked slots of each block that the first pass gets wrong, [B, A].

@@ -142,5 +142,5 @@ def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> 
 
 def test_a_target_whose_logits_are_more_than_a_projection_is_refused() -> None:
     """Cohere multiplies them by a scale of its own."""
-    with pytest.raises(ValueError, match="logits of a 'cohere' model are more than its output"):
+    with pytest.raises(ValueError, match="logits of a 'cohere' model are not just its output"):
         BlockHeadsDrafter(block_heads(), any_family("Cohere"))

@@ -84,7 +84,7 @@ def check_states(
     model = session.model
     fresh = model.encode(source)
     score = model.extend_cache(fresh, torch.tensor(path))
-    for layer in range(len(model.engine.cache.own.layers)):
+    for layer in range(len(model.engine.cache.self_attention.layers)):
         for seen, wanted in zip(
             keys_values(session.sequence.state, layer), keys_values(fresh, layer), strict=True
         ):

@@ -206,5 +206,5 @@ def test_its_cache_is_the_targets_own_after_every_round() -> None:
 
 
 def test_a_family_whose_positions_are_embedded_is_refused() -> None:
-    with pytest.raises(ValueError, match="'gpt2' model cannot have a drafter behind its states"):
+    with pytest.raises(ValueError, match="'gpt2' model cannot have a state drafter"):
         check_states(GPT2Config())

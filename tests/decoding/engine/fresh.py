@@ -122,7 +122,7 @@ def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]
     """As Transformers holds them: two [1, heads, S, head_dim]."""
     cache, row = state.columns.cache, state.columns.number
     length = cache.source_lengths[row]
-    return tuple(held[row : row + 1, :, :length] for held in cache.cross[layer])
+    return tuple(held[row : row + 1, :, :length] for held in cache.cross_attention[layer])
 
 
 PATHS = [

@@ -97,7 +97,7 @@ def test_room_is_made_once_and_kept():
     path = torch.randint(4, VOCAB, (400,), generator=torch.Generator().manual_seed(0))
     states = target.encode_all([source, source])
     target.extend_cache(states[0], path[:100])
-    layer = target.engine.cache.own.layers[0]
+    layer = target.engine.cache.self_attention.layers[0]
     assert layer.keys.shape[::2] == (2, 128)
     score = target.extend_caches([(states[0], path[:300]), (states[1], path)])
     assert layer.keys.shape[::2] == (2, 400)
@@ -128,7 +128,7 @@ def test_what_is_not_a_number_stays_with_its_sequence():
     states = target.encode_all([source, source])
     target.extend_caches([(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
     with torch.inference_mode():
-        for layer in target.engine.cache.own.layers:
+        for layer in target.engine.cache.self_attention.layers:
             layer.keys.fill_(torch.nan)
             layer.values.fill_(torch.nan)
     del states

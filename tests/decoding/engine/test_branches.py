@@ -99,9 +99,9 @@ def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
             reference = fresh(model, source, path)
             close(score.logits[row], reference.logits[0, -1], precision_of(model))
             close(score.hidden[row], last_hidden(reference)[-1], precision_of(model))
-    with pytest.raises(ValueError, match="6 columns of branches are cached"):
+    with pytest.raises(ValueError, match="6 columns of tree nodes are cached"):
         drafter.extend_cache(state, torch.tensor(prompt))
-    with pytest.raises(ValueError, match="branches are cached"):
+    with pytest.raises(ValueError, match="tree nodes are cached"):
         drafter.extend_chains([(state, torch.tensor([5]))])
     state.forget(len(prompt))
     score = drafter.extend_cache(state, torch.tensor(first))
@@ -210,7 +210,7 @@ def test_trees_are_refused_where_they_have_other_logits_than_their_paths():
     target, source = CachedModel(model), tiny_source(PROMPT, model)
     assert not target.supports_tree_attention
     state = target.encode(source)
-    refuses_trees(target, state, source, "'bloom' model cannot be given a draft tree: .*chains")
+    refuses_trees(target, state, source, "'bloom' model does not support draft trees: .*chains")
 
 
 def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str) -> None:

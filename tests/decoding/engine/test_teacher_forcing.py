@@ -72,7 +72,7 @@ def test_an_output_without_tokens_has_no_rows():
 
 
 def test_an_empty_source_is_refused_by_number():
-    with pytest.raises(ValueError, match="source 1 of the batch holds no tokens"):
+    with pytest.raises(ValueError, match="source 1 of the batch has no tokens"):
         teacher_force(tiny_model("llama"), [[5], []], [[6], [7]])
 
 
