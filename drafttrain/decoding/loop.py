@@ -151,7 +151,7 @@ class RunningSequence:
         is not finite.
         """
         logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
-        logits = without_ended(logits, proposal, decoder.target.eos_ids)
+        logits = zero_after_eos(logits, proposal, decoder.target.eos_ids)
         arguments = proposal, logits, decoder.sampling, self.randomness
         try:
             return (yield from as_steps(decoder.verifier.verify_steps(*arguments)))
@@ -263,7 +263,7 @@ def on_host(proposals: Sequence[Proposal]) -> list[Proposal]:
     ]
 
 
-def without_ended(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) -> Tensor:
+def zero_after_eos(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) -> Tensor:
     """Sets the rows of target logits after an EOS in the draft to zero. Shapes: [N + 1, V].
 
     Tokens after EOS are dropped, so those rows may be NaN or infinite and must not be an error.

@@ -78,7 +78,7 @@ class Source:
         if not self.is_text:
             raise ValueError(
                 f"the source holds {', '.join(self.inputs)} and no text, but this drafter reads "
-                "only text; use one that reads the target's encoder states, or copies the output"
+                "only text; use one that reads the target's encoder states or copies earlier output"
             )
         return self.inputs["input_ids"]
 

@@ -12,7 +12,7 @@ from drafttrain.decoding import loop
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder, without_ended
+from drafttrain.decoding.loop import Decoder, zero_after_eos
 from drafttrain.decoding.roles import StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
@@ -172,5 +172,5 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(
         assert play(-1) == unending  # what is cached is not fed again
         assert play(ends)[:-1] == known[:-1]
         rows = torch.full((K + 1, 4), torch.nan)
-        ended = without_ended(rows, Proposal.chain(torch.tensor([3, 1, 2])), frozenset({1}))
+        ended = zero_after_eos(rows, Proposal.chain(torch.tensor([3, 1, 2])), frozenset({1}))
     assert ended[2].eq(0.0).all() and ended[[0, 1, 3]].isnan().all()
