@@ -38,8 +38,7 @@ class Placement:
     used: int = 0
     """Number of columns that the call reads, from the first one on."""
     cached: int = 0
-    """Number of tokens cached before the call, for models that compute positions themselves (one
-    row, a chain); else 0."""
+    """Tokens cached before the call if the model computes positions itself (one chain); else 0."""
     capacity: tuple[int, int] = (0, COLUMNS)
     """Allocated rows and columns of every layer."""
 

@@ -84,10 +84,9 @@ class CachedModel:
         self.engine = self._make_engine(padded_size)
 
     def _make_engine(self, vocabulary: int | None) -> Engine:
-        """Returns the most capable engine that reproduces the model's own logits.
+        """Returns an engine that reproduces the model's logits: for trees, else one chain per call.
 
-        The first one supports trees and batches, the second one chain per call. Raises ValueError
-        if neither works.
+        Raises ValueError if neither works.
         """
         encoder = Encoder(self.model) if self.is_encoder_decoder else None
         for trees in (True, False):
@@ -125,10 +124,8 @@ class CachedModel:
         return other
 
     def drafting_all(self) -> CachedModel:
-        """Returns the drafter with logits of all tokens, as other programs run it.
-
-        Logits outside `draftable` were not trained, so a wrong one may be the largest.
-        """
+        """Returns the drafter with logits of all tokens, as other programs run it; those outside
+        `draftable` were not trained, so a wrong one may be the largest."""
         if self.draftable is None:
             return self
         return CachedModel(self.model, vocabulary=self.row_size)
@@ -147,10 +144,7 @@ class CachedModel:
         return self.encode_all([source])[0]
 
     def read(self, source: Source) -> Source:
-        """Returns the source with its complete prefix and encoder states, to encode it only once.
-
-        The source of a decoder-only model is returned unchanged.
-        """
+        """Returns the source with its complete prefix and encoder states, to encode it once."""
         if not self.is_encoder_decoder:
             return source
         state = self.encode(source)

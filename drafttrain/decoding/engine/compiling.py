@@ -66,10 +66,7 @@ ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "sca
 
 
 class Watched:
-    """Detects changes of modules: of weights, submodules, hooks, replaced methods and adapters.
-
-    The graphs themselves check only their arguments.
-    """
+    """Detects changes of modules: weights, submodules, hooks, replaced methods and adapters."""
 
     def __init__(self, roots: Sequence[nn.Module]) -> None:
         self._roots, self._last_state = roots, None
@@ -90,15 +87,12 @@ class Watched:
         modules = list({module: None for root in self._roots for module in root.modules()})
         self._attributes = [module.__dict__ for module in modules]
         self._hook_tables = [
-            table
-            for module in modules
-            for table in (module._forward_hooks, module._forward_pre_hooks)
+            hooks for one in modules for hooks in (one._forward_hooks, one._forward_pre_hooks)
         ]
         self._adapters = [table for table in self._attributes if ADAPTER_STATE[0] in table]
         self._children = [module._modules for module in modules if module._modules]
-        self._tensors = [
-            table for module in modules for table in (module._parameters, module._buffers) if table
-        ]
+        tables = [table for one in modules for table in (one._parameters, one._buffers)]
+        self._tensors = [table for table in tables if table]
         self._alive = self._all_tensors()  # keeps them alive, so that no id is used again
         hooks = [hook for table in self._hook_tables for hook in table.values()]
         self._hooks = [hook for hook in hooks if not hook.__module__.startswith("transformers.")]
@@ -107,7 +101,6 @@ class Watched:
         return [one for table in self._tensors for one in table.values() if one is not None]
 
     def _state(self) -> tuple[Any, ...]:
-        """Returns everything that is compared; first the number of hooks."""
         tensors = self._all_tensors()
         return (
             [len(table) for table in self._hook_tables],
@@ -120,10 +113,7 @@ class Watched:
 
 
 class Graphs:
-    """Compiled functions of tensors, one per shape, discarded when the modules change.
-
-    A function that cannot be compiled runs uncompiled, and a status line says why.
-    """
+    """Compiled functions of tensors, one per shape, discarded when the modules change."""
 
     def __init__(self, roots: Sequence[nn.Module], device: torch.device) -> None:
         """roots: modules with all weights that the functions use."""
@@ -141,10 +131,9 @@ class Graphs:
         name: str,
         static: Sequence[Tensor] = (),
     ) -> Any:
-        """Runs the function of a shape, compiling it if needed; returns its result.
+        """Runs the function of a shape (key), made and compiled on first use.
 
-        key: the shape. make: creates the function. name: for the status line. static: tensors that
-        it writes to.
+        static: tensors that it writes to.
         """
         if self._watched.has_changed():
             self._steps.clear()
@@ -159,7 +148,7 @@ class Graphs:
     def _compile(
         self, step: Step, arguments: Mapping[str, Any], name: str, static: Sequence[Tensor]
     ) -> Step:
-        """Compiles a function by calling it; returns it uncompiled if that fails."""
+        """Compiles a function by calling it; if that fails, returns it uncompiled and says why."""
         began = perf_counter()
         # torch caches compiled functions by code object, so each gets its own
         code = step.__code__.replace(co_name=f"step_{next(COUNT)}")
@@ -276,9 +265,7 @@ def _make_step(body: Body, like: ForwardBatch) -> Step:
 
 
 def _make_encoding(encoder: Step) -> Step:
-    """Returns the encoder as a plain function, which `Graphs` can copy."""
-
-    def step(ids: Tensor, mask: Tensor) -> Tensor:
+    def step(ids: Tensor, mask: Tensor) -> Tensor:  # a plain function, which `Graphs` can copy
         return encoder(ids, mask)
 
     return step

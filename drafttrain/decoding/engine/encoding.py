@@ -19,10 +19,7 @@ CPU's caches (8 clips take a sixth longer per clip, 24 a third)."""
 
 
 def given_encoding(sources: Sequence[Source]) -> list[Tensor]:
-    """Returns the encoder states in the sources, [S, D] each.
-
-    Raises ValueError for a source without `Source.encoded`.
-    """
+    """Returns `Source.encoded` of the sources, [S, D] each. Raises ValueError if one has none."""
     if any(source.encoded is None for source in sources):
         raise ValueError(
             "the drafter reads the target's encoder states, but the source has not been encoded; "

@@ -34,11 +34,8 @@ class Engine:
         limit: int | None = None,
         one_chain: bool = False,
     ) -> None:
-        """Starts with an empty cache.
-
-        limit: number of positions; None: no limit. one_chain: every call is one sequence's chain,
-        because the model computes its own masks and positions.
-        """
+        """limit: number of positions; None: no limit. one_chain: a call is one sequence's chain,
+        because the model computes its own masks and positions."""
         self.body, self.device = body, body.device
         self.cache = ColumnCache(body.device)
         self.encode, self._limit, self._one_chain = encode, limit, one_chain
@@ -83,8 +80,8 @@ class Engine:
     def _groups(self, requests: Sequence[ForwardRequest]) -> Iterator[list[int]]:
         """Yields the indices of requests that form a call, in the order of their cache rows.
 
-        A call has requests of similar size. First calls of sources are separate from later ones,
-        and sources of different lengths are separate if they cannot be masked.
+        They have similar sizes, are all first calls or none, and their sources have one length
+        unless sources can be masked.
         """
         if self._one_chain:
             yield from ([index] for index in range(len(requests)))
@@ -274,10 +271,8 @@ def compile_calls(how: Compile) -> None:
 
 
 def reserve(columns: int) -> None:
-    """Allocates this many columns, and those of a draft, in all compiled engines.
-
-    If the cache grew during a run, its calls would be compiled again.
-    """
+    """Allocates columns for so many tokens and a draft in all compiled engines, because calls are
+    compiled again when the cache grows."""
     columns = -(-(columns + TOKENS[-1]) // COLUMNS) * COLUMNS
     for engine in list(ENGINES):
         if engine.compiled is not None:

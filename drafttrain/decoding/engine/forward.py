@@ -59,20 +59,18 @@ class ForwardBatch:
     positions: Tensor
     """[B, N]."""
     visible: Tensor
-    """[B, N, C] bool: which of the C columns that the call reads each token attends to, its own
-    included."""
+    """[B, N, C] bool: which of the C columns of the call a token attends to, its own included."""
     key_positions: Tensor | None
     """[B, C] positions of the columns, for models whose masks or biases depend on distances."""
     scored: Tensor | None
     """[R] indices in 0..N-1, ascending, to compute logits for; None: all."""
     cache: Cache
     sources: list[KeysValues] = field(default_factory=list)
-    """Cached cross-attention, [B, heads, S, head_dim] per layer; empty in a sequence's first
-    call."""
+    """Cached cross-attention, [B, heads, S, head_dim] per layer; empty in a first call."""
     source_mask: Tensor | None = None
     """[B, S] bool, true for source tokens, false for padding; None: no padding."""
     encoded: Tensor | None = None
-    """[B, S, D] encoder states, in a sequence's first call; else None."""
+    """[B, S, D] encoder states, in the first call of sequences; else None."""
     embedded: Tensor | None = None
     """[B, N, D] input embeddings to use instead of those of the tokens."""
     states: Tensor | None = None
@@ -129,12 +127,9 @@ class TransformersBody:
         vocabulary: int | None = None,
         explicit_masks: bool = True,
     ) -> None:
-        """Reads from the model's signature which inputs it takes.
-
-        draftable [N]: the tokens to compute logits for; None: all. vocabulary: V of the logits, if
-        it differs from the model's. explicit_masks: pass masks and positions; else the model
-        computes its own, which allows one chain per call.
-        """
+        """draftable [N]: the tokens to compute logits for; None: all. vocabulary: V of the logits;
+        None: the model's. explicit_masks: pass masks and positions; else the model computes its
+        own, which allows one chain per call."""
         self.model, self.device, self.modules = model, device_of(model), [model]
         inner = unwrapped(model)
         self.cross_attends = bool(model.config.is_encoder_decoder)
@@ -168,17 +163,14 @@ class TransformersBody:
             self._head = DraftableHead(inner.get_output_embeddings(), draftable)
             self._replaced.append((self._head.module, "forward", self._head))
         if isinstance(inner, SpecDrafter) and inner.fusion is not None:
-            fused = _with_fusion(inner, self._current)
-            self._replaced.append((inner.embed_tokens, "forward", fused))
+            embed = _with_fusion(inner, self._current)
+            self._replaced.append((inner.embed_tokens, "forward", embed))
         self._captured: dict[int, Tensor] = {}
         self._hooks = {-1: _capture_hook(self._captured, -1)}
 
     @contextmanager
     def prepared(self, layers: Sequence[int]) -> Iterator[None]:
-        """Replaces methods, hooks layers and selects an attention that takes masks; undoes all.
-
-        Layer -1 is the decoder itself, whose output is the last hidden state.
-        """
+        """Replaces methods, hooks layers and selects an attention that takes masks; undoes all."""
         attention = self.model.config._attn_implementation
         if self._head is not None:
             self._head.refresh()
@@ -216,10 +208,9 @@ class TransformersBody:
         return BatchOutput(logits, layers.pop(-1), layers, sources)
 
     def run_decoder(self, call: ForwardBatch) -> Tensor:
-        """Runs the decoder of an encoder-decoder without the output projection, with gradients.
+        """Computes the last hidden states [B, N, D] of an encoder-decoder model, with gradients.
 
-        call.encoded holds the encoder states [B, S, D]; call.cache may be None. Returns the last
-        hidden states [B, N, D].
+        call.encoded holds the encoder states [B, S, D]; call.cache may be None.
         """
         mask = additive(call.visible, self.model.dtype)[:, None]
         inputs: dict[str, Any] = {
@@ -242,7 +233,6 @@ class TransformersBody:
         return hidden
 
     def _inputs(self, call: ForwardBatch) -> dict[str, Any]:
-        """Returns the arguments of the model's `forward`."""
         ids = call.ids
         if self._vocabulary is not None:
             ids = known_ids(ids, self.model.get_input_embeddings().num_embeddings)
@@ -362,7 +352,7 @@ def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
 
 
 def _capture_hook(captured: dict[int, Tensor], number: int) -> Callable[..., None]:
-    """Returns a forward hook that stores a layer's output under its number."""
+    """Returns a hook that stores a layer's output; number -1: the decoder's, after the norm."""
 
     def capture(module: nn.Module, inputs: Any, output: Any) -> None:
         captured[number] = output if isinstance(output, Tensor) else output[0]

@@ -20,8 +20,7 @@ INTEGER = "q"
 class SequenceState:
     """A model's state of one sequence: which token is in which cache column.
 
-    Its operations in a round do not depend on the cached length, except that `align` compares the
-    cached tokens with the committed ones.
+    The cost of a round does not grow with the cached length, except for comparing token ids.
     """
 
     def __init__(self, columns: CacheRow, source: Source, encoded: Tensor | None = None) -> None:

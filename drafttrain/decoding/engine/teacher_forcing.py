@@ -82,8 +82,7 @@ def states_before(
 ) -> list[Tensor]:
     """Returns `TeacherForced.before`, the states that logits are computed from. B x [L_b, D].
 
-    They have no gradient, but can be used in a computation that has one. Shapes and errors as in
-    `teacher_force`.
+    They have no gradient, but can be used with autograd. Errors as in `teacher_force`.
     """
     return [rows[:-1] for rows in _forward(model, sources, targets)[0]]
 
