@@ -1,6 +1,6 @@
-"""The command `drafttrain`: a function a verb, its options by the settings they stand for.
+"""The command `drafttrain`: one function per verb, with options that map to settings.
 
-Nothing heavy is imported before the settings have been checked.
+Heavy modules are imported only after the settings have been checked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ app = typer.Typer(**TYPER_STYLE)
 
 
 def named(*settings: str) -> dict[str, str]:
-    """Options that are called as the last part of their settings' names."""
-    return {f"--{one.rpartition('.')[2].replace('_', '-')}": one for one in settings}
+    """Returns options named after the last part of their settings' names."""
+    return {f"--{name.rpartition('.')[2].replace('_', '-')}": name for name in settings}
 
 
 TARGET = {"--target": "target.path"}
@@ -53,9 +53,9 @@ METHOD = (
 
 @app.callback()
 def drafttrain() -> None:
-    """Train, measure and serve drafters for speculative decoding.
+    """Train, measure and export drafters for speculative decoding.
 
-    A drafter proposes several tokens at once; the target checks them in one call.
+    A drafter proposes several tokens, and the target checks them in one forward pass.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def drafttrain() -> None:
     TARGET | DATA | named("out", "method", "backend") | {"--server": "server.url"} | SAMPLING,
 )
 def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
-    """Write the target's own outputs as training data: Parquet shards with a manifest.
+    """Generate training data with the target: Parquet shards with a manifest.
 
     Targets are encoder-decoder (T5, BART, ...) or decoder-only (Llama, Qwen, GPT-2, ...).
     Running it again continues where it stopped.
@@ -97,7 +97,7 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
     CacheConfig, TARGET | named("drafter", "distilled", "out", "mixing", "dtype", "seed")
 )
 def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
-    """Compute once what acceptance heads learn from: a drafter's hidden states, with labels.
+    """Compute the training data of acceptance heads: hidden states of a drafter with labels.
 
     Running it again continues where it stopped.
 
@@ -116,7 +116,7 @@ def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
 @app.command()
 @takes_settings(BigramsConfig, named("distilled", "out"))
 def bigrams(settings: BigramsConfig) -> None:
-    """Count which token usually follows each in a target's outputs, for drafts by Max-Gram.
+    """Count the most frequent next token of each token in a target's outputs, for Max-Gram.
 
     \b
     Examples:
@@ -138,7 +138,7 @@ def train(
     context: typer.Context,
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name or YAML file.")] = "--help",
 ) -> None:
-    """Distil a target if need be and train a drafter or acceptance heads: RECIPE KEY=VALUE ...
+    """Train a drafter or acceptance heads; distil the target first if needed: RECIPE KEY=VALUE ...
 
     The same as `accelerate launch recipes/train_NAME.py` with one process. RECIPE is a YAML file of
     settings, the name of one in recipes/, or the name of a script there with --config FILE.
@@ -164,9 +164,9 @@ def train(
     fill_eval,
 )
 def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
-    """Measure a drafter: mean acceptance length, speed against plain decoding, quality.
+    """Measure a drafter: mean acceptance length, speedup over plain decoding, output quality.
 
-    Without --target and --drafter: the newest run in checkpoints/, on its own held-out rows.
+    Without --target and --drafter: the newest run in checkpoints/, on its held-out rows.
 
     \b
     Examples:
@@ -191,13 +191,14 @@ def generate(
         typer.Option("--text", metavar="TEXT", help="An input; may be repeated."),
     ] = None,
     show_rounds: Annotated[
-        bool, typer.Option("--show-rounds", help="Show what each round drafted and accepted.")
+        bool,
+        typer.Option("--show-rounds", help="Show drafted and accepted tokens of each round."),
     ] = False,
     json_lines: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with all rounds.")
+        bool, typer.Option("--json", help="Print one JSON object per input, with all rounds.")
     ] = False,
 ) -> None:
-    """Decode texts, written out as their tokens are committed.
+    """Decode texts and print tokens as they are committed.
 
     Inputs are --text, --data or the lines of standard input. Without --target and --drafter: the
     newest run in checkpoints/.
@@ -210,14 +211,16 @@ def generate(
       drafttrain generate --drafter checkpoints/my-run --chat --text "Say hello."
     """
     if show_rounds and json_lines:
-        raise ConfigError("--json holds the rounds already; leave --show-rounds out")
+        raise ConfigError("--json already includes the rounds; leave --show-rounds out")
     display = "json" if json_lines else "rounds" if show_rounds else "text"
     if text and settings.data.path != STDIN:
         raise ConfigError("--text and --data are both given; give one of them")
     if not text and settings.data.path == STDIN:
         text = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
         if not text:
-            raise ConfigError("no inputs; add --text TEXT, --data FILE, or pipe in one text a line")
+            raise ConfigError(
+                "no inputs; add --text TEXT or --data FILE, or pipe in a text per line"
+            )
     call("drafttrain.commands.generate:generate_texts", settings, text or None, display)
 
 
@@ -233,10 +236,10 @@ def generate(
 def export(settings: ExportConfig) -> None:
     """Write a drafter, its acceptance head and its stop policy as one folder.
 
-    Transformers, vLLM, SGLang and TensorRT-LLM load the plain drafter from it; with custom_generate
-    Transformers uses head and policy too. --for checks what each program needs, and prints its
-    command. A fresh process loads the folder and compares it with the original, with 20 inputs
-    decoded, before it gets its name.
+    Transformers, vLLM, SGLang, TensorRT-LLM and llama.cpp load the plain drafter from it; with
+    custom_generate Transformers also uses head and policy. --for checks the requirements of each
+    program and prints its command. Before the folder gets its final name, a new process loads it,
+    compares it with the original and decodes 20 inputs.
 
     \b
     Examples:
@@ -264,12 +267,12 @@ def export(settings: ExportConfig) -> None:
     fill_tune,
 )
 def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
-    """Choose how to draft: draft lengths, stop policies, heads, trees, by which rule.
+    """Choose the fastest drafting method: draft length, stop policy, head, tree and verifier.
 
-    Decodes your prompts with every candidate, interleaved; the slower half leaves, and the others
-    decode twice as many. The final figures are of other prompts. Writes a report, a page to look
-    at, and the policy; --write lets generate, eval and export use it.
-    Without --heads: the newest run of heads in checkpoints/, on its own held-out prompts.
+    Decodes your prompts with all candidates in turn, drops the slower half and decodes twice as
+    many prompts with the rest. The final figures come from other prompts. Writes a report, an HTML
+    page and the policy; with --write, generate, eval and export use the policy.
+    Without --heads: the newest run of heads in checkpoints/, on its held-out prompts.
 
     \b
     Examples:
@@ -286,12 +289,12 @@ def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
 def convert(
     model: Annotated[str, typer.Option("--model", help="Folder or Hub name.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write.")],
-    revision: Annotated[str | None, typer.Option("--revision", help="Of the Hub.")] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Revision on the Hub.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Make safetensors of a model whose weights are pickles (pytorch_model.bin).
+    """Convert a model with pickled weights (pytorch_model.bin) to safetensors.
 
-    Torch builds tensors of them and runs no code of the files (weights_only).
+    Torch loads them with weights_only, so no code in the files is run.
 
     \b
     Examples:
@@ -301,7 +304,7 @@ def convert(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command `drafttrain`."""
+    """Runs the command `drafttrain`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     run_command(app, "drafttrain", arguments or ["--help"])
 

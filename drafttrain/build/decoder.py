@@ -1,4 +1,4 @@
-"""A target with a drafter in a few lines: `drafttrain.load`."""
+"""The Python interface `drafttrain.load`: a target with a drafter, ready to decode."""
 
 from __future__ import annotations
 
@@ -34,34 +34,37 @@ from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.models.weight_files import check_finite
 
 DEFAULT_K = 5
-"""Draft tokens per round of drafters that were trained for no number of them."""
+"""Draft tokens per round for drafters whose config does not set a number."""
 Inputs = str | Sequence[str] | Sequence[Sequence[int]] | Tensor
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What one input was continued with, or turned into."""
+    """The output for one input."""
 
     tokens: list[int]
-    """New tokens, EOS included where it came."""
+    """New tokens, including EOS if it was reached."""
     text: str | None
-    """The same without special tokens; None without a tokenizer."""
+    """The decoded tokens without special tokens; None without a tokenizer."""
     rounds: int
-    """Calls of the target."""
+    """Number of target calls."""
     drafted: int
-    """Draft tokens that the target scored."""
+    """Number of draft tokens that the target scored."""
     accepted: int
-    """Those of them that were accepted."""
+    """Number of draft tokens that were accepted."""
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per call of the target, bonus token included."""
+        """Tokens per target call, bonus token included."""
         return len(self.tokens) / max(self.rounds, 1)
 
 
 class SpeculativeDecoder:
-    """Decodes with a target and a drafter; outputs are the target's own where `lossless` is true:
-    equal tokens in greedy decoding, the same distribution under sampling."""
+    """A target with a drafter.
+
+    If `lossless` is true, greedy decoding gives the target's tokens and sampling follows the
+    target's distribution.
+    """
 
     def __init__(self, decoder: Decoder, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.decoder, self.tokenizer = decoder, tokenizer
@@ -70,21 +73,21 @@ class SpeculativeDecoder:
     def generate(
         self, inputs: Inputs, max_new_tokens: int = 128, batch_size: int = 1
     ) -> list[Generation]:
-        """Decode texts or token ids, `batch_size` at once; one generation an input, in order.
+        """Decodes texts or token ids, `batch_size` at once; returns one result per input, in order.
 
-        Raises ValueError for an empty or over-long input, for texts without a tokenizer, and
-        NotFinite where the target's logits are no numbers.
+        Raises ValueError for an empty or over-long input and for texts without a tokenizer, and
+        NotFinite if logits are NaN or infinite.
         """
         sources = self._sources(inputs)
         reserve(max((len(source.prefix) for source in sources), default=0) + max_new_tokens)
-        found = self.decoder.decode_all(sources, max_new_tokens, batch_size)
-        return [self._generation(output) for output in found]
+        outputs = self.decoder.decode_all(sources, max_new_tokens, batch_size)
+        return [self._generation(output) for output in outputs]
 
     def stream(self, text: str | Sequence[int], max_new_tokens: int = 128) -> Iterator[list[int]]:
-        """The tokens of one input as each round commits them. Errors: as `generate`."""
-        one = text if isinstance(text, str) else [text]
-        for played in self.decoder.decode(self._sources(one), max_new_tokens, 1):
-            yield list(played.emitted)
+        """Yields the tokens of one input as each round commits them. Raises as `generate` does."""
+        inputs = text if isinstance(text, str) else [text]
+        for round_ in self.decoder.decode(self._sources(inputs), max_new_tokens, 1):
+            yield list(round_.emitted)
 
     def _sources(self, inputs: Inputs) -> list[Source]:
         model = self.decoder.target.model
@@ -107,8 +110,8 @@ class SpeculativeDecoder:
             output.tokens,
             text,
             len(rounds),
-            sum(len(played.drafted) for played in rounds),
-            sum(len(played.path) for played in rounds),
+            sum(len(round_.drafted) for round_ in rounds),
+            sum(len(round_.path) for round_ in rounds),
         )
 
 
@@ -170,7 +173,7 @@ def _pair_of(
     name: str,
     languages: Mapping[str, str | None],
 ) -> Pair:
-    """A pair of which at least one is a loaded model."""
+    """Returns the pair if target or drafter (or both) are given as loaded models."""
     if isinstance(target, str):
         loaded = load_target(TargetConfig(path=target, **languages))
     else:

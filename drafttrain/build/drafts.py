@@ -1,4 +1,4 @@
-"""What drafts, from settings: a drafter alone, growing trees, or leading a cascade."""
+"""Builds a drafter from settings: of chains, of trees, or a cascade."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from drafttrain.decoding.trees.shapes import Shape
 
 
 def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
-    """The pair's drafter, growing the trees or leading the cascade of settings.
+    """Returns the pair's drafter, or a tree drafter or cascade that is built from it.
 
-    Raises ValueError where the drafter cannot be given branches, or for a tree wider than its
-    vocabulary.
+    Raises ValueError if the drafter cannot draft trees, or for a tree wider than its vocabulary.
     """
     if decode.cascade is not None:
         return _build_cascade(decode.drafters, decode.cascade, pair)
@@ -30,37 +29,38 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     model, drawn_at = pair.models[name], None
     fitted = None if model is None else getattr(model.config, "slot_temperatures", None)
     if fitted and decode.sampling.temperature == 0 and tree.draft_temperature is None:
-        if "draft_temperature" in kind.settings and not kind.drawn:  # scored as its slots are
+        if "draft_temperature" in kind.settings and not kind.drawn:  # fitted per slot
             tree = tree.model_copy(update={"draft_temperature": tuple(fitted)})
     if kind.drawn and tree.draft_temperature is not None:
         [drawn_at] = tree.draft_temperature
     shape = build_shape(tree, decode.stop.k)
-    trees = [TreeDrafter(pair.drafters[one], shape, drawn_at) for one in decode.drafters]
+    drafters = [pair.drafters[path] for path in decode.drafters]
+    trees = [TreeDrafter(drafter, shape, drawn_at) for drafter in drafters]
     return trees[0] if len(trees) == 1 else SeveralDrafters(trees)
 
 
 def build_shape(tree: TreeConfig, depth: int) -> Shape:
-    """The shape of the trees. Raises ConfigError where acceptance by rank is missing."""
+    """Returns the tree shape. Raises ConfigError if acceptance by rank is needed but missing."""
     kind = TREES[tree.kind]
     assert kind.shape is not None
     if "by_rank" in kind.arguments and tree.by_rank is None:
         raise ConfigError(
-            f"tree.by_rank is missing for a {kind.name} tree; give the shares, or let `drafttrain "
-            "eval` measure them: rank_data.path=PROMPTS (not those reported on)"
+            f"tree.by_rank is missing for a {kind.name} tree; give them, or let "
+            "`drafttrain eval` measure them with rank_data.path=PROMPTS (not the test prompts)"
         )
     values = {**dict(tree), "depth": depth}
     return resolve_name(kind.shape)(*(values[name] for name in kind.arguments))
 
 
 def tree_settings(tree: TreeConfig, depth: int) -> dict[str, int]:
-    """Most levels and tokens of the trees, by which methods are compared."""
+    """Returns the maximal depth and number of draft tokens (nodes), for comparing methods."""
     kind = TREES[tree.kind]
     deepest = None if kind.shape is None else build_shape(tree, depth).deepest
     return {"depth": min(depth, deepest or depth), "nodes": kind.nodes(tree, depth)}
 
 
 def _build_cascade(paths: Sequence[str], settings: CascadeConfig, pair: Pair) -> Drafter:
-    """The cascade, its levels named as their folders are, in the order of the settings."""
+    """Builds a cascade with levels in the order of the settings, named after their folders."""
     names, matrix = level_names(paths), settings.matrix()
     levels = [Level(name, pair.drafters[path]) for name, path in zip(names, paths, strict=True)]
     lenient = f" l={settings.leniency:g}" if settings.leniency > 1 else ""
@@ -69,22 +69,26 @@ def _build_cascade(paths: Sequence[str], settings: CascadeConfig, pair: Pair) ->
 
 
 def level_names(drafters: Sequence[str]) -> list[str]:
-    """Short names of the levels: the last part of each path that tells it from the others; a run's
-    final/ says nothing."""
+    """Returns short distinct names of cascade levels: the last parts of their paths.
+
+    A run's folder final/ is left out.
+    """
     paths = map(Path, drafters)
-    telling = [path.parent if path.name == "final" and path.parent.name else path for path in paths]
-    for parts in range(1, max(len(path.parts) for path in telling) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in telling]
+    folders = [path.parent if path.name == "final" and path.parent.name else path for path in paths]
+    for parts in range(1, max(len(path.parts) for path in folders) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in folders]
         if len(set(names)) == len(names):
             break
     return shortened(names)
 
 
 def shortened(names: Sequence[str], most: int = 24) -> list[str]:
-    """The names, long ones without their middle, as short as leaves them distinct."""
+    """Returns the names, with the middle of long ones cut as far as they stay distinct."""
     for size in range(most, 1 + max(map(len, names), default=0)):
         half = size // 2
-        cut = [one if len(one) <= size else f"{one[:half]}…{one[-half + 1 :]}" for one in names]
+        cut = [
+            name if len(name) <= size else f"{name[:half]}…{name[-half + 1 :]}" for name in names
+        ]
         if len(set(cut)) == len(set(names)):
             return cut
     return list(names)

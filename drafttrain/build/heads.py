@@ -1,4 +1,4 @@
-"""Acceptance heads for decoding: found, checked against their drafter, and loaded."""
+"""Finds and loads acceptance heads for decoding and checks them against their drafter."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from drafttrain.models.loading import near_folder
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """An acceptance head, and the policy.json that was given, or lies next to it."""
+    """An acceptance head with the policy.json that was given or found next to it."""
 
     head: AcceptanceHead
     name: str
-    """Where it was found, for messages."""
+    """The head's folder and, if that has several heads, its name; for messages."""
     file: Path | None
     policy: Policy | None
-    """The content of the file."""
+    """The content of the file; None if there is none."""
 
     @property
     def threshold(self) -> Policy | None:
-        """The policy, if it has an h for this head; h counts even where a fixed length won."""
-        own, policy = (None, HEAD, self.head.config.name), self.policy
-        return policy if policy is not None and policy.h and policy.head in own else None
+        """The policy if it has a threshold h for this head, even if it drafts a fixed length."""
+        names, policy = (None, HEAD, self.head.config.name), self.policy
+        return policy if policy is not None and policy.h and policy.head in names else None
 
 
 def find_head(
@@ -48,35 +48,36 @@ def find_head(
     setting: str = "stop.head",
     policy_file: Path | None = None,
 ) -> HeadChoice:
-    """The head given, or the one next to the drafter, fit to the shape of the drafter's states.
+    """Loads the head in the given folder, or that in the drafter's folder, and checks its shape.
 
-    setting: what messages call the folder given. Of several heads policy.json names the one. Raises
-    ConfigError where there is none, or several of which policy.json names none.
+    setting: the name of the folder's setting in messages. policy.json chooses among several heads.
+    Raises ConfigError if there is no head, if policy.json does not choose among several, or if the
+    head does not fit the shape of the drafter's hidden states.
     """
     folder = Path(drafter) / HEAD if given is None else Path(given)
     if not folder.is_dir():
         if given is None:
             raise ConfigError(
-                f"the head policy needs an acceptance head, but drafter {drafter!r} has no {HEAD} "
-                "folder beside it; add --head FOLDER"
+                f"the head policy needs an acceptance head, but drafter {drafter!r} has no folder "
+                f"{HEAD}; add --head FOLDER"
             )
         raise ConfigError(
             f"{setting} = {given!r}: no such folder; {near_folder(folder)}give a head's folder"
         )
     heads = load_heads(folder)
-    alone = (folder / "config.json").is_file()
-    places = [folder / POLICY, (folder.parent if alone else folder / "final") / POLICY]
-    file = policy_file or next((place for place in places if place.is_file()), None)
+    single = (folder / "config.json").is_file()
+    files = [folder / POLICY, (folder.parent if single else folder / "final") / POLICY]
+    file = policy_file or next((file for file in files if file.is_file()), None)
     policy = None if file is None else read_policy(file)
     name = next(iter(heads)) if len(heads) == 1 else policy and policy.head
     if name not in heads:
         raise ConfigError(
-            f"{setting} = {str(folder)!r} holds {len(heads)} heads ({', '.join(heads)}), and no "
+            f"{setting} = {str(folder)!r} has {len(heads)} heads ({', '.join(heads)}), and no "
             f"{POLICY} there chooses one; give the folder of one head, or run "
             "`drafttrain tune --write`"
         )
     check_head_shape(heads[name], settings, str(folder))
-    where = str(folder) if alone else f"{folder}: {name}"
+    where = str(folder) if single else f"{folder}: {name}"
     return HeadChoice(heads[name], where, file, policy)
 
 
@@ -84,26 +85,29 @@ def find_head(
 def open_head(
     path: str, folder: str | None, drafter: PreTrainedModel, decoding: SamplingConfig
 ) -> HeadChoice:
-    """The head on the drafter's device; found and checked once for all thresholds of a sweep. Warns
-    where it was trained for another temperature, top-k or top-p."""
-    found = find_head(folder, path, drafter.config)
+    """Loads a head to the drafter's device; cached, because a sweep asks for it at every threshold.
+
+    Raises ConfigError if it was trained for another drafter. Warns if it was trained for other
+    sampling parameters.
+    """
+    choice = find_head(folder, path, drafter.config)
     try:
-        check_head_identity(found.head, drafter, found.name)
+        check_head_identity(choice.head, drafter, choice.name)
     except ConfigError:
         if drafter.dtype == torch.float32:
             raise
-        # rounded when it was loaded: its file may hold what the head was trained for
-        check_head_identity(found.head, load_drafter(path, drafter.config), found.name)
-    found.head.to(drafter.device)
-    trained, used = found.head.config.sampling or {}, decoding.model_dump()
+        # the drafter's weights were rounded to its dtype; compare those in its file instead
+        check_head_identity(choice.head, load_drafter(path, drafter.config), choice.name)
+    choice.head.to(drafter.device)
+    trained, used = choice.head.config.sampling or {}, decoding.model_dump()
     warped = [name for name in ("temperature", "top_k", "top_p", "min_p") if name in trained]
     if any(trained[name] != used[name] for name in warped):
         then, now = (
             ", ".join(f"{name} {values[name]:g}" for name in warped) for values in (trained, used)
         )
         print(
-            f"warning: head {found.name!r} was trained for {then} but decoding uses {now}; the "
-            "output is as exact, but the head may stop too early or too late",
+            f"warning: head {choice.name!r} was trained for {then} but decoding uses {now}; the "
+            "output stays exact, but the head may stop too early or too late",
             file=sys.stderr,
         )
-    return found
+    return choice

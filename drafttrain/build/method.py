@@ -1,4 +1,4 @@
-"""A method from settings: drafter, stop policy and verifier."""
+"""Builds a decoding method (drafter, stop policy and verifier) from settings."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ AUTO, CHAINS = VerifierConfig(), TreeConfig()
 
 @dataclass(frozen=True)
 class Method:
-    """A way to decode: drafter, stop policy, verifier."""
+    """A decoding method: drafter, stop policy and verifier."""
 
     drafter: Drafter
     stop: StopPolicy
     verifier: Verifier
     parameter_ratios: Mapping[str, float] = field(default_factory=dict)
-    """Parameters over the target's, by drafter: one, or those whose calls are counted apart. Of
-    several that draft side by side, their mean."""
+    """Parameters divided by the target's, by drafter name: one entry, or one per cascade level. For
+    several drafters of one tree it is their mean."""
     settings: Mapping[str, float] = field(default_factory=dict)
-    """What a sweep varies: k, h, ..., and the settings of the verifier."""
+    """Values that a sweep can vary: the stop policy's (k, h, ...) and the verifier's."""
     label: str | None = None
-    """A name for reports. Default: those of its three parts."""
+    """The name in reports; None: the names of its three parts."""
     other: str | None = None
-    """Which of `others` it is; None: the drafter that is measured."""
+    """Its name in `others`; None for a method of the measured drafter."""
     called: str | None = None
-    """What the user calls its drafter; None: by its kind."""
+    """The user's name for its drafter; None: the name of the drafter's kind."""
     kind: str = "chain"
-    """What it is called in reports (`method_kind`)."""
+    """The kind of method in reports (`method_kind`)."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """depth: most levels of a draft (a chain's tokens); nodes: its most draft tokens, which the
-    target scores at once. None of plain decoding."""
+    """Maximal depth (levels of a draft, for a chain its tokens) and nodes (draft tokens per target
+    call). Empty for plain decoding."""
     assistant: PreTrainedModel | None = None
-    """The (first) drafter's model, where it is a language model whose embedding has as many rows
-    as the target's: Transformers' own assisted generation can draft with it."""
+    """The (first) drafter's model if Transformers' assisted generation can use it: a language model
+    whose embedding has as many rows as the target's."""
     parameters: int | None = None
-    """Of all models that draft; None where it is not known."""
+    """Total parameters of all drafters; None if unknown."""
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Method:
         seed: int,
         row: Callable[[int], int] = lambda number: number,
     ) -> Decoder:
-        """A target decoded by this method. Sequence number i draws from the stream of its row."""
+        """Returns a decoder of the target; sequence i uses the random stream of row(i)."""
         return Decoder(
             target,
             self.drafter,
@@ -92,9 +92,9 @@ def build_sampling(config: SamplingConfig) -> Sampling:
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
-    """Drafter, stop policy and verifier of settings that `check_methods` takes.
+    """Builds a method from settings that `check_methods` has accepted.
 
-    Raises ValueError as `build_stop` and `build_drafter`.
+    Raises ValueError as `build_stop` and `build_drafter` do.
     """
     sampling = build_sampling(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
@@ -104,7 +104,7 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
     varied = {stop.rule.varied: float(stop.value)}
     varied |= {name: float(value) for name, value in verifier.settings.items()}
     models, ratios = [pair.models[name] for name in config.drafters], {}
-    parameters = [0 if one is None else one.num_parameters() for one in models]
+    parameters = [0 if each is None else each.num_parameters() for each in models]
     if named_kind(config.drafter) is not NONE:
         sizes = [count / target.num_parameters() for count in parameters]
         ratios = {drafter.name: sum(sizes) / len(sizes)}
@@ -128,25 +128,25 @@ def build_method(config: DecodeConfig, pair: Pair) -> Method:
 def build_verifier(
     config: VerifierConfig, sampling: Sampling, tree: TreeConfig = CHAINS
 ) -> Verifier:
-    """The verifier asked for, as `rule_of`."""
+    """Builds the verifier of `rule_of`."""
     rule = rule_of(config, sampling.greedy, tree)
     return make_verifier(rule.name, *(getattr(config, name) for name in rule.settings))
 
 
 def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPolicy:
-    """The stop policy that the settings ask for; `drafter` is None for what is no model.
+    """Builds the stop policy; `drafter` is None for drafters without a model.
 
-    What was not given is as policy.json says, else by the drafter's kind and the paper: a block
-    drafter drafts as many slots as it was trained with. Raises ConfigError for a head that is
+    h and max_draft, if not given, come from policy.json, else from the paper's h and, for a block
+    drafter, the number of slots that it was trained with. Raises ConfigError for a head that is
     missing or was trained for another drafter.
     """
-    given, stop, found = decode.stop, STOPS[decode.stop.kind], None
+    given, stop, choice = decode.stop, STOPS[decode.stop.kind], None
     if not stop.requires:
         return make_stop(given)
     assert drafter is not None
     if stop.reads_head:
-        found = open_head(str(decode.drafter), given.head, drafter, decode.sampling)
-    policy = None if found is None else found.threshold
+        choice = open_head(str(decode.drafter), given.head, drafter, decode.sampling)
+    policy = None if choice is None else choice.threshold
     values: dict[str, float] = {}
     if given.h is None:
         values["h"] = DEFAULT_H if policy is None or policy.h is None else policy.h
@@ -155,18 +155,18 @@ def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPol
             values["max_draft"] = policy.max_draft
         elif kind_of(drafter.config).drafts == "blocks":
             values["max_draft"] = drafter.config.k
-    return make_stop(given.model_copy(update=values), found and found.head)
+    return make_stop(given.model_copy(update=values), choice and choice.head)
 
 
 def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPolicy:
-    """The stop policy of settings that hold all it uses, and of its head where it has one.
+    """Builds a stop policy from complete settings and its head, if it has one.
 
-    Raises ConfigError where the head is missing.
+    Raises ConfigError if the head is missing.
     """
     stop = STOPS[config.kind]
     if stop.reads_head and head is None:
         raise ConfigError(
-            f"{POLICY} stops by an acceptance head, but there is none in {HEAD}/; export the "
+            f"{POLICY} uses an acceptance head, but there is none in {HEAD}/; export the "
             "drafter with its head"
         )
     value, most = getattr(config, stop.varied), getattr(config, stop.settings[-1])
@@ -176,7 +176,7 @@ def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPol
 
 
 def method_kind(config: DecodeConfig) -> str:
-    """plain, chain, cascade, or the kind of tree."""
+    """Returns plain, chain, cascade or the kind of tree."""
     if named_kind(config.drafter) is NONE:
         return "plain"
     if config.cascade is not None:

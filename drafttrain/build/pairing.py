@@ -1,7 +1,7 @@
-"""Whether the parts of a method go together: drafters, tree or cascade, stop, verifier, sampling.
+"""Checks that the parts of a method fit: drafters, tree or cascade, stop, verifier, sampling.
 
-The one place where settings are checked against each other, for every command, from the tables of
-`config` and the drafters' config.json. `decoding/verifiers.check_pairing` compares the rows.
+All commands check their settings here, with the tables of `config` and the drafters' config.json.
+`decoding/verifiers.check_pairing` compares stop policy, verifier and drafts.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.drafters import read_drafter_settings, read_kind
 
 MOST_NODES = 1024
-"""Draft tokens of a tree."""
+"""Maximal number of draft tokens of a tree."""
 Drafters = tuple[tuple[str, ...], str | None]
-"""What checked methods draft with, for `load_pair(target, *drafters)`: all drafters, that of the
-first method first, and max-gram's table, if it has one."""
+"""The drafters of checked methods, for `load_pair(target, *drafters)`: all drafters, starting with
+that of the first method, and the file of max-gram's table, if given."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """What the drafts of settings are like, as `check_pairing` asks drafters."""
+    """The properties of a method's drafts that `check_pairing` reads, without a drafter."""
 
     name: str
     provides: frozenset[Evidence]
@@ -57,12 +57,12 @@ class Drafts:
 
 
 def check_methods(*methods: DecodeConfig) -> Drafters:
-    """Refuse methods that cannot be right, before any large model is loaded.
+    """Checks the settings of methods before any large model is loaded.
 
     Raises ConfigError for a setting that the method does not use, a tree that the drafter cannot
-    grow, a cascade that is none, a head that is missing or reads other states than the drafter has,
+    draft, an invalid cascade, a head that is missing or reads other states than the drafter has,
     and several max-gram tables; ValueError as `check_pairing`, `check_increments` and
-    `check_width`.
+    `check_width` do.
     """
     for method in methods:
         _check_method(method)
@@ -75,14 +75,17 @@ def check_methods(*methods: DecodeConfig) -> Drafters:
 
 
 def method_stop(decode: DecodeConfig) -> StopConfig:
-    """The stop policy asked for. A cascade drafts all its increments; a tree that estimates its
-    acceptance stops by the gain of it, unless a policy or a length is given."""
+    """Returns the settings of the stop policy.
+
+    A cascade drafts all its increments. A tree that estimates its acceptance uses the gain policy
+    (OPT-Tree) unless a policy or a length is given.
+    """
     if decode.cascade is not None:
         return StopConfig(kind="fixed", k=sum(decode.cascade.matrix()[0]))
     if not TREES[decode.tree.kind].provides or decode.stop.model_fields_set & {"kind", "k"}:
         return decode.stop
-    own = next(stop for stop in STOPS.values() if "expected" in stop.requires)
-    return StopConfig(kind=own.name, **decode.stop.model_dump(exclude_unset=True))
+    gain = next(stop for stop in STOPS.values() if "expected" in stop.requires)
+    return StopConfig(kind=gain.name, **decode.stop.model_dump(exclude_unset=True))
 
 
 def _check_method(decode: DecodeConfig) -> None:
@@ -90,7 +93,7 @@ def _check_method(decode: DecodeConfig) -> None:
     check_given("verifier", decode.verifier, RULES)
     if decode.bigrams is not None and not any(map(copies_text, decode.drafters)):
         raise ConfigError(
-            f"bigrams = {decode.bigrams!r} counts for drafter {MAX_GRAM.name!r} only; leave it out"
+            f"bigrams = {decode.bigrams!r} is for drafter {MAX_GRAM.name!r} only; leave it out"
         )
     if decode.cascade is not None:
         _check_cascade(decode)
@@ -123,36 +126,36 @@ def _check_plain(decode: DecodeConfig) -> None:
 
 
 def _check_tree(decode: DecodeConfig) -> Drafts:
-    """What the trees are like, once the drafter can grow them."""
+    """Checks the settings of a tree and returns the properties of its drafts."""
     tree, kind, name = decode.tree, TREES[decode.tree.kind], str(decode.drafter)
     settings = None if named_kind(name) is not None else read_drafter_settings(name)
     drafter = named_kind(name) if settings is None else kind_of(settings)
     if settings is None or drafter.tree_rows is None:
-        growing = in_words([one for one in KINDS.values() if one.tree_rows is not None])
+        tree_kinds = in_words([one for one in KINDS.values() if one.tree_rows is not None])
         raise ConfigError(
             f"tree.kind = {tree.kind!r}, but drafter {name!r} ({drafter.words}) can only draft "
-            f"chains; leave the tree out, or give {growing}"
+            f"chains; leave the tree out, or give {tree_kinds}"
         )
     if kind.drawn and decode.sampling.temperature == 0 and tree.draft_temperature is None:
         raise ConfigError(
-            f"tree.kind = {tree.kind!r} draws its tokens, but at temperature 0 all draws are the "
-            "same; set tree.draft_temperature=1, or use opt-tree or a fixed tree"
+            f"tree.kind = {tree.kind!r} samples its tokens, but at temperature 0 all samples are "
+            "equal; set tree.draft_temperature=1, or use opt-tree or a fixed tree"
         )
     if kind.drawn and len(tree.draft_temperature or ()) > 1:
         raise ConfigError(
-            f"tree.draft_temperature = {list(tree.draft_temperature)} has one for each level, but "
-            f"the tokens of a {tree.kind!r} tree are all drawn at one; give one number"
+            f"tree.draft_temperature = {list(tree.draft_temperature)} has a value per level, but a "
+            f"{tree.kind!r} tree samples all tokens at the same temperature; give one number"
         )
     for other in tree.drafters:
         if not read_kind(other).is_language_model:
             raise ConfigError(
-                f"tree.drafters = {other!r} is {read_kind(other).words}; paths of several drafters "
-                "are drawn by language models; give one, or use it alone"
+                f"tree.drafters = {other!r} is {read_kind(other).words}, but several drafters must "
+                "all be language models; give one, or use this drafter without others"
             )
     if (nodes := kind.nodes(tree, decode.stop.k)) > MOST_NODES:
         raise ConfigError(
-            f"tree.kind = {tree.kind!r} has {nodes} draft tokens as it is set, but at most "
-            f"{MOST_NODES} are verified at once; give a smaller tree.{kind.settings[0]} or stop.k"
+            f"tree.kind = {tree.kind!r} has {nodes} draft tokens, but at most {MOST_NODES} can be "
+            f"verified at once; give a smaller tree.{kind.settings[0]} or stop.k"
         )
     shape = build_shape(tree, decode.stop.k)
     check_width(shape, settings.get_text_config(decoder=True).vocab_size)
@@ -162,21 +165,21 @@ def _check_tree(decode: DecodeConfig) -> Drafts:
 
 def _check_cascade(decode: DecodeConfig) -> None:
     paths = list(decode.drafters)
-    for place, path in enumerate(paths):
+    for level, path in enumerate(paths):
         named = named_kind(path)
-        if named is not None and not (copies_text(path) and place == len(paths) - 1):
+        if named is not None and not (copies_text(path) and level == len(paths) - 1):
             raise ConfigError(
-                f"{path!r} ({named.words}) is level {place + 1} of a cascade of {paths}; only "
-                f"{MAX_GRAM.name!r} takes part beside models, as the last level"
+                f"{path!r} ({named.words}) is level {level + 1} of a cascade of {paths}; a cascade "
+                f"has models and, as its last level only, {MAX_GRAM.name!r}"
             )
-        if path in paths[:place]:
+        if path in paths[:level]:
             raise ConfigError(f"{path!r} is twice in the cascade of {paths}; give each level once")
     matrix = decode.cascade.matrix()
     check_increments(matrix, paths)
     if "k" in decode.stop.model_fields_set or decode.stop.kind != "fixed":
         raise ConfigError(
-            "stop is given, but a cascade drafts as many tokens in a round as the first row of its "
-            f"increments adds up to ({sum(matrix[0])}); leave --k and --stop out"
+            "stop is given, but the draft length of a cascade is the sum of the first row of its "
+            f"increments ({sum(matrix[0])}); leave --k and --stop out"
         )
     if TREES[decode.tree.kind].shape is not None:
         raise ConfigError(
@@ -186,7 +189,7 @@ def _check_cascade(decode: DecodeConfig) -> None:
 
 
 def rule_of(config: VerifierConfig, greedy: bool, tree: TreeConfig) -> VerifierRule:
-    """The rule asked for; `auto` is greedy match at temperature 0, above it the drafts' rule."""
+    """Returns the verifier rule; `auto` is greedy match at temperature 0, else the tree's rule."""
     if config.kind != "auto":
         return RULES[config.kind]
     kind = TREES[tree.kind]

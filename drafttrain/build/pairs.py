@@ -1,4 +1,4 @@
-"""A target with drafters for it: checked against each other before weights are read, and loaded."""
+"""Loads a target with its drafters, after checking that they fit before weights are read."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from drafttrain.models.target_embeddings import lacks_embeddings
 from drafttrain.models.weight_files import check_finite
 
 CheckedDrafters = tuple[dict[str, PretrainedConfig | None], list[int] | None]
-"""What `check_pair` finds: config.json of each drafter (None: no model), max-gram's table."""
+"""Result of `check_pair`: the config of each drafter (None: no model) and max-gram's table."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A loaded target with loaded drafters, by their names in settings."""
+    """A loaded target with its loaded drafters by their names in settings."""
 
     target: LoadedTarget
     model: CachedModel
-    """The target as the engine runs it; made once, as that tries a call."""
+    """The target in the engine; built once, because building it runs a forward pass."""
     drafters: Mapping[str, Drafter]
     models: Mapping[str, PreTrainedModel | None]
-    """None for a drafter that is no model."""
+    """The drafters' models; None for a drafter without a model."""
 
     @property
     def drafter(self) -> Drafter:
-        """The first one."""
+        """The first drafter."""
         return next(iter(self.drafters.values()))
 
     @property
     def drafter_model(self) -> PreTrainedModel | None:
-        """The first one's."""
+        """The model of the first drafter."""
         return next(iter(self.models.values()))
 
 
 def load_pair(target: TargetConfig, drafters: Sequence[str], bigrams: str | None = None) -> Pair:
-    """Target and drafters, checked against each other before the weights of any are read.
+    """Loads target and drafters, after checking that they fit before any weights are read.
 
-    bigrams: the table of max-gram, wherever it drafts. Raises ConfigError for drafters of another
-    kind, vocabulary or target's states, and for weights that cannot be read, and ValueError for
-    families that the engine cannot run.
+    bigrams: file with the table of max-gram. Raises ConfigError for a drafter that does not fit the
+    target (kind, vocabulary, the target whose states it reads) and for weights that cannot be
+    read, and ValueError for model families that the engine does not support.
     """
     settings_of, table = check_pair(target, drafters, bigrams)
     loaded = load_target(target)
@@ -77,7 +77,7 @@ def load_pair(target: TargetConfig, drafters: Sequence[str], bigrams: str | None
 def check_pair(
     target: TargetConfig, drafters: Sequence[str], bigrams: str | None = None
 ) -> CheckedDrafters:
-    """Check the drafters against the target. Raises as `load_pair`; no weights are read."""
+    """Checks drafters against the target without reading weights. Raises as `load_pair` does."""
     choose_device(target.device)
     target_settings = check_target(target)
     check_configuration(target_settings)
@@ -98,7 +98,7 @@ def check_pair(
 
 
 def make_drafter(model: PreTrainedModel, target: PreTrainedModel | None = None) -> Drafter:
-    """A drafter from a loaded model; kinds that read the target's states need its model."""
+    """Makes a drafter from a loaded model; target is needed by kinds that read its states."""
     return open_kind(kind_of(model.config), model, target)
 
 
@@ -107,23 +107,23 @@ def open_kind(
     drafts_with: PreTrainedModel | Sequence[int] | None,
     target: PreTrainedModel | None,
 ) -> Drafter:
-    """A drafter of a kind, from its model, its table of likeliest successors, or nothing."""
-    given = (drafts_with, target) if kind.is_model else (drafts_with,)
-    return resolve_name(kind.opens)(*given)
+    """Makes a drafter of a kind from its model, or max-gram's table of next tokens, or nothing."""
+    arguments = (drafts_with, target) if kind.is_model else (drafts_with,)
+    return resolve_name(kind.opens)(*arguments)
 
 
 def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> Drafter:
-    """A drafter for a loaded target from a loaded model, which messages call by the name.
+    """Makes a drafter from two loaded models; name is what messages call the drafter.
 
-    Raises ConfigError for models that do not go together, or hold NaN or infinity.
+    Raises ConfigError for models that do not fit each other or have NaN or infinite weights.
     """
     label, target_label = f"{name} {model.name_or_path!r}", f"target {target.name_or_path!r}"
     check_fit(model.config, target.config, label, target_label)
     check_finite(model, label)
     if lacks_embeddings(model.config):
         raise ConfigError(
-            f"{label} was loaded without its embeddings, which its folder leaves to its target; "
-            "export it (drafttrain export writes a whole folder), and load that"
+            f"{label} was loaded without its embeddings, which it shares with its target; export "
+            "it (`drafttrain export` writes a complete folder) and load the export"
         )
     if reads_states(model.config):
         check_same_target(model.config, target, model.name_or_path)

@@ -1,7 +1,7 @@
-"""Measure a drafter on a target and inputs, and leave report.json, samples, a plot and a page.
+"""`drafttrain eval`: measures a drafter and writes report.json, samples, a plot and a page.
 
-`drafttrain eval`: settings -> `make_plan` (methods and inputs, checked) -> models and methods ->
-`evaluate` (decode, count, report) -> files and the table.
+Settings -> `make_plan` (checks methods and inputs) -> load models, build methods -> `evaluate`
+(decodes, counts, reports) -> files and the printed table.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from drafttrain.models.loading import report_generate_defaults
 def measure(
     settings: EvalConfig, dry_run: bool = False, variants: Sequence[DecodeConfig] | None = None
 ) -> None:
-    """Run the evaluation that the settings describe, write its files, print its table.
+    """Runs an evaluation, writes its files and prints its table.
 
-    dry_run: only say what would be measured, once all has been checked but the weights. variants:
-    methods of the drafter, in place of those swept. Raises ValueError, before any model loads, for
-    settings that do not go together.
+    dry_run: checks everything except the weights and prints the plan. variants: the methods to
+    measure instead of those of the sweep. Raises ValueError, before any model loads, for settings
+    that do not fit each other.
     """
     plan = make_plan(settings, variants or expand_sweep(settings.decode, settings.sweep))
     if dry_run:

@@ -1,4 +1,4 @@
-"""Export a drafter with its head, policy and model card, and say what was written."""
+"""`drafttrain export`: writes a drafter with its head, policy and model card."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from drafttrain.models.loading import check_target
 
 
 def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
-    """Check, load, write, verify; print where it lies and how it is used.
+    """Checks, loads, writes and verifies an export; prints its contents and how to use it.
 
-    Raises ValueError, before anything is written, for parts that do not go together.
+    Raises ValueError, before anything is written, for parts that do not fit each other.
     """
     check_destination(settings.out, settings.force)
     run = run_of(settings.drafter)
@@ -61,22 +61,25 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         measured=measured,
         engines=settings.engines,
     )
-    found = write_export(
+    verification = write_export(
         settings.out,
         parts,
-        lambda found: write_card(card, parts, found),
-        Check(some_inputs(run, parts), decoded),
+        lambda verification: write_card(card, parts, verification),
+        Check(held_out_inputs(run, parts), decoded),
         reload,
         settings.force,
     )
-    print(summary(settings, parts, found))
+    print(summary(settings, parts, verification))
     for engine in engines_for(settings.engines, config) if settings.engines else ():
         print(f"\n{engine.title}:\n{indent(engine.command(serving_of(card, parts)), '  ')}")
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:
-    """What the drafter's folder and its run know, where the user gave nothing: policy, report and
-    training data; of a causal drafter without a policy the draft length."""
+    """Fills settings that the user did not give from the drafter's folder and its training run.
+
+    These are policy, report and training data, and the draft length of a causal drafter without a
+    policy.
+    """
     known: dict[str, object] = {}
     if run is not None:
         known["drafter"] = str(run.drafter)
@@ -94,17 +97,19 @@ def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportCon
 
 
 def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> TargetConfig | None:
-    """The target for the check, found to fit by its config.json; None where only drafts are
-    compared. Raises ConfigError."""
+    """Returns the target to decode with when verifying; None if only drafts are compared.
+
+    Raises ConfigError if a target is required but unknown, or does not fit the drafter.
+    """
     if settings.check == "target" and target is None:
         raise ConfigError(
-            "check = 'target', but nobody recorded the drafter's target; add --target MODEL"
+            "check = 'target', but the drafter's config.json names no target; add --target MODEL"
         )
     if target is None:
         return None
     here = (Path(target.path) / "config.json").is_file()
     decoded = settings.check == "target" or (settings.check == "auto" and here)
-    if settings.target is not None:  # one that was recorded may lie elsewhere
+    if settings.target is not None:  # a recorded target may have been moved
         check_target(target)
     if decoded:
         check_drafter(settings.drafter, target, check_target(target))
@@ -112,8 +117,8 @@ def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> 
     return target if decoded else None
 
 
-def some_inputs(run: Run | None, parts: Parts) -> list[list[int]]:
-    """Tokens of the first held-out rows of the run; none, for random ones, where there are none."""
+def held_out_inputs(run: Run | None, parts: Parts) -> list[list[int]]:
+    """Returns the tokens of the run's first held-out rows; empty if there is no such data."""
     data = None if run is None else run.recipe.held_out
     if data is None or not Path(data.path).exists():
         return []
@@ -126,17 +131,17 @@ def some_inputs(run: Run | None, parts: Parts) -> list[list[int]]:
     ]
 
 
-def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
-    """What was written, one thing a line."""
+def summary(settings: ExportConfig, parts: Parts, verification: Verification) -> str:
+    """Returns the lines that describe the written export."""
     out, drafter = settings.out, parts.drafter
     checked = "every part equal to the original"
-    if found.drafted:
-        checked += f", drafts for {counted(found.drafted, 'input')} too"
-    if found.decoded:
-        checked += f"; the target's output unchanged for {counted(found.decoded, 'input')}"
+    if verification.drafted:
+        checked += f", drafts for {counted(verification.drafted, 'input')} too"
+    if verification.decoded:
+        checked += f"; the target's output unchanged for {counted(verification.decoded, 'input')}"
     use = f"custom_generate={settings.hub or str(out)!r}, trust_remote_code=True)"
     lines = [
-        f"{out}: reloaded in a fresh process, {checked}",
+        f"{out}: reloaded in a new process, {checked}",
         f"drafter  {drafter.config.model_type}, {drafter.num_parameters():,} parameters",
         f"policy   {describe_policy(parts.policy)}; {describe_verifier(parts.policy)}",
         f"use      target.generate(..., {use}",
@@ -150,11 +155,11 @@ def summary(settings: ExportConfig, parts: Parts, found: Verification) -> str:
 
 
 def read_measured(file: Path) -> Measured:
-    """What a model card shows of a report of `drafttrain eval` or `drafttrain tune`."""
+    """Returns the results for a model card from a report of `drafttrain eval` or `tune`."""
     report = read_report(file)
     notes = [
-        "95 % bootstrap intervals over the prompts; `plain` is the target alone in the same "
-        "engine, `generate` Transformers' own",
+        "95 % bootstrap intervals over the prompts; `plain` is the target without a drafter in the "
+        "same engine, `generate` is Transformers'",
         *parity_lines(report),
         *verdict_lines(report),
     ]

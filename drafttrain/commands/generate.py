@@ -1,4 +1,4 @@
-"""Decode texts and show them as their tokens are committed: plain, round by round, or as JSON."""
+"""`drafttrain generate`: decodes texts and shows them as text, round by round, or as JSON."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from drafttrain.evaluation.prompts import is_cut, usable_tokens
 from drafttrain.models.loading import report_generate_defaults
 
 CLOSED_PIPE = 141
-"""Exit code when the reader of the output has gone: what a shell reports for SIGPIPE."""
+"""Exit code if the reader of standard output has exited; shells report SIGPIPE as this code."""
 
 
 def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: str) -> None:
-    """Decode texts (None: the rows of settings.data) and write them to standard output, in order.
+    """Decodes texts (None: the rows of settings.data) and writes them to standard output, in order.
 
-    display: text, rounds or json. In a file or pipe the texts of several inputs have a line each,
-    empty for a row that cannot be decoded. Raises ConfigError, before any model loads, for inputs
-    that cannot be read, or none of which holds anything.
+    display: text, rounds or json. In a file or pipe, each of several inputs gives one line, which
+    is empty for a row that cannot be decoded. Raises ConfigError, before any model loads, if the
+    inputs cannot be read or are all empty.
     """
     inputs = load_prompts(settings.data, settings.target, texts=texts)
     if texts is not None:
-        inputs.info.description = ""  # no columns to tell of
+        inputs.info.description = ""  # texts have no columns to report
     if display == "text" and len(inputs) > 1 and not sys.stdout.isatty():
         display = "lines"
     pair = load_pair(settings.target, *check_methods(settings.decode))
@@ -52,20 +52,20 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     sampling = settings.decode.sampling
     report_generate_defaults(target, sampling.temperature)
     tokens = usable_tokens(target, inputs, pair.model.source_limit)
-    ready = [(place, ids) for place, ids in enumerate(tokens) if not isinstance(ids, Refused)]
-    numbers = [inputs[place]["row"] for place, _ in ready]
+    ready = [(index, ids) for index, ids in enumerate(tokens) if not isinstance(ids, Refused)]
+    numbers = [inputs[index]["row"] for index, _ in ready]
     decoder = method.decoder(
         pair.model, build_sampling(sampling), sampling.seed, numbers.__getitem__
     )
     compile_calls(settings.compile)
-    sources = (  # features of a clip take 1 MB
-        hear(target, inputs[place])
+    sources = (  # built one by one, because the features of a clip take 1 MB
+        hear(target, inputs[index])
         if AUDIO in inputs.column_names
         else make_source(ids, target.model)
-        for place, ids in ready
+        for index, ids in ready
     )
     limit, size = sampling.max_new_tokens, settings.batch_size
-    played = in_order(decoder.decode(sources, limit, size), len(ready))
+    sequences = in_order(decoder.decode(sources, limit, size), len(ready))
     try:
         if display == "rounds":
             Console(highlight=False).print(LEGEND)
@@ -74,10 +74,10 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
                 show_skipped(display, row, text, ids.reason)
                 continue
             new: list[int] = []
-            DISPLAYS[display](target.tokenizer, row, text, collected(next(played), new))
+            DISPLAYS[display](target.tokenizer, row, text, collected(next(sequences), new))
             if is_cut(pair.model, new, limit):
-                say(f"row {row}: cut after {len(new)} tokens, where the target's positions end")
-    except BrokenPipeError:  # the reader of the output has gone, as `head` does
+                say(f"row {row}: cut after {len(new)} tokens at the target's maximal length")
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         raise SystemExit(CLOSED_PIPE) from None
     except ValueError as error:
@@ -86,55 +86,55 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
 
 
 def collected(rounds: Iterable[Round], tokens: list[int]) -> Iterator[Round]:
-    """The rounds as they come; their tokens go to the end of the list."""
-    for played in rounds:
-        tokens += played.emitted
-        yield played
+    """Yields the rounds and appends their tokens to the list."""
+    for round_ in rounds:
+        tokens += round_.emitted
+        yield round_
 
 
 def in_order(rounds: Iterable[Round], sequences: int) -> Iterator[Iterator[Round]]:
-    """The rounds of each sequence, in the order of the sources.
+    """Returns an iterator over the rounds of each sequence, in the order of the sources.
 
-    Rounds of the first sequence that has not ended come as they are done; those of later ones wait.
+    Rounds of the first unfinished sequence are yielded immediately; those of later ones are kept.
     """
-    coming, waiting = iter(rounds), defaultdict[int, deque[Round]](deque)
+    incoming, waiting = iter(rounds), defaultdict[int, deque[Round]](deque)
 
     def rounds_of(number: int) -> Iterator[Round]:
         while True:
             while not waiting[number]:
-                played = next(coming)
-                waiting[played.sequence].append(played)
-            played = waiting[number].popleft()
-            yield played
-            if played.finished:
+                round_ = next(incoming)
+                waiting[round_.sequence].append(round_)
+            round_ = waiting[number].popleft()
+            yield round_
+            if round_.finished:
                 return
 
     return map(rounds_of, range(sequences))
 
 
 def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
-    """The text on a line; on a terminal as it is decoded, as far as later tokens rarely change it.
+    """Prints the text on a line; a terminal shows it word by word while it is decoded.
 
-    A clean-up rule of a tokenizer may still change a word: files and pipes get the whole text, once
-    it is decoded.
+    Files and pipes get the complete text at the end, because a tokenizer's clean-up may still
+    change a word that was shown.
     """
     if not sys.stdout.isatty():
         print(facts_of(tokenizer, list(rounds))["text"], flush=True)
         return
     stream = TextStreamer(tokenizer, skip_special_tokens=True)
-    for played in rounds:
-        stream.put(torch.tensor(played.emitted))
+    for round_ in rounds:
+        stream.put(torch.tensor(round_.emitted))
     stream.end()
 
 
 def show_lines(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
-    r"""The text on one line: line breaks in it are written as \n and \r."""
-    found = facts_of(tokenizer, list(rounds))["text"]
-    print(found.replace("\n", r"\n").replace("\r", r"\r"), flush=True)
+    r"""Prints the text on one line, with its line breaks written as \n and \r."""
+    decoded = facts_of(tokenizer, list(rounds))["text"]
+    print(decoded.replace("\n", r"\n").replace("\r", r"\r"), flush=True)
 
 
 def show_skipped(display: str, row: int, text: str, reason: str) -> None:
-    """The place of a row that is not decoded: an empty line, or its reason."""
+    """Prints an empty line or the reason for a row that is not decoded."""
     if display == "json":
         print(json.dumps({"row": row, "source": text, "skipped": reason}, ensure_ascii=False))
     else:
@@ -142,22 +142,22 @@ def show_skipped(display: str, row: int, text: str, reason: str) -> None:
 
 
 def show_rounds(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
-    """Every round on a line (SpecDec, Table 16), then the text and its mean acceptance length."""
+    """Prints a line per round (SpecDec, Table 16), the text and its mean acceptance length."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"\n{text}", style="bold"))
     shown = []
-    for played in rounds:
-        shown.append(played)
-        console.print(show_round(len(shown), played, tokenizer))
+    for round_ in rounds:
+        shown.append(round_)
+        console.print(format_round(len(shown), round_, tokenizer))
     facts = facts_of(tokenizer, shown)
     console.print(Text(f"  = {facts['text']}"))
     mean, counts = facts["mean_acceptance_length"], counted(len(facts["tokens"]), "token")
-    counts += f" in {counted(len(shown), 'round')}, {mean:.2f} a round, {facts['seconds']:.2f} s"
+    counts += f" in {counted(len(shown), 'round')}, {mean:.2f} per round, {facts['seconds']:.2f} s"
     console.print(Text(f"    {counts}", style="dim"))
 
 
 def show_json(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
-    """One JSON object on a line; of draft trees also which nodes were accepted."""
+    """Prints one JSON object on a line; for draft trees it includes the accepted nodes."""
     line = {"row": row, "source": text, **facts_of(tokenizer, list(rounds))}
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
@@ -166,21 +166,21 @@ DISPLAYS = {"text": show_text, "lines": show_lines, "rounds": show_rounds, "json
 
 
 def facts_of(tokenizer: Tokenizer, rounds: Sequence[Round]) -> dict[str, Any]:
-    """What was decoded in the rounds of a sequence, as JSON has it."""
-    tokens = [token for played in rounds for token in played.emitted]
+    """Returns the JSON fields of one decoded sequence."""
+    tokens = [token for round_ in rounds for token in round_.emitted]
     return {
         "text": tokenizer.decode(tokens, skip_special_tokens=True),
         "tokens": tokens,
-        "rounds": [round_facts(played) for played in rounds],
+        "rounds": [round_facts(round_) for round_ in rounds],
         "mean_acceptance_length": len(tokens) / len(rounds),
-        "seconds": round(sum(one.draft_seconds + one.target_seconds for one in rounds), 6),
+        "seconds": round(sum(each.draft_seconds + each.target_seconds for each in rounds), 6),
     }
 
 
 def readable_pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Each token as the text it stands for: a space before it as ▁, a new line as ↵.
+    """Returns the text of each token, with spaces as ▁ and line breaks as ↵.
 
-    Part of a character, where one is split over tokens, is \ufffd, as tokenizers write it.
+    A token that holds only part of a character is \ufffd, as in tokenizers.
     """
     pieces = []
     for token, raw in zip(tokens, tokenizer.convert_ids_to_tokens(list(tokens)), strict=True):
@@ -193,16 +193,16 @@ def readable_pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 LEGEND = (
     "[dim]round, accepted of drafted: [/][green]accepted draft[/]  "
-    "+[bold yellow]the target's own token[/]  ×[red strike]rejected draft[/]"
+    "+[bold yellow]bonus token[/]  ×[red strike]rejected draft[/]"
 )
 
 
-def show_round(number: int, played: Round, tokenizer: Tokenizer) -> Text:
-    """One line for a round, readable without colour too."""
-    count = accepted_tokens(played)
-    rejected = [t for node, t in enumerate(played.drafted) if node not in played.path[:count]]
-    pieces = readable_pieces(tokenizer, played.emitted)
-    line = Text(f"{number:>3} {count:>3}/{len(played.drafted):<3}")
+def format_round(number: int, round_: Round, tokenizer: Tokenizer) -> Text:
+    """Returns the line of a round; it can be read without colour too."""
+    count = accepted_tokens(round_)
+    rejected = [t for node, t in enumerate(round_.drafted) if node not in round_.path[:count]]
+    pieces = readable_pieces(tokenizer, round_.emitted)
+    line = Text(f"{number:>3} {count:>3}/{len(round_.drafted):<3}")
     line.append(" ".join(pieces[:count]), style="green")
     for piece in pieces[count:]:
         line.append(" +").append(piece, style="bold yellow")

@@ -1,6 +1,6 @@
-"""Options of a command, made from the settings that they stand for.
+"""Command-line options, generated from settings classes.
 
-A command's table says which setting each option is short for; the settings class says what it is.
+A command maps each option to a setting; the option's type and help come from the settings class.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from drafttrain.config.reading import load_settings
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Any other setting, as data.split=test."),
+    typer.Argument(metavar="KEY=VALUE", help="Any other setting, such as data.split=test."),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would be done; load no weights, write nothing.")
+    bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-"""Read by run_command before the command itself runs; declared to be listed in the help."""
+"""Read by run_command before the command runs; declared here only for the help."""
 
 
 def takes_settings(
@@ -34,20 +34,21 @@ def takes_settings(
     fill: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     file: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a Typer command of a function of settings: it reads them, then calls the function.
+    """Turns a function of settings into a Typer command that reads them and calls the function.
 
-    Its options are --config, KEY=VALUE, the flags, --debug, and the function's own parameters but
-    the first, annotated as Typer has them. flags: option, as `--k` -> setting, as `decode.stop.k`.
-    fill: see `load_settings`. file: YAML that is read where --config is not given.
+    The command's options are --config, KEY=VALUE, the flags, --debug and the function's parameters
+    after the first, which carry Typer annotations. flags maps options to settings, such as `--k` to
+    `decode.stop.k`. fill: see `load_settings`. file: the YAML file to read if --config is not
+    given.
     """
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(signature(command, eval_str=True).parameters.values())[1:]
+        extra = list(signature(command, eval_str=True).parameters.values())[1:]
         parameters = [
             _parameter("overrides", Overrides),
             _parameter("config", ConfigFile, None if file is None else Path(file)),
             *(_option(kind, option, setting) for option, setting in flags.items()),
-            *(one.replace(kind=Parameter.KEYWORD_ONLY) for one in own),
+            *(parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in extra),
             _parameter("debug", Debug, False),
         ]
 
@@ -55,12 +56,12 @@ def takes_settings(
             values = {setting: _value(setting, given[_name(setting)]) for setting in flags.values()}
             overrides = given["overrides"] or ()
             settings = load_settings(kind, given["config"], overrides, values, fill)
-            command(settings, **{one.name: given[one.name] for one in own})
+            command(settings, **{parameter.name: given[parameter.name] for parameter in extra})
 
         update_wrapper(run, command)
         run.__doc__ = getdoc(command)
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        run.__signature__ = Signature(parameters)  # what Typer reads
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__signature__ = Signature(parameters)  # Typer reads this
         return run
 
     return wrap
@@ -71,12 +72,12 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
 
 
 def _name(setting: str) -> str:
-    """The parameter of a setting's option: `decode.stop.k` as `decode__stop__k`."""
+    """Returns the parameter name for a setting: `decode__stop__k` for `decode.stop.k`."""
     return setting.replace(".", "__")
 
 
 def _option(kind: type[Config], option: str, setting: str) -> Parameter:
-    """The option as Typer has it. Values are text: their types are those of the settings."""
+    """Returns an option as a Typer parameter; its value stays text for the settings to parse."""
     annotation = fields_of(kind)[setting].annotation
     if annotation is bool:
         switch = typer.Option(option, help=option_help(kind, setting))
@@ -87,16 +88,16 @@ def _option(kind: type[Config], option: str, setting: str) -> Parameter:
 
 
 def _value(setting: str, given: Any) -> Any:
-    """What an option sets; None where it is not given. `name=value` lines make a mapping."""
+    """Returns the value of an option, None if not given; `name=value` texts become a mapping."""
     if isinstance(given, list):
         if wrong := [text for text in given if "=" not in text]:
-            raise ConfigError(f"{setting} {wrong[0]!r} is not NAME=VALUE; write for example k=5,10")
+            raise ConfigError(f"{setting} {wrong[0]!r} is not NAME=VALUE; write it as k=5,10")
         given = dict(text.split("=", 1) for text in given)
     return given if given or isinstance(given, str) else None
 
 
 def option_help(kind: type[Config], setting: str) -> str:
-    """What a setting is, its name at the end; before the path in a group what the group is for."""
+    """Returns the help text of a setting, with its name; that of a path starts with its group's."""
     group = setting.removesuffix(".path")
     texts = [fields_of(kind)[name].description or "" for name in dict.fromkeys((group, setting))]
     return " ".join([*" ".join(texts).split(), f"({setting})"])

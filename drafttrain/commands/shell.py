@@ -1,4 +1,4 @@
-"""How a command or a recipe is run: what it prints on mistakes and interruptions, its exit code."""
+"""Runs commands and recipes: error messages, interruptions and exit codes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
 """Exit codes."""
 
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-"""What the system answers where a folder cannot be written or a file not be read."""
+"""Error numbers for files and folders that may not be read or written."""
 
 LAUNCHER = os.getppid()
-"""The program that started this one."""
+"""Process id of the parent process."""
 LAST_WORD = """
 import sys, time, psutil
 try:
@@ -40,8 +40,8 @@ except psutil.NoSuchProcess:
     pass
 print(sys.argv[2], file=sys.stderr)
 """
-"""A program that prints our line again once `accelerate launch` or torchrun has ended, which print
-tracebacks of their own after it."""
+"""A program that prints our error line again after `accelerate launch` or torchrun has ended,
+because these print their own tracebacks after it."""
 
 TYPER_STYLE: dict[str, Any] = {
     "add_completion": False,
@@ -54,10 +54,11 @@ TYPER_STYLE: dict[str, Any] = {
 def recipe_command(
     kind: type[Config], file: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a recipe's function into a command with the same errors and exit codes as drafttrain.
+    """Turns a recipe's function into a command with the errors and exit codes of `drafttrain`.
 
-    The function is called as takes_settings says, with settings of the kind; the file is read where
-    --config is not given. The help is the module's own docstring, which says how to launch it.
+    The function is called with settings of the given class (see `takes_settings`). file: the YAML
+    file to read if --config is not given. The help is the module's docstring, which has the launch
+    command.
     """
 
     def wrap(recipe: Callable[..., None]) -> Callable[..., None]:
@@ -69,9 +70,9 @@ def recipe_command(
         @wraps(recipe)
         def run(arguments: Sequence[str] | None = None, name: str = "") -> None:
             quiet_libraries()
-            given = sys.argv[1:] if arguments is None else arguments
+            arguments = sys.argv[1:] if arguments is None else arguments
             name = name or Path(str(module.__file__)).name
-            run_command(single, name, given, resumable=True)
+            run_command(single, name, arguments, resumable=True)
 
         return run
 
@@ -79,7 +80,7 @@ def recipe_command(
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Import what a dotted path names, as `drafttrain.commands.tune:tune`, and call it."""
+    """Imports a function by its path, such as `drafttrain.commands.tune:tune`, and calls it."""
     quiet_libraries()
     return resolve_name(function)(*arguments)
 
@@ -87,16 +88,16 @@ def call(function: str, *arguments: Any) -> Any:
 def run_command(
     command: typer.Typer, name: str, arguments: Sequence[str], resumable: bool = False
 ) -> None:
-    """Run a command; mistakes in input end in one line on standard error and exit code 2.
+    """Runs a command and exits; wrong input gives one line on standard error and exit code 2.
 
-    resumable: run again, it continues. SIGTERM ends any command as Ctrl-C does.
+    resumable: the command continues when it is run again. SIGTERM ends a command as Ctrl-C does.
     """
-    came: list[int] = []
+    received: list[int] = []
     interrupted = "interrupted" + "; run the same command again to continue" * resumable
 
     def interrupt(number: int, _: object) -> None:
-        came.append(number)
-        if number == signal.SIGTERM:  # a launcher may send it again: leaving has begun
+        received.append(number)
+        if number == signal.SIGTERM:  # a launcher may send it again while we exit
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -115,7 +116,7 @@ def run_command(
     except Exception as error:
         if debug:
             raise
-        if came:  # a library made an error of its own of the interruption
+        if received:  # a library has turned the interruption into another error
             _fail(name, interrupted, INTERRUPTED)
         if isinstance(error, ValueError | OSError):
             _fail(name, in_words(error), USER_ERROR)
@@ -126,9 +127,9 @@ def run_command(
 
 
 def in_words(error: ValueError | OSError) -> str:
-    """A mistake, with the remedy where the system itself forbids a file."""
+    """Returns the error message; adds a remedy if the system denied access to a file."""
     if isinstance(error, OSError) and error.errno in FORBIDDEN:
-        return f"{error.filename!r}: {error.strerror}; give another folder, or permit it"
+        return f"{error.filename!r}: {error.strerror}; give another folder or change permissions"
     return str(error)
 
 
@@ -142,8 +143,8 @@ def _fail(name: str, message: str, code: int) -> NoReturn:
 
 
 def quiet_libraries() -> None:
-    """No progress bars of weight loading and no advice from libraries between our own lines."""
-    os.environ["MPLBACKEND"] = "agg"  # plots are files; a notebook's choice may lack its package
+    """Turns off progress bars and advice from libraries, so that only our lines are printed."""
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's backend may not be installed
     import datasets
     import transformers
 

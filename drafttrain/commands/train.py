@@ -1,4 +1,4 @@
-"""`drafttrain train`: one of the recipes, in this process."""
+"""`drafttrain train`: runs a recipe in this process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from drafttrain.config.reading import recipe_file
 
 
 def run_recipe(recipe: str, arguments: Sequence[str]) -> None:
-    """Run a recipe as `accelerate launch recipes/train_NAME.py ARGUMENTS` would.
+    """Runs a recipe as `accelerate launch recipes/train_NAME.py ARGUMENTS` would.
 
-    recipe: see `find_recipe`. Ends with the recipe's own exit code. Raises ConfigError.
+    recipe: see `find_recipe`. Exits with the recipe's exit code. Raises ConfigError if there is no
+    such recipe.
     """
     file = find_recipe(recipe)
     if file.suffix == ".yaml":
@@ -29,33 +30,36 @@ def run_recipe(recipe: str, arguments: Sequence[str]) -> None:
 
 
 def find_recipe(recipe: str) -> Path:
-    """A script or a YAML file of settings, by its path or its name: quickstart is
-    recipes/quickstart.yaml, spec-drafter is recipes/train_spec_drafter.py. Raises ConfigError."""
+    """Returns the script or settings file (YAML) of a path or a name.
+
+    quickstart is recipes/quickstart.yaml, spec-drafter is recipes/train_spec_drafter.py. Raises
+    ConfigError if there is no such file.
+    """
     name, recipes = recipe.replace("-", "_"), Path("recipes")
-    places = [Path(recipe), recipes / f"{name}.yaml", recipes / f"train_{name}.py"]
-    for place in map(recipe_file, [*places, recipes / f"{name}.py"]):
-        if place.suffix in (".yaml", ".py") and place.is_file():
-            return place
+    candidates = [Path(recipe), recipes / f"{name}.yaml", recipes / f"train_{name}.py"]
+    for file in map(recipe_file, [*candidates, recipes / f"{name}.py"]):
+        if file.suffix in (".yaml", ".py") and file.is_file():
+            return file
     folder = recipe_file(recipes / "train_spec_drafter.py").parent
-    scripts = [one.stem.removeprefix("train_") for one in folder.glob("train_*.py")]
-    settings = [one.stem for one in folder.glob("*.yaml")]
+    scripts = [file.stem.removeprefix("train_") for file in folder.glob("train_*.py")]
+    settings = [file.stem for file in folder.glob("*.yaml")]
     near = difflib.get_close_matches(name, scripts + settings, n=1)
-    hint = "".join(f"did you mean {one.replace('_', '-')!r}? " for one in near)
+    hint = "".join(f"did you mean {stem.replace('_', '-')!r}? " for stem in near)
     known = ", ".join(sorted(scripts)).replace("_", "-")
-    raise ConfigError(f"no recipe {recipe!r}; {hint}give a YAML file of settings or one of {known}")
+    raise ConfigError(f"no recipe {recipe!r}; {hint}give a YAML settings file or one of {known}")
 
 
 def script_of(file: Path) -> Path:
-    """The script that a YAML file of settings is for: the first that its comments name.
+    """Returns the script of a YAML settings file: the first one named in the file's comments.
 
-    Raises ConfigError where they name none.
+    Raises ConfigError if they name none.
     """
     text = file.read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^#.*\brecipes/(train_\w+\.py)\b", text, re.MULTILINE)
     script = recipe_file(Path("recipes", found[1] if found else ""))
     if not script.is_file():
         raise ConfigError(
-            f"no comment of {str(file)!r} names its script, as recipes/train_spec_drafter.py; "
+            f"no comment in {str(file)!r} names its script, such as recipes/train_spec_drafter.py; "
             f"give both: `drafttrain train spec-drafter --config {file}`"
         )
     return script

@@ -1,8 +1,7 @@
-"""Choose how to draft by decoding the user's prompts, and write the choice.
+"""`drafttrain tune`: chooses a drafting method on the user's prompts and writes it as a policy.
 
-The flow of `drafttrain tune`: settings -> `make_plan` (candidates and prompts, checked) ->
-`search_all` (decodes them in rungs) -> `measure_finalists` (figures on other prompts) -> report,
-page, policy.json.
+Settings -> `make_plan` (checks candidates and prompts) -> `search_all` (decodes in rungs) ->
+`measure_finalists` (measures the best on other prompts) -> report, page and policy.json.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ from drafttrain.evaluation.tune_plan import (
 from drafttrain.models.loading import report_generate_defaults
 
 OF_ORACLE = 16
-"""Prompts along whose greedy outputs the oracle is followed."""
+"""Number of prompts for which the oracle stop policy is computed on greedy outputs."""
 TIMED, TIMED_LENGTH = 2, 4
-"""Prompts that a draft token and a target call are timed on, and draft tokens of a round."""
+"""Number of prompts for timing a draft token and a target call; draft tokens per round."""
 
 
 def tune(settings: TuneConfig, dry_run: bool = False) -> None:
-    """Run the tuning that the settings describe, write its files, print its table.
+    """Runs the search, writes its files and prints its table.
 
-    dry_run: only print what would be decoded. Raises ValueError, before any model loads, for
-    settings that do not go together.
+    dry_run: only prints the plan. Raises ValueError, before any model loads, for settings that do
+    not fit each other.
     """
     began = perf_counter()
     plan = make_plan(settings)
@@ -64,21 +63,24 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
         return
     pair = load_pair(settings.target, *plan.drafters)
     report_generate_defaults(pair.target, settings.sampling.temperature)
-    found, candidates = tune_pair(plan, pair, began)
-    report, policy = found.report, policy_file(settings)
-    write_evaluation(found, settings.report)
+    evaluation, candidates = tune_pair(plan, pair, began)
+    report, policy = evaluation.report, policy_file(settings)
+    write_evaluation(evaluation, settings.report)
     write_policy(report, candidates, settings.sampling, policy)
     heads = search_tables(report)[: bool(report.search.heads)]
     page = settings.report.with_suffix(".html")
     use = f"policy: {policy}"
     if not settings.write:
-        use += f" (--policy {policy} uses it; with --write it becomes the drafter's own)"
+        use += f" (use it with --policy {policy}; --write makes it the drafter's default)"
     files = [f"report: {settings.report}", f"page: {page}", use]
     print_findings([main_table(report), *heads], verdict_lines(report), files)
 
 
 def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, list[Candidate]]:
-    """Search among the candidates and measure the best ones; began: when the minutes started."""
+    """Searches among the candidates and measures the best of them on other prompts.
+
+    began: the time from which settings.minutes counts, as `perf_counter` gives it.
+    """
     settings = plan.settings
     prompts, skipped = read_prompts(pair, plan.rows)
     compile_calls(settings.compile)
@@ -88,7 +90,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     models, assistant = [pair.model], pair.drafter_model
     if assistant is not None and kind_of(assistant.config).is_language_model:
         models.append(pair.drafter.model)
-    grows = plan.drafting.grows_trees and all(one.supports_tree_attention for one in models)
+    grows = plan.drafting.grows_trees and all(model.supports_tree_attention for model in models)
     drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(t_draft, t_target, drafting.kind) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
@@ -97,11 +99,11 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     left = time_left(60.0 * settings.minutes - (perf_counter() - began))
     rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)
     choices = choose(rungs, candidates)
-    found = measure_finalists(bench, finalists(rungs, choices), plan.reported, rungs, left)
-    watched, _ = read_prompts(pair, first(plan.reported, OF_ORACLE))
+    evaluation = measure_finalists(bench, finalists(rungs, choices), plan.reported, rungs, left)
+    oracle_prompts, _ = read_prompts(pair, first(plan.reported, OF_ORACLE))
     search = Search(
         drafter=str(settings.drafter),
-        candidates={one.name: one.settings() for one in candidates},
+        candidates={candidate.name: candidate.settings() for candidate in candidates},
         data=DataFacts.of(settings.data, plan.rows, prompts, skipped),
         minutes=(perf_counter() - began) / 60.0,
         rungs=rungs,
@@ -110,17 +112,19 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
         t_target=t_target,
         threshold=threshold,
         heads=plan.judged,
-        oracle=follow_oracle(pair, settings.sampling, watched, drafting.most),
+        oracle=follow_oracle(pair, settings.sampling, oracle_prompts, drafting.most),
     )
-    report = found.report.model_copy(update={"search": search})
-    return replace(found, report=report), candidates
+    report = evaluation.report.model_copy(update={"search": search})
+    return replace(evaluation, report=report), candidates
 
 
 def time_calls(
     pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt]
 ) -> tuple[float, float]:
-    """What a draft token and a target call take, with fixed drafts on a few prompts; they are
-    decoded twice, and the second time counts."""
+    """Returns the seconds per draft token and per target call, with a fixed draft length.
+
+    The prompts are decoded twice and only the second pass is timed.
+    """
     verifier = build_verifier(AUTO, build_sampling(sampling))
     method = Method(pair.drafter, FixedLength(TIMED_LENGTH), verifier)
     decode_by(pair.model, method, sampling, prompts)

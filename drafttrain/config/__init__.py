@@ -1,7 +1,7 @@
-"""Settings: their classes, how they are read, and what runs on disk know.
+"""Settings: their classes, how they are read, and defaults from finished runs.
 
-`inputs`, `decode`, `commands`, `recipes` and `policy` hold the settings; `kinds` and `methods` the
-tables of methods. `reading` makes settings from YAML and `key=value` and says what is wrong with
-them; `sweep` makes several methods of one; `runs` finds finished runs and takes from them what the
-user left out. Nothing here loads torch.
+`inputs`, `decode`, `commands`, `recipes` and `policy` hold the settings classes; `kinds` and
+`methods` the tables of methods. `reading` reads and checks settings from YAML and `key=value`;
+`sweep` expands a method into several; `runs` finds finished runs and fills in settings that the
+user left out. Nothing here imports torch.
 """

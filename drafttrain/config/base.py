@@ -1,4 +1,4 @@
-"""What all settings have in common, and the errors that end a command in one line."""
+"""Base class of all settings, and the errors that end a command with one line."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class ConfigError(ValueError):
-    """A setting is wrong. The message names the field, the value and the remedy."""
+    """A wrong setting. The message names the field, the value and the remedy."""
 
 
 class Interrupted(Exception):
-    """Work was asked to stop and has been saved; the message says where."""
+    """Work was interrupted after saving its state; the message says where."""
 
 
 class Config(BaseModel):
-    """Base of all settings: frozen, unknown keys refused.
+    """Base class of settings: frozen, without unknown keys.
 
-    The string under a field is its description, in docs/settings.md and in the help of options.
+    The string under a field is its description in docs/settings.md and in the help of options.
     """
 
     model_config = ConfigDict(
@@ -38,12 +38,12 @@ def _split_at_commas(value: object) -> object:
 
 
 Listed = BeforeValidator(_split_at_commas)
-"""For lists of settings: `a,b` is [a, b] and a number the only one."""
+"""For settings that are lists: reads `a,b` as [a, b], and a number as a list of one."""
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 CountOrZero = Annotated[int, Field(ge=0, le=10_000_000)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Few = Annotated[int, Field(ge=1, le=1024)]
-"""What takes memory times something: draft tokens of a round, layers, beams."""
+"""For counts that multiply memory: draft tokens per round, layers, beams."""
 FewOrZero = Annotated[int, Field(ge=0, le=1024)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -51,47 +51,51 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 @dataclass(frozen=True)
 class CountsFor:
-    """Marks a setting, or a group of them, that is read only where another one is of some values.
+    """Marks a setting, or a group of settings, that is used only if another one has some values.
 
-    What a user gives without effect is refused (`reading.check_read`).
+    `reading.check_read` raises an error if the user gives a marked setting without effect.
     """
 
     remedy: str
-    """`name=value`, or `a|b` of several values; of a list one suffices, and `...` is all but 0,
-    false, null and nothing. The name is of the same class; dots lead into groups."""
+    """`name=value`, or `name=a|b` for several values; of a list setting, one element suffices.
+    `...` is any value except 0, false, null and empty. Dots in the name, which belongs to the same
+    class, lead into groups."""
     names: tuple[str, ...] = ()
-    """Of a group the settings that this is about. Empty: all."""
+    """The settings of a marked group that this is about. Empty: all."""
     attribute: str | None = None
-    """What to look at in place of the name."""
+    """The attribute to compare instead of the name."""
 
     def holds(self, settings: Config) -> bool:
-        """Whether what is marked is read, by the settings of its class."""
-        name, _, wanted = self.remedy.partition("=")
+        """Whether the marked setting is used; settings is the object that has it."""
+        name, _, allowed = self.remedy.partition("=")
         value = attrgetter(self.attribute or name)(settings)
-        found = value if isinstance(value, tuple) else (value,)
-        known = {"null" if one is None else str(one) for one in found}
-        return bool(value) if wanted == "..." else not known.isdisjoint(wanted.split("|"))
+        elements = value if isinstance(value, tuple) else (value,)
+        texts = {"null" if element is None else str(element) for element in elements}
+        return bool(value) if allowed == "..." else not texts.isdisjoint(allowed.split("|"))
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 thread`, `2 threads`, `1,000 inputs`."""
+    """Returns a number with its noun: `1 thread`, `2 threads`, `1,000 inputs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def fields_of(kind: type[Config]) -> dict[str, FieldInfo]:
-    """All settings by their dotted names, groups before their own; NAME is any key of a mapping."""
-    found = {}
+    """Returns all settings by their dotted names, each group before its members.
+
+    NAME stands for any key of a mapping.
+    """
+    fields = {}
     for name, field in kind.model_fields.items():
-        found[name] = field
+        fields[name] = field
         group = settings_class(field.annotation)
-        below = {} if group is None else fields_of(group)
-        above = f"{name}.NAME" if get_origin(field.annotation) is dict else name
-        found |= {f"{above}.{inner}": one for inner, one in below.items()}
-    return found
+        members = {} if group is None else fields_of(group)
+        prefix = f"{name}.NAME" if get_origin(field.annotation) is dict else name
+        fields |= {f"{prefix}.{inner}": member for inner, member in members.items()}
+    return fields
 
 
 def settings_class(annotation: Any) -> type[Config] | None:
-    """The class of a group of settings, optional or in a mapping; None for plain values."""
+    """Returns the class of a group of settings, also if optional or in a mapping; else None."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return annotation
     return next(filter(None, map(settings_class, get_args(annotation))), None)

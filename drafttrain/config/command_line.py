@@ -1,4 +1,4 @@
-"""How a command line is recorded and shown: as others would type it, without private folders."""
+"""Records a command line as others would type it, without private folders."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 ABSOLUTE = re.compile(r"""(?<![^\s="'`\[{(,])~?/[^\s"'`\]}),]*""")
-"""An absolute path: a word, or a value in one (KEY=PATH, [PATH,PATH])."""
+"""Matches an absolute path that is a word or a value in a word (KEY=PATH, [PATH,PATH])."""
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
-"""Variables that `accelerate launch` and torchrun set in every process that they start."""
+"""Environment variables that `accelerate launch` and torchrun set in their processes."""
 
 
 def describe_command(words: Sequence[str]) -> str:
-    """The words of `sys.argv` as a command: `drafttrain eval ...`, private folders left out."""
+    """Returns `sys.argv` as a command, such as `drafttrain eval ...`, without private folders."""
     if not words:
         return ""
     file = PurePath(words[0])
     program = file.name
     if file.parent.name in ("recipes", "benchmarks"):
-        started = "accelerate launch" if file.parent.name == "recipes" else "python"
-        program = f"{started} {file.parent.name}/{file.name}"
+        launcher = "accelerate launch" if file.parent.name == "recipes" else "python"
+        program = f"{launcher} {file.parent.name}/{file.name}"
     elif file.stem == "drafttrain" or file.parent.name == "drafttrain":
         program = "drafttrain"
     elif file.suffix == ".py":
@@ -29,12 +29,12 @@ def describe_command(words: Sequence[str]) -> str:
 
 
 def hide_folders(text: str) -> str:
-    """The text with every absolute path cut to its last part; a RUN/final keeps its run."""
-    return ABSOLUTE.sub(lambda found: _last_part(found.group()), text)
+    """Cuts every absolute path in a text to its last part, or to RUN/final."""
+    return ABSOLUTE.sub(lambda match: _last_part(match.group()), text)
 
 
 def without_folders(path: str) -> str:
-    """The last part of an absolute path, a RUN/final with its run; other names as they are."""
+    """Cuts an absolute path to its last part, or to RUN/final; other names are unchanged."""
     return _last_part(path) if PurePath(path).is_absolute() else path
 
 

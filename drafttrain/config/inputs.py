@@ -1,4 +1,4 @@
-"""Where models and inputs come from."""
+"""Settings of targets and input data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import NonNegativeInt, PositiveInt
 from drafttrain.config.base import Config, CountOrZero, Precision
 
 RECORDED = ("path", "revision", "language", "task", "source_language", "target_language")
-"""Settings of a target that a drafter's config.json has: which it is, and its languages."""
+"""Target settings that are recorded in a drafter's config.json: the model and its languages."""
 STDIN = "-"
-"""`data.path` of lines of standard input."""
+"""The `data.path` that stands for the lines of standard input."""
 
 
 class TargetConfig(Config):
@@ -41,7 +41,7 @@ class TargetConfig(Config):
     generation_config."""
 
     def recorded(self) -> dict[str, str]:
-        """What a drafter's config.json says of its target."""
+        """Returns the settings to record in a drafter's config.json."""
         return self.model_dump(include=set(RECORDED), exclude_none=True)
 
 

@@ -1,9 +1,9 @@
-"""The kinds of drafters, a row each: what everybody may ask about a kind.
+"""Table of the kinds of drafters, with the properties of each kind.
 
-Language models are of kind `causal`, unless their config.json has the entry that marks another
-kind; other models are known by the model_type of their config.json, and drafters that are no models
-by the name that settings give them. A row names classes and functions by dotted paths
-(`module:name`), which `pkgutil.resolve_name` finds: the table imports nothing heavy.
+A language model is of kind `causal` unless its config.json has the entry that marks another kind.
+Other models are identified by the model_type in their config.json, and drafters without a model by
+their name in settings. Rows name classes and functions by dotted paths (`module:name`) for
+`pkgutil.resolve_name`, so that the table imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,59 +14,59 @@ from functools import partial
 from typing import Any, Literal
 
 DrawKind = Literal["deterministic", "iid", "independent", "without_replacement"]
-"""How siblings are drawn: not at all; independently from one row; independently, each from a row of
-its own (several drafters); from one row, never twice the same token."""
+"""How sibling tokens are drawn: not sampled; independently from one distribution; independently,
+each from its own distribution (several drafters); from one distribution without replacement."""
 
 Evidence = Literal["logits", "hidden", "expected"]
-"""What a stop policy may look at: fields of `DraftState`."""
+"""Fields of `DraftState` that a stop policy may read."""
 
 StateKind = Literal["token", "drawn", "slot"]
-"""The states that acceptance heads read; `models/draft_states.py` says what they are."""
+"""Kinds of hidden states that acceptance heads read, defined in `models/draft_states.py`."""
 
 Program = Literal["custom_generate", "assisted", "servers", "parallel_servers"]
-"""What can use an export: Transformers with drafttrain, Transformers' own assisted generation,
-serving programs (decoder-only drafters), those of them that draft a block in one call."""
+"""Classes of programs that can use an export: Transformers with drafttrain, Transformers' assisted
+generation, servers (for decoder-only drafters), servers that support block drafts in one call."""
 
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """What is known about every drafter of a kind."""
+    """The properties that all drafters of a kind share."""
 
     name: str
-    """As `Drafter.name` and reports have it; the model_type of the kind's own models."""
+    """`Drafter.name`, the name in reports, and the model_type of the kind's own models."""
     words: str
-    """What messages call one."""
+    """The noun phrase for such a drafter in messages."""
     opens: str
-    """What makes the Drafter: of its model and the target's (or None), else of a table of likeliest
-    successors, or of None."""
+    """Function that makes the Drafter: from its model and the target's (or None); for kinds without
+    a model from max-gram's table of next tokens, or None."""
     drafts: Literal["tokens", "blocks", "copies", "nothing"]
-    """One token a call of the model, a block of slots in one pass, copies of the text, nothing."""
+    """Its drafts: a token per model call, a block per call, copies of the text or nothing."""
     model: str | None = None
-    """Class of its models; None: Transformers' Auto classes load them, or it has none."""
+    """Class of its models; None if Transformers' Auto classes load them or it has no model."""
     marked_by: str | None = None
-    """Entry of config.json that its models have and other language models have not."""
+    """Entry of config.json that marks a language model as one of this kind."""
     checks: str | None = None
-    """Function (config.json, what messages call the drafter), which raises ConfigError."""
+    """Function (config, name for messages) that raises ConfigError for an invalid config.json."""
     recipe: str | None = None
-    """Settings of the recipe that trains it for one target, whose path its config.json has."""
+    """Settings class of the recipe that trains it for one target, recorded in its config.json."""
     draws: tuple[DrawKind, DrawKind] = ("deterministic", "deterministic")
-    """How its tokens are drawn where the target decodes greedily, and where it samples."""
+    """How its tokens are drawn if the target decodes greedily, and if the target samples."""
     provides: frozenset[Evidence] = frozenset()
-    """What stop policies see of its drafts, beside depth."""
+    """Fields of `DraftState` that its drafts provide in addition to depth."""
     states: tuple[StateKind, ...] = ()
-    """What acceptance heads can read of its drafts, the usual kind of states first; of slots also
-    along known outputs (`TeacherForcedSession.slots`)."""
+    """Kinds of hidden states that acceptance heads can read, the default first. Those of slots can
+    also be computed for known outputs (`TeacherForcedSession.slots`)."""
     tree_rows: str | None = None
-    """Class (drafter, source, sampling, randomness) of the rows of a sequence that a draft tree
-    grows over; None: it drafts chains only."""
+    """Class that is called with (drafter, source, sampling, randomness) and computes the rows of
+    draft trees for a sequence; None if it drafts only chains."""
     reads_target: bool = False
-    """Whether it drafts from hidden states of the target that it was trained on, through the
+    """Whether it drafts from the hidden states of the target that it was trained for, with that
     target's output projection."""
     exports: tuple[Program, ...] = ()
-    """What can use it once it is exported; empty: it cannot be."""
+    """Classes of programs that can use its exports; empty if it cannot be exported."""
     teacher_forced_probs: str | None = None
-    """Function that says how likely a drafter drafts a known output's own tokens at every prefix
-    (`decoding/drafters/teacher_forced.py`), for teacher-forced acceptance."""
+    """Function that returns the probability of drafting each token of a known output at its prefix,
+    for teacher-forced acceptance (`decoding/drafters/teacher_forced.py`)."""
 
     @property
     def is_model(self) -> bool:
@@ -74,18 +74,18 @@ class DrafterKind:
 
     @property
     def runs_as_targets(self) -> bool:
-        """Whether its models are language models of Transformers, which the engine runs as it runs
+        """Whether its models are Transformers language models, which the engine runs like
         targets."""
         return self.is_model and self.model is None
 
     @property
     def is_language_model(self) -> bool:
-        """Whether it drafts as targets decode: it can review other drafters' tokens."""
+        """Whether it drafts token by token like a target, so it can review tokens of a cascade."""
         return self.drafts == "tokens" and self.runs_as_targets
 
     @property
     def for_one_target(self) -> bool:
-        """Whether all of them are trained for one target and have its tokens."""
+        """Whether each is trained for one target and shares its vocabulary."""
         return self.recipe is not None and not self.runs_as_targets
 
     def draw_kind(self, greedy: bool) -> DrawKind:
@@ -112,7 +112,7 @@ MAX_GRAM = DrafterKind(
     drafts="copies",
     teacher_forced_probs=f"{_AT}.teacher_forced:teacher_forced_probs",
 )
-"""Needs no training."""
+"""Copies from the text; needs no training."""
 CAUSAL = _Model(
     name="causal",
     words="a language model",
@@ -153,7 +153,7 @@ STATE_DRAFTER = _Slots(
     reads_target=True,
     exports=("custom_generate",),
 )
-"""Copies of a target's layers over its own keys, values and hidden states."""
+"""Copies of a target's layers that read the target's keys, values and hidden states."""
 PARALLEL = _Slots(
     name="parallel",
     words="a parallel drafter",
@@ -163,7 +163,7 @@ PARALLEL = _Slots(
     recipe=f"{_SETTINGS}.recipes:ParallelDrafterRecipe",
     exports=("custom_generate", "parallel_servers"),
 )
-"""A decoder-only language model that predicts a block through masks of one token (PARD)."""
+"""A decoder-only language model that predicts a block per call from mask tokens (PARD)."""
 
 KINDS: dict[str, DrafterKind] = {
     kind.name: kind
@@ -173,14 +173,13 @@ KINDS: dict[str, DrafterKind] = {
 
 
 def kind_of(settings: Any) -> DrafterKind:
-    """The kind of a drafter that is a model, from its config.json (a PretrainedConfig)."""
-    own = own_kind({"model_type": settings.model_type} | vars(settings))
-    return CAUSAL if own is None else own
+    """Returns the kind of a drafter model from its config.json (a PretrainedConfig)."""
+    kind = own_kind({"model_type": settings.model_type} | vars(settings))
+    return CAUSAL if kind is None else kind
 
 
 def own_kind(config: Mapping[str, object]) -> DrafterKind | None:
-    """The kind that a config.json is marked as, or whose own models are of its type; None: some
-    other model."""
+    """Returns the kind that a config.json is marked as, or that has its model_type; else None."""
     for kind in KINDS.values():
         marked = kind.marked_by is not None and config.get(kind.marked_by) is not None
         if marked or (kind.model is not None and config.get("model_type") == kind.name):
@@ -189,17 +188,17 @@ def own_kind(config: Mapping[str, object]) -> DrafterKind | None:
 
 
 def named_kind(drafter: str | None) -> DrafterKind | None:
-    """The kind that a name in settings is of; None: it is a folder or Hub name of a model."""
+    """Returns the kind of a drafter given by name; None for a model's folder or Hub name."""
     kind = KINDS.get(drafter or "")
     return None if kind is None or kind.is_model else kind
 
 
 def copies_text(drafter: str | None) -> bool:
-    """Whether settings name a drafter that copies from the text itself."""
+    """Whether a drafter in settings copies from the text."""
     return named_kind(drafter) is MAX_GRAM
 
 
 def in_words(kinds: list[DrafterKind]) -> str:
-    """`a Spec-Drafter, block heads or a language model`."""
+    """Returns text such as `a Spec-Drafter, block heads or a language model`."""
     names = [kind.words for kind in kinds]
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,9 +1,9 @@
-"""Stop policies, kinds of draft trees and rules of verification: a table each, a row a kind.
+"""Tables of stop policies, draft trees and verifiers.
 
-What settings, sweeps, policy.json and checks ask about a kind stands in its row. Policies and rules
-are functions: a policy `(state, value) -> bool`, whether to draft one more token; a rule
-`(proposal, target_logits, sampling, randomness, **settings) -> Verdict`. Rows name them, and what
-makes the shape of a tree, by dotted paths (`module:name`): the tables import nothing heavy.
+A row has the properties that settings, sweeps, policy.json and checks need. Policies and verifiers
+are functions: a policy `(state, value) -> bool` returns whether to draft one more token; a verifier
+is `(proposal, target_logits, sampling, randomness, **settings) -> Verdict`. Rows name functions by
+dotted paths (`module:name`), so that the tables import nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from drafttrain.config.kinds import DrawKind, Evidence
 
 EAGLE_NODES = 25
+"""Draft tokens of the EAGLE tree."""
 ANY_DRAW: frozenset[DrawKind] = frozenset(
     {"deterministic", "iid", "independent", "without_replacement"}
 )
@@ -24,34 +25,34 @@ ANY_DRAW: frozenset[DrawKind] = frozenset(
 
 @dataclass(frozen=True)
 class StopKind:
-    """What is known about a stop policy."""
+    """The properties of a stop policy."""
 
     name: str
-    """`stop.kind`."""
+    """The value of `stop.kind`."""
     function: str
-    """One that goes by an acceptance head is called with the head first, and gives the function."""
+    """The policy; for one with an acceptance head, a class whose instance for a head is it."""
     settings: tuple[str, ...]
-    """Fields of StopConfig that it goes by: at the end its value and what bounds a round, which may
-    be the same one."""
+    """Fields of StopConfig that it uses. The last two are its value and the maximal draft length; a
+    single field is both."""
     requires: frozenset[Evidence] = frozenset()
-    """What it goes by beside depth; a draft that does not show it is refused."""
+    """Fields of `DraftState` that it reads in addition to depth; drafts must provide them."""
     shown: str = "{name}({0:g})"
-    """Its name in reports, made of the value and the most tokens of a round."""
+    """Format of its name in reports, from the value and the maximal draft length."""
     greedy_only: bool = False
-    """Whether it would bias what is sampled: it goes by the drafted token itself."""
+    """Whether it is exact in greedy decoding only, because it depends on the drafted token."""
 
     @property
     def varied(self) -> str:
-        """The setting that is its value: a sweep varies it, policy.json must have it."""
+        """The setting that is its value: sweeps vary it, and policy.json must contain it."""
         return self.settings[-2:][0]
 
     def named(self, value: float, longest: int = 0) -> str:
-        """Its name in reports with a value, and the most tokens of a round."""
+        """Returns its name in reports for a value and a maximal draft length."""
         return self.shown.format(value, longest, name=self.name)
 
     @property
     def reads_head(self) -> bool:
-        """Whether it goes by an acceptance head."""
+        """Whether it needs an acceptance head."""
         return "head" in self.settings
 
 
@@ -76,26 +77,26 @@ STOPS: dict[str, StopKind] = {
 
 @dataclass(frozen=True)
 class TreeKind:
-    """What is known about a kind of tree."""
+    """The properties of a kind of draft tree."""
 
     name: str
-    """`tree.kind`."""
+    """The value of `tree.kind`."""
     rule: str
-    """The verifier that `auto` is where tokens are sampled."""
+    """The verifier that `auto` stands for in sampled decoding."""
     settings: tuple[str, ...] = ()
-    """Fields of TreeConfig that it goes by."""
+    """Fields of TreeConfig that it uses."""
     shape: str | None = None
-    """What makes its Shape; None: chains have none."""
+    """Function that makes its Shape; None for chains."""
     arguments: tuple[str, ...] = ()
-    """What that is given: fields of TreeConfig, or `depth` (levels)."""
+    """Arguments of `shape`: names of TreeConfig fields, or `depth` (number of levels)."""
     draw_kind: DrawKind = "deterministic"
-    """How siblings are drawn; deterministic trees are chosen."""
+    """How siblings are drawn; deterministic trees are not sampled."""
     nodes: Callable[[Any, int], int] = lambda tree, depth: tree.nodes
-    """Most tokens of a tree by its TreeConfig and the levels asked for."""
+    """Function (TreeConfig, levels) that returns the maximal number of draft tokens."""
     provides: frozenset[Evidence] = frozenset()
-    """What stop policies see of it, beside depth."""
+    """Fields of `DraftState` that it provides in addition to depth."""
     rule_of_several: str | None = None
-    """The verifier where several drafters grow such trees side by side."""
+    """The verifier for trees of several drafters; None: the same as `rule`."""
 
     @property
     def drawn(self) -> bool:
@@ -157,31 +158,31 @@ TREES: dict[str, TreeKind] = {
         ),
     )
 }
-"""All kinds of trees by name; `none`: the drafts are chains."""
+"""All kinds of trees by name; `none` means chains."""
 
 
 @dataclass(frozen=True)
 class VerifierRule:
-    """What is known about a rule."""
+    """The properties of a verifier."""
 
     name: str
-    """`verifier.kind`, and the name in reports."""
+    """The value of `verifier.kind` and the name in reports."""
     function: str
     accepts_draws: frozenset[DrawKind]
-    """Drafts that it is valid for, by how they were drawn."""
+    """The ways of drawing siblings that it is valid for."""
     takes_trees: bool = True
-    """Whether it is right for drafts that branch."""
+    """Whether it is valid for draft trees."""
     settings: tuple[str, ...] = ()
-    """Fields of VerifierConfig that it goes by, arguments of the function."""
+    """Fields of VerifierConfig that it uses as arguments of the function."""
     lossless: bool = True
-    """Whether the output, or its law, is the target's own."""
+    """Whether greedy outputs, or the distribution of sampled ones, are those of the target."""
     greedy_only: bool = False
-    """Whether it is for temperature 0 only; otherwise any temperature is right."""
+    """Whether it is valid at temperature 0 only; else at any temperature."""
     accepts: str = ""
-    """Of a lossy rule, what it accepts, as a sentence with {settings}; for model cards."""
+    """For a lossy verifier, a sentence for model cards on what it accepts, with {settings}."""
 
     def fits(self, greedy: bool, draw_kind: DrawKind) -> bool:
-        """Whether it is right for decoding of this kind and drafts so drawn."""
+        """Whether it is valid for greedy or sampled decoding with drafts drawn this way."""
         return draw_kind in self.accepts_draws and (greedy or not self.greedy_only)
 
 
@@ -191,7 +192,7 @@ _PATHS: frozenset[DrawKind] = frozenset({"iid", "independent"})
 _DISTINCT: frozenset[DrawKind] = frozenset({"without_replacement"})
 
 GREEDY = VerifierRule("greedy", f"{_ONE}:verify_greedy", ANY_DRAW, greedy_only=True)
-"""What `auto` is at temperature 0; above it, the kind of tree says which rule fits a draft."""
+"""The verifier that `auto` stands for at temperature 0; above it, `TreeKind.rule` names one."""
 RULES: dict[str, VerifierRule] = {
     rule.name: rule
     for rule in (
@@ -215,13 +216,15 @@ RULES: dict[str, VerifierRule] = {
         VerifierRule("target-walk", f"{_TREE}.verifiers:verify_target_walk", ANY_DRAW),
     )
 }
-"""All rules by name."""
+"""All verifiers by name."""
 
 
 def rules_for(draw_kind: DrawKind, drafts_trees: bool) -> list[str]:
-    """Names of the lossless rules of sampled decoding for trees drawn so; for chains what is for
-    them."""
+    """Returns the names of lossless verifiers for sampled decoding with drafts drawn this way.
+
+    Verifiers for chains only are preferred for chains, and left out for trees.
+    """
     lossless = [rule for rule in RULES.values() if rule.lossless]
-    right = [rule for rule in lossless if rule.fits(False, draw_kind)]
-    own = [rule.name for rule in right if rule.takes_trees == drafts_trees]
-    return own or [rule.name for rule in right]
+    valid = [rule for rule in lossless if rule.fits(False, draw_kind)]
+    preferred = [rule.name for rule in valid if rule.takes_trees == drafts_trees]
+    return preferred or [rule.name for rule in valid]

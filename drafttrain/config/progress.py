@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere a plain line every half minute, as in
+"""Progress of long work: a bar on a terminal, else a plain line every 30 seconds, such as
 
 train quickstart: 150/250 [00:54<00:36, 2.75step/s, loss 1.876]
 """
@@ -20,11 +20,10 @@ def tracking(
     shown: bool = True,
     out: TextIO | None = None,
 ) -> tqdm:
-    """Progress of a number of units (steps, rows), of which `done` were there before, or through
-    items.
+    """Returns a progress bar for a number of units (steps, rows), or over a sequence of items.
 
-    shown: false in all processes but the one that prints. out: default is standard error. Text set
-    with `set_postfix_str(text, refresh=False)` stands after the count.
+    done: units that were finished earlier. shown: true only in the process that prints. out:
+    default is standard error. `set_postfix_str(text, refresh=False)` sets text after the count.
     """
     out = sys.stderr if out is None else out
     style = {"file": out, "dynamic_ncols": True}
@@ -35,7 +34,7 @@ def tracking(
 
 
 class Lines:
-    """A file that gets each state of a bar as a line of its own."""
+    """A file for tqdm that writes each state of a bar as a separate line."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self.flush = out, out.flush

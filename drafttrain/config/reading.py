@@ -1,6 +1,6 @@
-"""From what a user wrote, a YAML file, `key=value` and flags, to settings.
+"""Reads settings from a YAML file, `key=value` overrides and flags, and checks them.
 
-OmegaConf reads and merges; text such as `${name}` stays as it is written and is never resolved.
+OmegaConf reads and merges; text such as `${name}` is kept literally and never resolved.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     fill: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Settings:
-    """Settings from a YAML file, then `key=value` overrides, then command-line flags.
+    """Reads settings from a YAML file, `key=value` overrides and command-line flags.
 
-    The command line wins over the file. Keys are dotted paths (`train.learning_rate`). fill adds
-    what the user left out, once what was given is known to be right. Raises ConfigError naming the
-    key, the value and the nearest known name; also for what is given but not read (`check_read`).
+    The command line overrides the file. Keys are dotted paths (`train.learning_rate`). fill adds
+    settings that the user left out, after the given ones have been checked. Raises ConfigError
+    naming the key, the value and the nearest known name, also for settings that are given but not
+    used (`check_read`).
     """
     written, typed = merge_values(file), merge_values(None, overrides, flags)
     values = merge_values(file, overrides, flags)
@@ -52,26 +53,26 @@ def check_read(
     in_file: bool = False,
     unread: Sequence[tuple[CountsFor, str]] = (),
 ) -> None:
-    """Refuse settings that are given, as nested mappings, but not read: see `CountsFor`.
+    """Raises ConfigError for a setting that is given but not used: see `CountsFor`.
 
-    What is 0, false or empty asks for nothing, nor does a default in a file, which may write all
-    out. prefix: of their names. unread: marks of a group that is not read, with the prefix of its
-    class. Raises ConfigError.
+    given has nested mappings. Values of 0, false or empty are never an error, nor are default
+    values in a file, which may list all settings. prefix: the dotted prefix of the names. unread:
+    marks of an enclosing group that is not used, with the prefix of its class.
     """
     for name, value in given.items():
-        own, field = getattr(settings, name), type(settings).model_fields[name]
-        marks = [one for one in unread if not one[0].names or name in one[0].names]
-        conditions = [one for one in field.metadata if isinstance(one, CountsFor)]
-        marks += [(one, prefix) for one in conditions if not one.holds(settings)]
-        groups = own if isinstance(own, dict) else {"": own}
+        setting, field = getattr(settings, name), type(settings).model_fields[name]
+        marks = [(mark, at) for mark, at in unread if not mark.names or name in mark.names]
+        conditions = [mark for mark in field.metadata if isinstance(mark, CountsFor)]
+        marks += [(mark, prefix) for mark in conditions if not mark.holds(settings)]
+        groups = setting if isinstance(setting, dict) else {"": setting}
         if isinstance(value, Mapping) and all(isinstance(one, Config) for one in groups.values()):
             for key, group in groups.items():
                 below = f"{prefix}{name}.{key}." if key else f"{prefix}{name}."
                 check_read(group, value.get(key, {}) if key else value, below, in_file, marks)
-        elif marks and own and not (in_file and own == field.default):
+        elif marks and setting and not (in_file and setting == field.default):
             mark, above = marks[0]
             raise ConfigError(
-                f"{prefix}{name} = {value!r} counts only with {above}{mark.remedy}; give that, or "
+                f"{prefix}{name} = {value!r} is used only with {above}{mark.remedy}; give that, or "
                 "leave it out"
             )
 
@@ -81,16 +82,16 @@ def merge_values(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the user wrote, as nested mappings, before defaults and types are applied."""
+    """Returns the given settings as nested mappings, before defaults and types are applied."""
     values = OmegaConf.create() if file is None else _read_yaml(file)
     given = [(*_parse(override), override) for override in overrides]
-    said = dict(leaf for key, value, _ in given for leaf in _leaves(key, value))
+    overridden = dict(leaf for key, value, _ in given for leaf in _leaves(key, value))
     for key, value in (flags or {}).items():
         if value is not None:
             given.append((key, value, key))
-            if str(said.get(key, value)) != str(value):
+            if str(overridden.get(key, value)) != str(value):
                 raise ConfigError(
-                    f"{key} = {said[key]}, but its option says {value}; give one of the two"
+                    f"{key} = {overridden[key]}, but its option is {value}; give one of the two"
                 )
     for key, value, shown in given:
         try:
@@ -103,9 +104,9 @@ def merge_values(
 def validate_settings(
     kind: type[Settings], values: Mapping[str, Any], within: str = ""
 ) -> Settings:
-    """Settings of a kind from nested mappings. Raises ConfigError on the first thing wrong.
+    """Makes settings of a class from nested mappings. Raises ConfigError for the first mistake.
 
-    within: the group that the user wrote them in, if any.
+    within: the group in which the user wrote them, if any.
     """
     try:
         return kind.model_validate(values)
@@ -114,7 +115,7 @@ def validate_settings(
 
 
 def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what is wrong, but not for what is missing: a run may fill it in."""
+    """Raises ConfigError for a wrong setting, but not for a missing one: a run may provide it."""
     try:
         kind.model_validate(values)
     except ValidationError as error:
@@ -125,9 +126,9 @@ def check_settings(kind: type[Config], values: Mapping[str, Any]) -> None:
 def settings_of_group(
     kind: type[Settings], group: str, given: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> Settings:
-    """Settings of a command, of which a recipe fixes some and a group of it gives others.
+    """Makes settings of a command from those fixed by a recipe and those of one of its groups.
 
-    Raises ConfigError for one that is in both, and on the first thing wrong.
+    Raises ConfigError for a setting that is in both and for the first mistake.
     """
     if clash := sorted(given.keys() & fixed.keys()):
         raise ConfigError(f"{group}.{clash[0]}: give it as {clash[0]}= at the top level")
@@ -137,12 +138,12 @@ def settings_of_group(
 
 
 def dump_settings(settings: Config) -> str:
-    """The settings as YAML, every field written out."""
+    """Returns the settings as YAML, with every field."""
     return OmegaConf.to_yaml(settings.model_dump(mode="json"))
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where a file departs from what it should hold, and how: the first place, in one line."""
+    """Returns the first mistake in a file and its location, in one line."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     is_group = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
@@ -151,12 +152,12 @@ def first_problem(error: ValidationError) -> str:
 
 
 def explain(kind: type[Config], error: ValidationError, within: str = "") -> str:
-    """The first mistake in settings of a kind: where, the value given, what to write instead."""
-    # A misspelt key leaves another one missing; the misspelling is what the user must mend.
+    """Returns the first mistake in settings of a class: setting, value and remedy."""
+    # A misspelt key also leaves another key missing; report the misspelling.
     order = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(), key=lambda one: order.get(one["type"], 1))
     prefix = f"{within}." if within else ""
-    known = {prefix + one: field for one, field in fields_of(kind).items()}
+    known = {prefix + path: field for path, field in fields_of(kind).items()}
     name = prefix + ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         unknown = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
@@ -164,32 +165,36 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
             names = ", ".join(repr(prefix + ".".join(map(str, where))) for where in unknown)
             return f"unknown settings {names}; leave them out"
         return f"unknown setting {name!r}; {_suggest(name, known)}"
-    below = [one for one in known.items() if one[0].startswith(f"{name}.")]
-    needed = next((one for one, field in below if field.is_required()), name)
+    below = {path: field for path, field in known.items() if path.startswith(f"{name}.")}
+    needed = next((path for path, field in below.items() if field.is_required()), name)
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
         return f"setting {needed!r} is missing; give {needed}=VALUE or put it in the YAML file"
     message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if below and first["type"] == "model_type":
-        message = f"not a group of settings; name one in it, as {needed}={first['input']}"
+        message = f"this is a group of settings; give one of them, as {needed}={first['input']}"
     return f"{name} = {first['input']!r}: {message}"
 
 
 def _suggest(wrong: str, known: Iterable[str]) -> str:
-    """Of the settings whose last part is spelt most like the unknown one's the most similar; else
-    all that are known beside it."""
+    """Returns the remedy for an unknown name: the most similar known name, else the group's names.
+
+    Similar names are those whose last part is spelt most like that of the unknown one.
+    """
     last_of = {name: name.rpartition(".")[2] for name in known}
     group, _, last = wrong.rpartition(".")
-    alike = difflib.get_close_matches(last, sorted(set(last_of.values())), n=1)
-    among = [name for name, own in last_of.items() if own in alike]
+    similar = difflib.get_close_matches(last, sorted(set(last_of.values())), n=1)
+    among = [name for name, last in last_of.items() if last in similar]
     if near := difflib.get_close_matches(wrong, among, n=1, cutoff=0.0):
         return f"did you mean {near[0]!r}?"
-    beside = sorted(own for name, own in last_of.items() if name.rpartition(".")[0] == group)
-    return f"known here: {', '.join(beside)}"
+    members = sorted(last for name, last in last_of.items() if name.rpartition(".")[0] == group)
+    return f"known here: {', '.join(members)}"
 
 
 def recipe_file(file: Path) -> Path:
-    """The file as named; `recipes/NAME` that is not there is the one that came with the package: a
-    checkout has recipes next to it, an installed package inside."""
+    """Returns the file, or for a missing `recipes/NAME` that of the package.
+
+    A checkout has recipes/ next to the package, an installed package has it inside.
+    """
     package = Path(__file__).parents[1]
     for folder in (package, package.parent):
         if file.parent == Path("recipes") and not file.exists() and (folder / file).is_file():
@@ -205,18 +210,18 @@ def _read_yaml(file: Path) -> DictConfig:
         values = OmegaConf.load(file)
     except (*UNREADABLE, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{file} is not valid YAML in UTF-8 ({_problem(error)}); mend it there"
+            f"{file} is not valid YAML in UTF-8 ({_problem(error)}); correct the file"
         ) from None
     if not isinstance(values, DictConfig):
-        raise ConfigError(f"{file} holds no settings; write a mapping of keys, as `out: FOLDER`")
+        raise ConfigError(f"{file} has no settings; write a mapping of keys, such as `out: FOLDER`")
     return values
 
 
 def _parse(override: str) -> tuple[str, Any]:
-    """Key and value of `a.b=c`, the value read as YAML."""
+    """Returns key and value of `a.b=c`; the value is parsed as YAML."""
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"{override!r} is no override: write key=value, as train.seed=1")
+        raise ConfigError(f"{override!r} is not key=value; write it as train.seed=1")
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
     except UNREADABLE as error:
@@ -229,16 +234,16 @@ def _parse(override: str) -> tuple[str, Any]:
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """All single settings in a value, by their dotted names."""
+    """Yields all single settings in a value with their dotted names."""
     if not isinstance(value, Mapping):
         yield key, value
         return
-    for name, one in value.items():
-        yield from _leaves(f"{key}.{name}", one)
+    for name, inner in value.items():
+        yield from _leaves(f"{key}.{name}", inner)
 
 
 def _problem(error: Exception) -> str:
-    """What is wrong and where, in one line."""
+    """Returns the error message with its location, in one line."""
     if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark):
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return " ".join(str(error).split("\n")[0].split())

@@ -1,8 +1,8 @@
-"""Finished runs in checkpoints/, and what commands take from them where the user left it out.
+"""Finished runs in checkpoints/, which provide defaults for settings of commands.
 
-A run is a folder with run.yaml (the recipe's settings) and final/ (the drafter, or acceptance heads
-that it trained). A `fill_` function takes what the user wrote, as nested mappings, and returns it
-with more in it; what was given always wins.
+A run is a folder with run.yaml (the recipe's settings) and final/ (the trained drafter or
+acceptance heads). A `fill_` function takes the given settings as nested mappings and returns them
+with defaults added; given settings are never changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from drafttrain.config.sweep import check_sweep
 
 CHECKPOINTS = Path("checkpoints")
 HEAD = "acceptance-head"
-"""model_type of an acceptance head."""
+"""The model_type of acceptance heads."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: final/ is the folder of a drafter for one target, or holds a folder for each
-    acceptance head."""
+    """A finished run: final/ is a drafter for one target, or has a folder per acceptance head."""
 
     folder: Path
     recipe: DistillingRecipe | HeadRecipe
@@ -44,51 +43,51 @@ class Run:
 
 
 def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
-    """The run finished last, of a drafter or of heads. Raises ConfigError where there is none."""
+    """Returns the newest run of a drafter or of heads. Raises ConfigError if there is none."""
     if run := next(finished_runs(folder, of_heads), None):
         return run
-    recipe, give = "recipes/seq2seq.yaml` or `recipes/causal.yaml", "--target and --drafter"
+    recipe, options = "recipes/seq2seq.yaml` or `recipes/causal.yaml", "--target and --drafter"
     if of_heads:
-        recipe, give = "quickstart-heads", "--heads"
+        recipe, options = "quickstart-heads", "--heads"
     raise ConfigError(
         f"no finished run in {str(folder)!r}; train one with `drafttrain train {recipe}`, "
-        f"or give {give}"
+        f"or give {options}"
     )
 
 
 def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[Run]:
-    """The runs whose drafters, or heads, are finished, the newest first."""
+    """Returns the finished runs of drafters, or of heads, newest first."""
     recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
-    right = [run for run, kind in recipes.items() if kind and (kind is HeadRecipe) is of_heads]
-    trained = {run: head_folders(run)[0] if of_heads else run / "final" for run in right}
+    runs = [run for run, kind in recipes.items() if kind and (kind is HeadRecipe) is of_heads]
+    trained = {run: head_folders(run)[0] if of_heads else run / "final" for run in runs}
     ended = {run: (folder / "config.json").stat().st_mtime for run, folder in trained.items()}
     return map(read_run, sorted(ended, key=ended.__getitem__, reverse=True))
 
 
 def run_of(drafter: str) -> Run | None:
-    """The run that a drafter folder (RUN/final, or RUN itself) belongs to, if it is one."""
+    """Returns the run of a drafter folder (RUN/final or RUN), or None."""
     folder = Path(drafter)
     run = folder.parent if folder.name == "final" else folder
     return None if _recipe_of(run) in (None, HeadRecipe) else read_run(run)
 
 
 def head_run_of(heads: Path) -> Run | None:
-    """The run that heads (RUN, RUN/final, or a head's folder in it) belong to, if any."""
-    places = (heads, heads.parent, heads.parent.parent)
-    return next((read_run(run) for run in places if _recipe_of(run) is HeadRecipe), None)
+    """Returns the run of a folder of heads (RUN, RUN/final or a head's folder in it), or None."""
+    folders = (heads, heads.parent, heads.parent.parent)
+    return next((read_run(run) for run in folders if _recipe_of(run) is HeadRecipe), None)
 
 
-def head_folders(place: Path) -> list[Path]:
-    """Folders of acceptance heads: the place itself, or those in it or in its final/."""
-    for folders in ([place], sorted(place.glob("*")), sorted((place / "final").glob("*"))):
-        found = [folder for folder in folders if read_config(folder).get("model_type") == HEAD]
-        if found:
-            return found
+def head_folders(path: Path) -> list[Path]:
+    """Returns the folders of acceptance heads: the path, or folders in it or in its final/."""
+    for folders in ([path], sorted(path.glob("*")), sorted((path / "final").glob("*"))):
+        heads = [folder for folder in folders if read_config(folder).get("model_type") == HEAD]
+        if heads:
+            return heads
     return []
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json in a folder; nothing where there is none."""
+    """Returns the config.json in a folder; empty if there is none."""
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -96,42 +95,46 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def recorded_target(folder: Path) -> dict[str, Any]:
-    """The target that the config.json of a drafter or a head names: path and languages; empty where
-    it names none."""
+    """Returns the target recorded in the config.json of a drafter or head: path and languages.
+
+    Empty if there is none.
+    """
     target = read_config(folder).get("target") or {}
     return {name: target[name] for name in RECORDED if target.get(name)}
 
 
 def read_run(folder: Path) -> Run:
-    """The finished run in a folder, from its run.yaml. Raises ConfigError naming the file where
-    another version wrote settings that this one does not have, all of them."""
+    """Reads a finished run from its run.yaml.
+
+    Raises ConfigError naming all unknown settings, which another version may have written.
+    """
     path = folder / "run.yaml"
     try:
         return Run(folder, validate_settings(_recipe_of(folder), merge_values(path)))
     except ConfigError as error:
         raise ConfigError(
-            f"{path}: {error}; if another version of drafttrain wrote it, take these lines out of "
-            "the file, or train again"
+            f"{path}: {error}; if another version of drafttrain wrote it, remove these lines from "
+            "the file or train again"
         ) from None
 
 
 def _recipe_of(run: Path) -> type[DistillingRecipe | HeadRecipe] | None:
-    """Settings of the recipe that made a finished run; None for other folders."""
+    """Returns the settings class of the recipe of a finished run; None for other folders."""
     if not (run / "run.yaml").is_file():
         return None
     config = read_config(run / "final")
     if kind := own_kind(config):
         return kind.recipe and resolve_name(kind.recipe)
-    if isinstance(config.get("target"), dict):  # otherwise made for no target in particular
+    if isinstance(config.get("target"), dict):  # else it is a run of no target
         return CausalDrafterRecipe
     return HeadRecipe if head_folders(run) else None
 
 
 def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
-    """All that `eval` needs: target, drafter, draft length, inputs, and where the report goes.
+    """Fills the settings of `eval`: target, drafter, draft length, inputs and the report's file.
 
-    Runs among the drafters of other methods are what they trained. Raises ConfigError where nothing
-    says which drafter, target or inputs.
+    A run that is named as drafter of another method is replaced by the drafter that it trained.
+    Raises ConfigError if drafter, target or inputs are unknown.
     """
     check_sweep(values)
     values = fill_data(fill_from_run(values))
@@ -144,10 +147,9 @@ def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
-    """All that `tune` needs: what the run of the heads, then that of the drafter know, and where
-    the report goes.
+    """Fills the settings of `tune` from the heads' run, then the drafter's; and the report's file.
 
-    A drafter without heads is tuned alone. Raises ConfigError where nothing says what is needed.
+    A drafter can be tuned without heads. Raises ConfigError if a required setting is unknown.
     """
     values = deepcopy(values)
     if values.get("heads") is None and values.get("drafter") is None:
@@ -166,19 +168,23 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
-    """All that `generate` needs. Where a policy.json says that plain decoding is faster than every
-    draft, nothing is drafted, unless the user says how to."""
+    """Fills the settings of `generate`.
+
+    If policy.json says that plain decoding is faster than all drafts, it is used, unless the user
+    gives settings of a method.
+    """
     values = fill_from_run(values, draft_anyway=False)
     return values | {"data": {"path": STDIN} | _group(values, "data")}
 
 
 def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str, Any]:
-    """Target, drafter and draft length of `eval` and `generate`, where a run knows them.
+    """Fills target, drafter, draft length and policy of `eval` and `generate`.
 
-    No drafter and no target: the newest run. No drafter, but a target: the newest run for it, or
-    max-gram, which needs no training. A drafter that lies in a run: that run; another one: the
-    target that its config.json names, and the policy.json of an export. A target with a path of its
-    own takes nothing from a run. Raises ConfigError where nothing says which drafter or target.
+    Without drafter and target: from the newest run. With a target only: the drafter is that of the
+    newest run for this target, or max-gram, which needs no training. With a drafter: from its run,
+    or else the target in its config.json and the policy.json of an export. If target.path is
+    given, no other target settings are taken from a run. Raises ConfigError if drafter or target
+    are unknown.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
@@ -197,7 +203,7 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
         policy = _fill_from_drafter(decode, run, values, chains)
         slower = policy and not policy.speculate and policy.chosen_for(_is_greedy(decode))
         if slower and not given and not draft_anyway:
-            print(f"{POLICY}: plain decoding is faster than every draft", file=sys.stderr)
+            print(f"{POLICY}: plain decoding is faster than all drafts", file=sys.stderr)
             decode |= {"drafter": NONE.name, "stop": {}, "verifier": {}}
     if path is None and run is not None:
         values["target"] = run.recipe.target.model_dump(mode="json") | target
@@ -205,20 +211,19 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
         known = recorded_target(Path(str(drafter)))
         values["target"] = known | target
         moved = known and not ("/" in known["path"] or Path(known["path"]).is_dir())
-        if moved:  # an export keeps the last part of a folder's path, and names on the Hub
-            recorded = f"{str(drafter)!r} says that its target is {known['path']!r}"
-            print(f"{recorded}; --target names another place of it", file=sys.stderr)
+        if moved:  # an export has Hub names, but only the last part of a folder's path
+            recorded = f"{str(drafter)!r} was trained for target {known['path']!r}"
+            print(f"{recorded}; give --target if it is in another folder", file=sys.stderr)
     if values["target"].get("path") is None:
-        raise ConfigError(
-            f"drafter {drafter!r} does not say here which target it is for; add --target MODEL"
-        )
+        raise ConfigError(f"the target of drafter {drafter!r} is not recorded; add --target MODEL")
     return values
 
 
 def fill_data(values: dict[str, Any]) -> dict[str, Any]:
-    """Inputs of `eval`, where none are given: the held-out rows of the run.
+    """Fills the inputs of `eval` with the held-out rows of the run, if none are given.
 
-    To be used after `fill_from_run`. Raises ConfigError where no run says which rows.
+    Call it after `fill_from_run`. Raises ConfigError if there is no run for the target or its rows
+    are unknown.
     """
     data, drafter = values.get("data") or {}, str(values["decode"]["drafter"])
     if data.get("path") is not None:
@@ -227,21 +232,21 @@ def fill_data(values: dict[str, Any]) -> dict[str, Any]:
     target = values["target"]["path"]
     if run is None or run.recipe.held_out is None or run.recipe.target.path != target:
         raise ConfigError(
-            f"no run of a drafter for target {target!r} says which inputs to measure on; add "
+            f"there is no run for target {target!r} whose held-out inputs could be used; add "
             "--data FILE (or a Hub name)"
         )
     return values | {"data": run.recipe.held_out.model_dump(mode="json") | data}
 
 
 def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
-    """Drafter, target, prompts and sampling, as the heads and their run recorded them.
+    """Fills drafter, target, prompts and sampling from the heads and their run.
 
-    Raises ConfigError where there are no heads, or nothing says which drafter they are for.
+    Raises ConfigError if there are no heads, or if their drafter is unknown.
     """
     folders, run = head_folders(heads), head_run_of(heads)
     if not folders:
         raise ConfigError(
-            f"heads = {str(heads)!r} holds no acceptance head; give a head's folder, or the run of "
+            f"heads = {str(heads)!r} has no acceptance head; give a head's folder, or the run of "
             "recipes/train_acceptance_head.py"
         )
     known = dict(read_config(folders[0]).get("sampling") or {})
@@ -257,15 +262,17 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
     values["sampling"] = known | _group(values, "sampling")
     if not values.get("drafter"):
         raise ConfigError(
-            f"heads = {str(heads)!r} lie in no run that says which drafter to use; add --drafter"
+            f"heads = {str(heads)!r} belong to no run that records their drafter; add --drafter"
         )
 
 
 def _fill_from_drafter(
     decode: dict[str, Any], run: Run | None, values: Mapping[str, Any], chains: bool
 ) -> Policy | None:
-    """What a policy.json chose, which is returned, then the drafter of a run, with the length it
-    was trained with. chains: whether the tree or cascade of a policy.json is left out."""
+    """Fills decode from policy.json, then drafter and draft length from the run.
+
+    Returns the policy or None. chains: leaves out a tree or cascade of policy.json.
+    """
     folder = Path(str(decode["drafter"])) if run is None else run.drafter
     file, policy = Path(values.get("policy") or folder / POLICY), None
     if values.get("policy") or file.is_file():
@@ -281,11 +288,10 @@ def _fill_from_drafter(
 
 
 def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> None:
-    """What a policy chose, where the user gave none of its settings: its tree or cascade, if it has
-    one, else stop and verifier.
+    """Fills decode from a policy: its tree or cascade if it has one, else stop policy and verifier.
 
-    A policy or rule for greedy decoding only is left out where the user samples; other rules count
-    there, for chains.
+    Settings that the user gave are not replaced. A stop policy or verifier for greedy decoding only
+    is left out in sampled decoding. A lossless verifier is taken only for sampled chains.
     """
     greedy, stop, verifier = _is_greedy(decode), _group(decode, "stop"), _group(decode, "verifier")
     tree = (decode.get("tree") or {}).get("kind", "none") != "none"
@@ -300,8 +306,9 @@ def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> N
     rule = RULES.get(policy.verifier.kind)
     if verifier or rule is None:
         return
-    right = (greedy or not rule.greedy_only) and (not tree or rule.takes_trees)
-    if right and (not rule.lossless or not (tree or greedy)):  # in greedy decoding they are equal
+    valid = (greedy or not rule.greedy_only) and (not tree or rule.takes_trees)
+    # lossless verifiers are all equal in greedy decoding
+    if valid and (not rule.lossless or not (tree or greedy)):
         verifier |= policy.verifier.model_dump(exclude_unset=True)
 
 
@@ -310,17 +317,17 @@ def _is_greedy(decode: Mapping[str, Any]) -> bool:
 
 
 def _drafter_for(target: str) -> str:
-    """The newest drafter trained for this target, else max-gram; says which."""
+    """Returns the newest drafter trained for this target, else max-gram; prints the choice."""
     runs = finished_runs(CHECKPOINTS)
     newest = next((run for run in runs if run.recipe.target.path == target), None)
-    found = MAX_GRAM.name if newest is None else str(newest.drafter)
+    drafter = MAX_GRAM.name if newest is None else str(newest.drafter)
     why = "none is trained for this target" if newest is None else "the newest for this target"
-    print(f"no drafter is given: using {found} ({why})", file=sys.stderr)
-    return found
+    print(f"no drafter is given: using {drafter} ({why})", file=sys.stderr)
+    return drafter
 
 
 def _group(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings below a name; an empty group is put in where there is none."""
+    """Returns the group of settings of a name; adds an empty one if there is none."""
     if values.get(name) is None:
         values[name] = {}
     return values[name]

@@ -1,1 +1,1 @@
-"""Folders for other programs: drafter, acceptance head, policy, model card, custom_generate."""
+"""Exported folders: drafter, acceptance head, policy, model card and custom_generate."""

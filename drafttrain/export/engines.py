@@ -1,8 +1,8 @@
-"""Programs that draft with an export: what each cannot take, and the command that starts it.
+"""Inference programs that can use an exported drafter: requirements and start commands.
 
-Written from the programs' sources and documentation as they were in late 2026. Every program needs
-the same token under the same id, and TensorRT-LLM compares nothing itself. What SGLang and
-llama.cpp find out when they start (context lengths, special tokens) is left to them.
+Taken from the programs' sources and documentation of late 2026. Every program needs identical token
+ids in target and drafter; TensorRT-LLM does not check them itself. Context lengths and special
+tokens are not checked here, because SGLang and llama.cpp check them at startup.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from drafttrain.models.loading import check_target
 
 @dataclass(frozen=True)
 class Serving:
-    """What commands are made of."""
+    """The values that are filled into commands."""
 
     target: str
     folder: str
-    """Where the export lies, as commands give it."""
+    """The exported folder as written in commands."""
     auto_class: str
-    """What loads both in Transformers."""
+    """The Transformers auto class that loads target and drafter."""
     tokens: int
-    """Draft length."""
+    """Draft tokens per round."""
     confidence: float
-    """assistant_confidence_threshold."""
+    """Transformers' `assistant_confidence_threshold`."""
     vocabulary: int
-    """Rows of the drafter's embedding."""
+    """Number of rows of the drafter's embedding."""
     mask_token: int | None = None
-    """The token that stands for a mask, where one call drafts a block (PARD)."""
+    """Mask token of a drafter that drafts a block per call (PARD), else None."""
     p_min: float = 0.0
-    """--spec-draft-p-min."""
+    """llama.cpp's `--spec-draft-p-min`."""
 
 
 def transformers_call(serving: Serving) -> str:
@@ -90,7 +90,7 @@ def tensorrt_command(serving: Serving) -> str:
 
 
 def llama_command(serving: Serving) -> str:
-    """llama.cpp's own converter makes the drafter's file first."""
+    """Returns the commands that convert the drafter to GGUF and start llama-server."""
     file = quote(str(PurePath(serving.folder) / "drafter-f16.gguf"))
     return f"""python convert_hf_to_gguf.py {quote(serving.folder)} --outtype f16 --outfile {file}
 llama-server -m target.gguf -md {file} --spec-type draft-simple \\
@@ -99,24 +99,25 @@ llama-server -m target.gguf -md {file} --spec-type draft-simple \\
 
 @dataclass(frozen=True)
 class Engine:
-    """What is known about a program that drafts with an export."""
+    """An inference program: which drafters it can use and how it is started."""
 
     name: str
-    """As settings have it."""
+    """The name in settings."""
     title: str
-    """As it calls itself."""
+    """The name in texts."""
     programs: tuple[Program, ...]
-    """What it is: a drafter's kind must be exportable for one of them (`DrafterKind.exports`)."""
+    """The classes of programs that it belongs to. It can use a drafter whose kind lists one of them
+    in `DrafterKind.exports`."""
     command: Callable[[Serving], str]
     notes: str = ""
-    """What stands below the command in model cards, where {0} is the Serving."""
+    """The text below the command in model cards; {0} is the Serving."""
     needs_same_size: bool = True
-    """Whether both embeddings must have as many rows."""
+    """Whether the embeddings of target and drafter must have the same number of rows."""
     architectures: tuple[str, ...] = ()
-    """Those of its own that it drafts with, where it has no code for others."""
+    """The drafter architectures that it implements; empty: any."""
     fixed_heads: tuple[str, ...] = ()
-    """Architectures whose `head_dim` it does not read: heads share `hidden_size` evenly there, and
-    vLLM cuts the weights of attention to that without a word."""
+    """Architectures whose `head_dim` it ignores and replaces by hidden_size / num_attention_heads.
+    vLLM silently truncates the attention weights to that size."""
 
 
 ENGINES: dict[str, Engine] = {
@@ -127,11 +128,11 @@ ENGINES: dict[str, Engine] = {
             "Transformers alone",
             ("assisted",),
             transformers_call,
-            notes="Transformers' own assisted generation: batch 1, {0.tokens} tokens a round, "
+            notes="Transformers' own assisted generation: batch 1, {0.tokens} tokens per round, "
             "confidence threshold {0.confidence:g} (both in `generation_config.json`). Pass no "
             "`assistant_tokenizer`: target and drafter share one.",
         ),
-        Engine(  # method draft_model; what vLLM has no code for runs in its Transformers backend
+        Engine(  # method draft_model; vLLM runs unknown architectures in its Transformers backend
             "vllm",
             "vLLM",
             ("servers", "parallel_servers"),
@@ -147,7 +148,7 @@ ENGINES: dict[str, Engine] = {
             "TensorRT-LLM",
             ("servers", "parallel_servers"),
             tensorrt_command,
-            notes="It does not compare tokenizers: give it no other target.",
+            notes="It does not compare tokenizers: use it with this target only.",
             architectures=tuple(
                 f"{family}ForCausalLM"
                 for family in (
@@ -164,28 +165,29 @@ ENGINES: dict[str, Engine] = {
             notes="`convert_hf_to_gguf.py` is llama.cpp's; it refuses architectures and tokenizers "
             "that it does not know. `target.gguf` is the target, converted in the same way; "
             "`llama-quantize` makes smaller files of both. `--spec-draft-p-min` ends a draft "
-            "before a token that the drafter gives less probability; 0: never. Acceptance stands "
-            "in the `timings` of every answer.",
+            "before a token whose draft probability is lower; 0: never. The `timings` of every "
+            "response contain the acceptance.",
             needs_same_size=False,
         ),
     )
 }
-"""All engines by name."""
+"""All programs by name."""
 
 
 def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]:
-    """The named programs; without names, all that can use such a drafter."""
+    """Returns the named programs or, without names, all that can use the drafter."""
     if names:
         return [ENGINES[name] for name in names]
-    return [one for one in ENGINES.values() if {*programs(drafter)} & {*one.programs}]
+    usable = set(programs(drafter))
+    return [engine for engine in ENGINES.values() if not usable.isdisjoint(engine.programs)]
 
 
 def check_engines(
     names: Sequence[str], drafter: str, config: PretrainedConfig, target: TargetConfig | None
 ) -> None:
-    """Check a drafter and its target against the needs of every named program.
+    """Checks a drafter and its target against the requirements of every named program.
 
-    Raises ConfigError for the first that is not met.
+    Raises ConfigError for the first requirement that is not met.
     """
     engines = engines_for(names, config) if names else []
     for engine in engines:
@@ -197,8 +199,8 @@ def check_engines(
             )
     if engines and target is None:
         raise ConfigError(
-            f"--for {','.join(names)} compares the drafter with its target, which nobody recorded; "
-            "add --target MODEL"
+            f"--for {','.join(names)} compares the drafter with its target, but the drafter's "
+            "config.json names none; add --target MODEL"
         )
     for engine in engines:
         try:
@@ -210,20 +212,23 @@ def check_engines(
 def _check_engine(
     engine: Engine, drafter: str, config: PretrainedConfig, target: TargetConfig
 ) -> None:
-    """By both config.json: size of vocabularies, architecture, width of heads; and tokenizers."""
+    """Compares vocabulary sizes, architecture, head width (from both config.json) and tokenizers.
+
+    Raises ConfigError for the first that does not fit.
+    """
     name, target_name = f"drafter {drafter!r}", f"target {target.path!r}"
     check_fit(config, check_target(target), name, target_name, same_size=engine.needs_same_size)
-    [own] = config.architectures or ["none"]
-    if engine.architectures and own not in engine.architectures:
+    [architecture] = config.architectures or ["none"]
+    if engine.architectures and architecture not in engine.architectures:
         raise ConfigError(
-            f"{engine.title} has no code for {own!r} ({name}); give one of "
+            f"{engine.title} does not implement {architecture!r} ({name}); give one of "
             f"{', '.join(engine.architectures)}, or leave {engine.name} out"
         )
-    if own in engine.fixed_heads:
+    if architecture in engine.fixed_heads:
         width = config.hidden_size // config.num_attention_heads
-        if (found := getattr(config, "head_dim", None) or width) != width:
+        if (head_dim := getattr(config, "head_dim", None) or width) != width:
             raise ConfigError(
-                f"{name} has head_dim = {found}, but {engine.title} takes the heads of a {own!r} "
-                f"to be hidden_size / num_attention_heads = {width} wide; leave {engine.name} out"
+                f"{name} has head_dim = {head_dim}, but {engine.title} assumes hidden_size / "
+                f"num_attention_heads = {width} for {architecture!r}; leave {engine.name} out"
             )
     check_tokenizers(target, drafter)

@@ -1,13 +1,13 @@
-"""Write an export: under a temporary name, verified, then renamed into place.
+"""Writes an export under a temporary name, verifies it and renames it into place.
 
     DIR/config.json, model.safetensors, tokenizer files, generation_config.json   the plain drafter
     DIR/acceptance_head/config.json, model.safetensors                            the head, if any
     DIR/policy.json                                       drafter, stop policy and verifier
-    DIR/custom_generate/generate.py, requirements.txt        for Transformers, where it takes that
+    DIR/custom_generate/generate.py, requirements.txt        for Transformers' `generate`
     DIR/README.md, report.png                                     the model card and its plot
 
-The head never lies in the drafter's own file, nor next to it where a server's weight glob finds it:
-whatever loads the folder sees an ordinary model.
+The head has a folder of its own, where no server's glob for weight files finds it, so any program
+that loads the exported folder sees an ordinary model.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ __all__ = ["generate"]
 '''
 PLOT = "report.png"
 TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
-"""Parts of a path that make vLLM take a plain drafter for one of another method."""
+"""Substrings of a path that make vLLM mistake a plain drafter for another method's drafter."""
 
 
 def check_name(name: str, field: str) -> None:
-    """Refuse names that other programs take for something else. Raises ConfigError."""
+    """Raises ConfigError for a name that vLLM would mistake for another method's drafter."""
     if trap := next((trap for trap in TRAPS if trap in name.lower()), None):
         raise ConfigError(
-            f"{field} = {name!r}: vLLM takes any path with {trap!r} in it for another kind of "
-            "drafter; choose another name"
+            f"{field} = {name!r}: vLLM would mistake a path that contains {trap!r} for another "
+            "kind of drafter; choose another name"
         )
 
 
 def check_destination(out: Path, force: bool) -> None:
-    """Refuse a folder that may not be written. Raises ConfigError."""
+    """Raises ConfigError if the folder may not be written.
+
+    It must not exist, be empty, or be an earlier export with force = true.
+    """
     check_name(str(out.absolute()), "out")
     check_writable(out.absolute().parent, f"out = {str(out)!r}")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -75,24 +78,24 @@ def write_export(
     reload: Reload,
     force: bool = False,
 ) -> Verification:
-    """The whole folder or nothing; what was found on the way.
+    """Writes the complete folder, or nothing if any step fails; returns the verification.
 
-    force: replace an earlier export.
+    card makes the text of README.md from the verification. force replaces an earlier export.
 
-    Raises ConfigError as `check_destination` and where another process writes there, ValueError as
-    `verify`, OSError where the folder cannot be written.
+    Raises ConfigError as `check_destination` does and if another process writes there, ValueError
+    as `verify` does, and OSError if the folder cannot be written.
     """
     out = out.absolute()
     lock = only_writer(out.parent, "out", f".{out.name}.exporting.lock")
-    holder, aside = places = [out.with_name(f".{out.name}{end}") for end in (".part", ".old")]
+    holder, aside = [out.with_name(f".{out.name}{end}") for end in (".part", ".old")]
     try:
-        _clean(out, *places)  # after an export that was killed
+        _clean(out, holder, aside)  # after an export that was killed
         check_destination(out, force)
         written = holder / out.name
         holder.mkdir()
         write_parts(written, parts)
-        found = verify(written, parts, check, reload)
-        (written / "README.md").write_text(card(found), encoding="utf-8")
+        verification = verify(written, parts, check, reload)
+        (written / "README.md").write_text(card(verification), encoding="utf-8")
         complete_files(written)
         if out.exists():
             out.rename(aside)
@@ -102,14 +105,14 @@ def write_export(
             f"out = {str(out)!r} could not be written ({error}); nothing was exported"
         ) from error
     finally:
-        _clean(out, *places)
+        _clean(out, holder, aside)
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-    return found
+    return verification
 
 
 def _clean(out: Path, holder: Path, aside: Path) -> None:
-    """Put an earlier export back if the new one did not take its place; remove everything else."""
+    """Restores an earlier export that was not replaced; removes the temporary folders."""
     if aside.exists() and not out.exists():
         aside.rename(out)
     for folder in (holder, aside):
@@ -117,7 +120,7 @@ def _clean(out: Path, holder: Path, aside: Path) -> None:
 
 
 def write_parts(folder: Path, parts: Parts) -> None:
-    """Everything but the model card, into a new folder. Nothing in it says where it lies."""
+    """Writes everything except the model card into a new folder. No file contains its path."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -138,11 +141,11 @@ def write_parts(folder: Path, parts: Parts) -> None:
 
 
 def older_rope_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding's entries of config.json under the names of Transformers 4.
+    """Returns the rotary embedding's entries of config.json under their Transformers 4 names.
 
-    Transformers 5 writes `rope_parameters` only. Programs that pin Transformers 4 read
-    `rope_theta`, `partial_rotary_factor` and `rope_scaling`, and silently take a base of 10,000
-    without them. Empty without rotary embeddings, and where each type of layers has its own.
+    Transformers 5 writes only `rope_parameters`. Programs that pin Transformers 4 read
+    `rope_theta`, `partial_rotary_factor` and `rope_scaling`; without them they silently use a base
+    of 10,000. Empty without rotary embeddings or if layer types have different ones.
     """
     rope = config.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in rope.values()):

@@ -1,11 +1,11 @@
-"""`generate` for Transformers' `custom_generate`: an export's drafter, policy and head at work.
+"""`generate` for Transformers' `custom_generate`, with an export's drafter, policy and head.
 
     target.generate(**inputs, custom_generate=DIR, trust_remote_code=True)
 
-The drafter is the folder's own, or assistant_model=drafter; policy and head are those of the folder
-that it was loaded from. Arguments mean what they mean in `generate`; what cannot be honoured is
-refused by name. Rows are decoded together, each without its padding, so that neither padding nor
-neighbours change what becomes of a row.
+The drafter is that of DIR or is passed as assistant_model=drafter; policy and head come from the
+folder that it was loaded from. Arguments have the same meaning as in `generate`, and unsupported
+ones raise a ValueError that names them. Batch rows are decoded together, each without its padding,
+so padding and other rows do not change the output of a row.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.weight_files import check_finite
 
 UNAVAILABLE = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-"""Outputs of `generate` that are not computed here."""
+"""Optional outputs of `generate` that are not supported."""
 DEFAULT_NEW_TOKENS = 20
-"""Transformers' own default length."""
+"""Transformers' default for the number of new tokens."""
 KEPT_AS = "_drafttrain_pair"
-"""Attribute of the target that holds its prepared pair."""
+"""Attribute of the target model that caches its `PreparedPair`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One call of `generate`, resolved."""
+    """The resolved arguments of one call of `generate`."""
 
     config: GenerationConfig
-    """Resolved, as for one greedy sequence: the next two say how many, and how to sample."""
+    """Settings for one greedy sequence; `sampling` and `sources` hold sampling and the number."""
     sampling: Sampling
     sources: Sequence[Source]
-    """A source a returned sequence."""
+    """One source for each returned sequence."""
     starts: Tensor
-    """[B, P] what each returned sequence starts with: the padded prompt, or the start token."""
+    """[B, P] the beginning of each returned sequence: the padded prompt or the start token."""
     max_new_tokens: int
 
 
@@ -70,33 +70,34 @@ def generate(
     batch_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | ModelOutput:
-    """What `model.generate` returns for the same arguments, with drafts of `assistant_model`.
+    """Returns what `model.generate` returns for the same arguments, decoded speculatively.
 
-    Greedy decoding gives the same tokens; sampling draws from the same distribution, seeded by
-    torch's global generator. (Where policy.json names the lossy verifier spec-verification, greedy
-    outputs may differ; its card says so.) `policy` is the content of a policy.json; default:
-    that of the folder the drafter was loaded from, else as many tokens a round as the drafter's
-    generation_config says. The drafter may be given by its folder or Hub name; without an
-    assistant_model it is that which the call gives as custom_generate, loaded once. `batch_size` is
-    how many rows are decoded at once, one entering as another one ends; default: all. Raises
-    ValueError, before anything runs, for arguments that cannot be honoured and models that do not
-    go together.
+    Greedy decoding gives the same tokens; sampling draws from the same distribution and is seeded
+    by torch's global generator. If policy.json names the lossy verifier spec-verification, greedy
+    outputs may differ, as the model card says.
+
+    assistant_model: the drafter, or its folder or Hub name; default: the drafter in the folder that
+    the call gives as custom_generate, which is loaded once. policy: the content of a policy.json;
+    default: the policy in the drafter's folder, else a fixed draft length from the drafter's
+    generation_config. batch_size: rows decoded at once (the next row enters when one has ended);
+    default: all. Raises ValueError, before anything runs, for arguments that are not supported and
+    models that do not fit each other.
     """
     folder = called_folder()
     if isinstance(assistant_model, str | Path):
         folder, assistant_model = str(assistant_model), None
     if assistant_model is None and folder is None:
         raise ValueError(
-            "assistant_model is missing: load the drafter and give assistant_model=drafter (a "
-            "callable custom_generate is not passed it: give the folder's name instead, or call "
-            "drafttrain.export.generation.generate(model, ...) itself)"
+            "assistant_model is missing: load the drafter and give assistant_model=drafter "
+            "(Transformers does not pass it to a callable custom_generate: give the folder's name "
+            "instead, or call drafttrain.export.generation.generate(model, ...) directly)"
         )
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size = {batch_size}; give at least 1, or leave it out")
     request = read_request(model, inputs, generation_config, kwargs)
     if streamer is not None and len(request.sources) > 1:
         raise ValueError(
-            f"a streamer shows one sequence, but {len(request.sources)} are asked for; leave it out"
+            f"a streamer shows one sequence, but {len(request.sources)} are requested; leave it out"
         )
     pair = prepare(model, assistant_model, policy, folder)
     sampling = request.sampling
@@ -107,24 +108,27 @@ def generate(
     outputs: list[list[int]] = [[] for _ in request.sources]
     if streamer is not None:
         streamer.put(request.starts.cpu())
-    together = batch_size or len(outputs)
-    for played in decoder.decode(request.sources, request.max_new_tokens, together):
-        outputs[played.sequence].extend(played.emitted)
+    active = batch_size or len(outputs)
+    for round_ in decoder.decode(request.sources, request.max_new_tokens, active):
+        outputs[round_.sequence].extend(round_.emitted)
         if streamer is not None:
-            streamer.put(torch.tensor(played.emitted))
+            streamer.put(torch.tensor(round_.emitted))
     if streamer is not None:
         streamer.end()
     return padded(model, request, outputs)
 
 
 def called_folder() -> str | None:
-    """The folder or Hub name given as custom_generate to Transformers' `generate`, which hands on
-    every other argument: it is read from the call's frame. None without such a call."""
+    """Returns the folder or Hub name given as custom_generate to Transformers' `generate`.
+
+    Transformers does not pass this argument on, so it is read from the caller's stack frame. None
+    if there is no such call.
+    """
     frame = inspect.currentframe()
     while frame is not None:
-        found = frame.f_locals.get("custom_generate")
-        if frame.f_code.co_name == "generate" and isinstance(found, str):
-            return found
+        name = frame.f_locals.get("custom_generate")
+        if frame.f_code.co_name == "generate" and isinstance(name, str):
+            return name
         frame = frame.f_back
     return None
 
@@ -132,7 +136,7 @@ def called_folder() -> str | None:
 def padded(
     model: PreTrainedModel, request: Request, outputs: Sequence[list[int]]
 ) -> Tensor | ModelOutput:
-    """Prompts with their new tokens, padded on the right; in a ModelOutput where asked for."""
+    """Returns prompts and new tokens, padded on the right, as a ModelOutput if requested."""
     padding, longest = request.config.pad_token_id, max(map(len, outputs))
     if padding is None:  # the first EOS, as in Transformers
         padding = next(iter(_ids(request.config.eos_token_id)), 0)
@@ -151,23 +155,22 @@ def read_request(
     generation_config: GenerationConfig | None,
     arguments: Mapping[str, Any],
 ) -> Request:
-    """Resolve arguments as Transformers does: call over generation_config over the model's own.
+    """Resolves arguments as Transformers does: the call, then generation_config, then the model's.
 
-    Raises ValueError naming the argument that cannot be honoured.
+    Raises ValueError naming an argument that is not supported.
     """
     config, rest = model._prepare_generation_config(generation_config, **arguments)
     input_ids = inputs if inputs is not None else rest.pop("input_ids", None)
     mask = rest.pop("attention_mask", None)
     rest.pop("tokenizer", None)  # Transformers needs it for stop_strings, which are refused
     given = (arguments, {} if generation_config is None else generation_config.to_dict())
-    check_config(
-        config, {name for one in given for name, value in one.items() if value is not None}
-    )
+    named = {name for settings in given for name, value in settings.items() if value is not None}
+    check_config(config, named)
     others = {name: value for name, value in rest.items() if value is not None}
     if left := [name for name, value in others.items() if value is not False and value != []]:
         raise ValueError(
-            f"{left[0]} cannot be honoured when drafts are verified; give input_ids, "
-            "attention_mask and the settings of generate"
+            f"{left[0]} is not supported in speculative decoding; give input_ids, attention_mask "
+            "and the settings of generate"
         )
     if input_ids is None or input_ids.dim() != 2 or input_ids.is_floating_point():
         shown = "nothing" if input_ids is None else f"{input_ids.dtype} {tuple(input_ids.shape)}"
@@ -188,10 +191,10 @@ def read_request(
     max_new_tokens = _lengths(config, starts.shape[1], limited)
     sampling, copies = Sampling(), config.num_return_sequences or 1
     config.num_return_sequences = 1
-    if config.do_sample:  # the config is left greedy: the logits processors do none of these
+    if config.do_sample:  # the config becomes greedy: logits processors must apply none of these
         top_k, top_p = config.top_k or 0, 1.0 if config.top_p is None else config.top_p
         min_p, config.min_p = config.min_p or 0.0, None
-        if top_p == 0.0:  # the likeliest token alone, as Transformers samples with it
+        if top_p == 0.0:  # keeps only the most likely token, as in Transformers
             top_k, top_p = 1, 1.0
         sampling = Sampling(config.temperature, top_k, top_p, min_p)
         config.do_sample, config.temperature, config.top_k, config.top_p = False, 1.0, 50, 1.0
@@ -205,11 +208,13 @@ def read_request(
 
 
 def check_config(config: GenerationConfig, given: Collection[str] = ()) -> None:
-    """Refuse by name settings that cannot be honoured; given: those of the call, which are not the
-    target's own. Raises ValueError."""
+    """Raises ValueError naming the first setting that is not supported.
+
+    given: names of the settings in the call, unlike those from the target's own config.
+    """
     if (config.num_beams or 1) > 1:
         raise ValueError(
-            f"num_beams = {config.num_beams}, but drafts are verified along one sequence; give "
+            f"num_beams = {config.num_beams}, but speculative decoding has no beam search; give "
             "num_beams=1"
         )
     if config.do_sample and not (config.temperature or 0.0) > 0.0:
@@ -219,19 +224,21 @@ def check_config(config: GenerationConfig, given: Collection[str] = ()) -> None:
         )
     if (name := unavailable(config, not config.do_sample)) in given:
         raise ValueError(
-            f"{name} = {getattr(config, name)!r} cannot be honoured when drafts are verified; "
-            "leave it out of the call"
+            f"{name} = {getattr(config, name)!r} is not supported in speculative decoding; leave "
+            "it out of the call"
         )
-    if wanted := [name for name in UNAVAILABLE if getattr(config, name)]:
-        raise ValueError(f"{wanted[0]} is not available when drafts are verified; leave it out")
+    if requested := [name for name in UNAVAILABLE if getattr(config, name)]:
+        raise ValueError(
+            f"{requested[0]} is not available in speculative decoding; leave it out of the call"
+        )
 
 
 def _without_padding(
     model: PreTrainedModel, config: GenerationConfig, input_ids: Tensor, mask: Tensor | None
 ) -> list[Tensor]:
-    """Each row's tokens without its padding, on the model's device. Shapes: [B, T] -> [S] each.
+    """Returns each row's tokens without padding, on the model's device. Shapes: [B, T] -> [S] each.
 
-    The padding may be on either side, but not between tokens.
+    Raises ValueError for a row without tokens or with padding between tokens.
     """
     if mask is None:
         mask, padding = torch.ones_like(input_ids), config.pad_token_id
@@ -245,6 +252,7 @@ def _without_padding(
             f"attention_mask has shape {tuple(mask.shape)}, but input_ids {tuple(input_ids.shape)}"
         )
     mask = mask.bool()
+    # a run of tokens begins where the mask is set and was not set one column before
     begins = mask & ~torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], dim=1)
     for row, count in enumerate(begins.sum(1).tolist()):
         if count != 1:
@@ -259,9 +267,11 @@ def _without_padding(
 
 
 def _lengths(config: GenerationConfig, length: int, given: bool) -> int:
-    """Most new tokens after `length` given ones; a minimal length becomes one of new tokens.
+    """Returns the maximal number of new tokens after `length` given ones.
 
-    Transformers counts padding into max_length and min_length, rows here have none.
+    Changes min_length to min_new_tokens in the config: Transformers counts padding in max_length
+    and min_length, but the rows here have none. Raises ValueError if max_length leaves no new
+    token.
     """
     if config.max_new_tokens is not None:
         allowed = config.max_new_tokens
@@ -269,7 +279,7 @@ def _lengths(config: GenerationConfig, length: int, given: bool) -> int:
         allowed = config.max_length - length if given else DEFAULT_NEW_TOKENS
     if allowed < 1:
         raise ValueError(
-            f"max_length = {config.max_length} leaves no room after {length} tokens; give "
+            f"max_length = {config.max_length} allows no new token after {length} given ones; give "
             "max_new_tokens"
         )
     if config.min_new_tokens is None and (config.min_length or 0) > length:
@@ -286,16 +296,16 @@ def _ids(value: int | Sequence[int] | None) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class PreparedPair:
-    """A target and a drafter ready to decode, and when a round stops."""
+    """A target and drafter ready to decode, with their stop policy."""
 
     target: CachedModel
     assistant: PreTrainedModel
     drafter: Drafter
     stop: StopPolicy
     rules: Policy
-    """The policy in effect: its verifier counts too."""
+    """The policy in effect; it also names the verifier."""
     policy: Mapping[str, Any] | None
-    """As the caller gave it."""
+    """The policy argument of the call."""
 
 
 def prepare(
@@ -304,23 +314,23 @@ def prepare(
     policy: Mapping[str, Any] | None,
     folder: str | None = None,
 ) -> PreparedPair:
-    """Check and wrap a pair; the next call finds it unless models, device or policy changed.
+    """Returns the checked pair, from the cache unless models, device or policy have changed.
 
-    It is kept as an attribute of the target, and so freed with it. folder: the export, or its name
-    on the Hub, from which a drafter that is not given is loaded once, on the target's device and in
-    its type. Raises ValueError for models that do not go together, for a policy or head that cannot
-    be used, and for a folder without a drafter.
+    It is cached as an attribute of the target and so freed with it. folder: the export's folder or
+    Hub name, from which the drafter is loaded if none is given, with the target's device and dtype.
+    Raises ValueError for models that do not fit each other, for a policy or head that cannot be
+    used, and for a folder without a drafter.
     """
-    kept = vars(model).get(KEPT_AS)  # a copy of the model has that of the original
-    here = isinstance(kept, PreparedPair) and kept.target.model is model
-    here = here and kept.target.device == model.device
-    if assistant is None and here and kept.assistant.name_or_path == folder:
+    kept = vars(model).get(KEPT_AS)  # a copy of the model has the attribute of the original
+    valid = isinstance(kept, PreparedPair) and kept.target.model is model
+    valid = valid and kept.target.device == model.device
+    if assistant is None and valid and kept.assistant.name_or_path == folder:
         if (kept.assistant.device, kept.assistant.dtype) == (model.device, model.dtype):
             assistant = kept.assistant
     if assistant is None:
         settings = read_drafter_settings(str(folder))
         assistant = load_drafter(str(folder), settings).to(model.device, model.dtype)
-    if here and kept.assistant is assistant and kept.policy == policy:
+    if valid and kept.assistant is assistant and kept.policy == policy:
         if not (model.training or assistant.training):
             return kept
     check_finite(model, f"target {model.name_or_path!r}")
@@ -334,8 +344,11 @@ def prepare(
 def choose_policy(
     assistant: PreTrainedModel, policy: Mapping[str, Any] | None
 ) -> tuple[Policy, StopPolicy]:
-    """The policy given, or of the drafter's own folder, or a fixed length; and its stops. Raises
-    ValueError."""
+    """Returns the policy and its stop policy.
+
+    The policy is the argument, else the policy.json in the drafter's folder, else a fixed draft
+    length. Raises ValueError if the policy or its head cannot be used.
+    """
     folder = _own_folder(assistant)
     if policy is not None:
         rules = parse_policy(policy)
@@ -354,14 +367,18 @@ def choose_policy(
 
 
 def _own_folder(assistant: PreTrainedModel) -> Path | None:
-    """Where the drafter was loaded from; None for a model that was never on disk."""
+    """Returns the folder that the drafter was loaded from; None for a model without one.
+
+    Downloads policy and head if that is a repository on the Hub. Raises ValueError if a local
+    folder no longer exists.
+    """
     name = assistant.name_or_path
     if not name or Path(name).is_dir():
         return Path(name) if name else None
     commit = assistant.config._commit_hash
     if commit is None:
         raise ValueError(
-            f"assistant_model was loaded from {name!r}, which is no longer there; load it "
-            "from where it lies now"
+            f"assistant_model was loaded from {name!r}, which no longer exists; load it from its "
+            "present folder"
         )
     return Path(snapshot_download(name, revision=commit, allow_patterns=[POLICY, f"{HEAD}/*"]))

@@ -1,6 +1,6 @@
-"""The model card: what the folder is, what was measured, and how each program uses it.
+"""The model card of an export: its contents, measured results and how each program uses it.
 
-`model_card.md` next to this file is its template; huggingface_hub fills it in.
+The template is `model_card.md` in this folder; huggingface_hub fills it in.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 @dataclass(frozen=True)
 class Measured:
-    """Numbers of one report, and what a reader needs to judge them."""
+    """The results of one report and the conditions of the measurement."""
 
     table: str
-    """Markdown."""
+    """The results as a Markdown table."""
     notes: Sequence[str]
     """Lines below the table (parity, how h was chosen)."""
     command: str
@@ -41,33 +41,33 @@ class Measured:
     machine: str
     date: str
     plot: Path | None = None
-    """A picture of them; it goes along as report.png."""
+    """A plot of the results, which is copied to report.png."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says beyond the parts themselves. None: not stated."""
+    """The facts of a model card that are not in the parts themselves. None: not stated."""
 
     folder: str
-    """The export's name in commands."""
+    """The exported folder as written in commands."""
     target: str | None = None
     """Hub name or folder."""
     license: str | None = None
-    """Of the drafter, as the Hub names it."""
+    """The drafter's licence, by its identifier on the Hub."""
     data: str | None = None
-    """What the drafter was trained on: a Hub name, a file, or words."""
+    """The drafter's training data: a Hub name, a file or a description."""
     measured: Measured | None = None
     engines: Sequence[str] = ()
-    """Programs to write commands for; empty: all that read the plain folder."""
+    """Programs to write commands for; empty: all that can use the drafter."""
     source_language: str | None = None
     target_language: str | None = None
-    """Of a target of many languages: which it was trained with."""
+    """The languages that it was trained for if the target is multilingual."""
 
 
 def write_card(card: Card, parts: Parts, found: Verification) -> str:
-    """The README.md of an export, as Markdown with the Hub's front matter.
+    """Returns the README.md of an export: Markdown with the Hub's front matter.
 
-    No folder of the machine that wrote it is named: absolute paths are cut to their last part.
+    Absolute paths are cut to their last part, so it names no folder of this machine.
     """
     drafter, policy, head = parts.drafter, parts.policy, parts.head
     matter = front_matter(card, [] if head is None else ["acceptance-head"])
@@ -77,9 +77,9 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     kind, serving = kind_of(drafter.config), serving_of(card, parts)
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
     if kind.reads_target:
-        shape = f"{kind.words} for this target alone"
+        shape = f"{kind.words} for this target only"
     elif kind.drafts == "blocks":
-        shape = "mask-predict drafter of blocks"
+        shape = "mask-predict block drafter"
     text = ModelCard.from_template(
         matter,
         template_path=str(TEMPLATE),
@@ -109,7 +109,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
 
 
 def first_token(card: Card, parts: Parts) -> str | None:
-    """The token that outputs in the target's language begin with; None: nothing forces one."""
+    """Returns the token that outputs in the target language begin with; None: not forced."""
     if card.target_language is None:
         return None
     token = language_tokens(parts.tokenizer).get(card.target_language)
@@ -117,12 +117,12 @@ def first_token(card: Card, parts: Parts) -> str | None:
 
 
 def on_hub(name: str | None) -> str | None:
-    """A name that can be one on the Hub and is nothing on this machine, else None."""
+    """Returns the name if it can be a Hub name and is no path on this machine, else None."""
     return name if name and HUB_NAME.fullmatch(name) and not Path(name).exists() else None
 
 
 def front_matter(card: Card, tags: Sequence[str]) -> ModelCardData:
-    """The card's YAML for the Hub. Only names that the Hub can know are put in it."""
+    """Returns the card's YAML for the Hub, without names that cannot be on the Hub."""
     return ModelCardData(
         library_name="transformers",
         tags=["speculative-decoding", "drafter", "drafttrain", *tags],
@@ -133,7 +133,7 @@ def front_matter(card: Card, tags: Sequence[str]) -> ModelCardData:
 
 
 def serving_of(card: Card, parts: Parts) -> Serving:
-    """The values in the commands of a card."""
+    """Returns the values for the commands in a card."""
     policy, drafter = parts.policy, parts.drafter
     config = drafter.generation_config if drafter.can_generate() else None
     seq2seq = drafter.config.is_encoder_decoder
@@ -150,7 +150,7 @@ def serving_of(card: Card, parts: Parts) -> Serving:
 
 
 def describe_verifier(policy: Policy) -> str:
-    """What is accepted, in words."""
+    """Returns a description of the verifier."""
     if policy.lossy:
         return RULES[policy.verifier.kind].accepts.format(**dict(policy.verifier))
     if policy.verifier.kind == "rejection":
@@ -159,14 +159,14 @@ def describe_verifier(policy: Policy) -> str:
 
 
 def describe_policy(policy: Policy) -> str:
-    """When a round of drafting ends, in words."""
+    """Returns a description of the stop policy."""
     cap = f", at most {policy.max_draft} tokens"
     kinds = {
-        "fixed": f"always {policy.k} tokens a round",
+        "fixed": f"always {policy.k} tokens per round",
         "head": f"stop when the head predicts a rejection with more than h = {policy.h}{cap}",
-        "entropy": f"stop after a row of more than {policy.entropy} nats{cap}",
-        "confidence": f"stop after a token of less than {policy.confidence} probability{cap}",
-        "cumulative": f"stop once a draft is less probable than {policy.cumulative}{cap}",
+        "entropy": f"stop after a row with entropy above {policy.entropy} nats{cap}",
+        "confidence": f"stop after a token with probability below {policy.confidence}{cap}",
+        "cumulative": f"stop when the draft's probability is below {policy.cumulative}{cap}",
     }
     words = kinds.get(policy.stop, f"by {policy.stop}{cap}")
     return words + _warping("; chosen for ", policy.sampling)

@@ -1,4 +1,4 @@
-"""The parts of an export, loaded and checked: drafter, tokenizer, head and policy."""
+"""Loads and checks the parts of an export: drafter, tokenizer, acceptance head and policy."""
 
 from __future__ import annotations
 
@@ -22,37 +22,42 @@ from drafttrain.models.language_models import keep_writable
 from drafttrain.models.loading import read_tokenizer
 
 DEFAULT_LENGTH = 4
-"""Draft tokens a round of a drafter that nothing is known about. Transformers' own default of 20 is
-longer than a small drafter is ever right."""
+"""Draft tokens per round if nothing else sets them. Transformers' default of 20 is longer than a
+small drafter's drafts are ever accepted."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything in the folder except the model card."""
+    """The contents of the exported folder except the model card."""
 
     drafter: PreTrainedModel
-    """Its generation_config says how Transformers' own assisted generation drafts."""
+    """Its generation_config holds the settings for Transformers' assisted generation."""
     tokenizer: PreTrainedTokenizerBase
     head: AcceptanceHead | None
     policy: Policy
     plot: Path | None = None
-    """Plot of the measured numbers."""
+    """The report's plot, a PNG file."""
 
 
 def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
-    """The programs that can use an export of a drafter. Servers draft for decoder-only targets
-    only; a Whisper's `generate` takes no custom_generate."""
+    """Returns the classes of programs that can use an export of a drafter.
+
+    Servers need a decoder-only drafter. None for speech targets, because Whisper's `generate` has
+    no custom_generate.
+    """
     if (getattr(drafter, "target", None) or {}).get("takes_audio"):
         return ()
     exports = kind_of(drafter).exports
-    return tuple(one for one in exports if one != "servers" or not drafter.is_encoder_decoder)
+    return tuple(
+        program for program in exports if program != "servers" or not drafter.is_encoder_decoder
+    )
 
 
 def load_parts(settings: ExportConfig) -> Parts:
-    """Load and check what the settings name.
+    """Loads and checks the drafter, tokenizer, head and policy that the settings name.
 
-    Raises ConfigError, before weights are read where config.json is enough, for a folder that is no
-    drafter, for heads and policies that are missing or do not fit each other, and for a head of
+    Raises ConfigError, if possible before weights are read, for a folder that is not a drafter, for
+    a head or policy that is missing or does not fit the other, and for a head that was trained for
     another drafter.
     """
     config, name = read_drafter_settings(settings.drafter), f"drafter {settings.drafter!r}"
@@ -62,32 +67,32 @@ def load_parts(settings: ExportConfig) -> Parts:
             reason = "its target is a speech model, whose `generate` takes no custom_generate"
         raise ConfigError(
             f"{name} ({kind_of(config).words}) cannot be used by other programs: {reason}; "
-            "`drafttrain generate` uses it as it is"
+            "use it with `drafttrain generate`"
         )
     head, file = None, settings.policy
     if settings.head is not None:
-        found = find_head(str(settings.head), settings.drafter, config, "head", file)
-        head, file = found.head, found.file
+        choice = find_head(str(settings.head), settings.drafter, config, "head", file)
+        head, file = choice.head, choice.file
     policy = _choose_policy(settings, config, head, file)
     tokenizer = read_tokenizer(settings.drafter, name)
-    place = None if settings.target is None else settings.target.path
-    drafter = load_drafter(settings.drafter, config, embeddings_of=place)
+    target = None if settings.target is None else settings.target.path
+    drafter = load_drafter(settings.drafter, config, embeddings_of=target)
     if head is not None:
         check_head_identity(head, drafter, str(settings.head))
     undrafted = demote_undrafted(drafter) if kind_of(config).runs_as_targets else 0
     if undrafted:
         print(
-            f"{name}: {undrafted:,} tokens that it does not draft get output rows that never win, "
-            "wherever the export is loaded",
+            f"{name}: {undrafted:,} tokens that it does not draft get output rows whose score is "
+            "never the highest",
             file=sys.stderr,
         )
-        if head is not None:  # it reads hidden states, which the output's rows do not change
+        if head is not None:  # still valid: it reads hidden states, which do not change
             head.config.drafter["weights_sha256"] = hash_weights(drafter)
     for config in (drafter.config, *(() if head is None else (head.config,))):
         forget_folders(config)
     if drafter.can_generate():
         keep_writable(drafter)
-        length, confidence = DEFAULT_LENGTH, 0.4  # Transformers' own, where it cannot stop alike
+        length, confidence = DEFAULT_LENGTH, 0.4  # Transformers' default confidence threshold
         if policy.stop == "fixed":
             length, confidence = policy.k, 0.0
         elif policy.confidence is not None:
@@ -101,7 +106,7 @@ def load_parts(settings: ExportConfig) -> Parts:
 
 
 def forget_folders(config: PretrainedConfig) -> None:
-    """Absolute paths of the models that a config.json records keep their last part."""
+    """Cuts the absolute model paths recorded in a config.json to their last part, in place."""
     for name in ("target", "drafter"):
         recorded = getattr(config, name, None)
         if isinstance(recorded, dict) and recorded.get("path"):
@@ -114,13 +119,13 @@ def _choose_policy(
     head: AcceptanceHead | None,
     file: Path | None,
 ) -> Policy:
-    """The policy in the file, or the defaults; with the verifier in the settings.
+    """Returns the policy of the file, or a default policy, with the verifier of the settings.
 
-    Without trees and cascades, which other programs cannot use, and without the batch sizes whose
-    policy stops by another head.
+    Leaves out trees and cascades, which other programs cannot use, and batch sizes whose policy
+    needs another head. Raises ConfigError if the policy needs a head that is not given.
     """
     name = None if head is None else head.config.name
-    own = () if head is None else (None, HEAD, name)
+    head_names = () if head is None else (None, HEAD, name)
     trained = {"max_draft": drafter.k} if kind_of(drafter).drafts == "blocks" else {}
     if file is not None:
         policy = read_policy(file)
@@ -129,21 +134,24 @@ def _choose_policy(
     else:
         length = settings.num_assistant_tokens or trained.get("max_draft", DEFAULT_LENGTH)
         policy = Policy(stop="fixed", k=length)
-    if policy.stop == "head" and policy.head not in own:
-        found = "no head is given" if head is None else f"--head is {name!r}"
+    if policy.stop == "head" and policy.head not in head_names:
+        given = "no head is given" if head is None else f"--head is {name!r}"
         raise ConfigError(
-            f"{file} was chosen for head {policy.head!r}, but {found}; give that head with --head, "
+            f"{file} was chosen for head {policy.head!r}, but {given}; give that head with --head, "
             "or another policy with --policy"
         )
-    if any(one.method is not None for one in (policy, *policy.batches.values())):
-        print(f"{file}: a tree or cascade is faster; exported is the best chain", file=sys.stderr)
+    if any(chosen.method is not None for chosen in (policy, *policy.batches.values())):
+        print(
+            f"{file}: the best method is a tree or cascade; the best chain is exported instead",
+            file=sys.stderr,
+        )
     batches = {
-        size: one.model_copy(update={"method": None, "head": name})
-        for size, one in policy.batches.items()
-        if one.stop != "head" or one.head in own
+        size: chosen.model_copy(update={"method": None, "head": name})
+        for size, chosen in policy.batches.items()
+        if chosen.stop != "head" or chosen.head in head_names
     }
     if settings.verifier is not None:
-        batches = {}  # it counts at every batch size
+        batches = {}  # the verifier of the settings applies at every batch size
     changes = {"drafter": drafter.model_type, "method": None, "batches": batches}
     if policy.stop == "head":
         changes["head"] = name

@@ -1,10 +1,10 @@
-"""Verify an export: a fresh process loads it and must find what was exported.
+"""Verifies an export: a new process loads it and compares it with the original.
 
     python -m drafttrain.export.verify FOLDER REFERENCE
 
-REFERENCE is a folder with the description of the original. The process describes what it loads from
-FOLDER in the same way (`describe`) and, if there is a target, decodes with and without the drafter.
-It prints one line of JSON, a `Verification`.
+REFERENCE is a folder with a description of the original (`describe`). The process describes the
+export in FOLDER in the same way and, if there is a target, decodes with and without the drafter.
+It prints a `Verification` as one line of JSON.
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import cache_for_generate, load_target
 
 INPUTS, LONGEST = 20, 256
-"""Inputs that are decoded, and the most tokens of one that is used."""
+"""Maximal number of inputs to decode; maximal length of an input in tokens."""
 TOKENS = 8
-"""Length of the input on which logits are compared; every model takes as many."""
+"""Length of the input for comparing logits, short enough for every model."""
 NEW_TOKENS = 32
-"""Tokens drafted or decoded for an input."""
+"""Tokens that are drafted or decoded for each input."""
 TIE = 1e-4
-"""Top-2 logit gap of the target below which a greedy choice is a matter of rounding."""
+"""Gap between the target's two largest logits below which rounding may change the argmax."""
 DRAFTS = "the drafts"
 REFERENCE, LOGITS = "reference.json", "logits.safetensors"
 
 
 @dataclass(frozen=True)
 class Check:
-    """What to decode when an export is verified."""
+    """The inputs and target for verifying an export."""
 
     inputs: Sequence[Sequence[int]] = ()
-    """Token ids, at most LONGEST each; random ones if there are none."""
+    """Token ids; inputs longer than LONGEST are left out. Random inputs if none is left."""
     target: TargetConfig | None = None
-    """The target to decode with; None: only drafts are compared."""
+    """The target to decode with; None: only the drafter's output is compared."""
 
 
 class Verification(BaseModel, frozen=True):
-    """The result of loading an export again."""
+    """The result of verifying an export."""
 
     difference: str | None = None
-    """The first difference, and what to do; None: there is none."""
+    """The first difference and its remedy; None if there is no difference."""
     drafted: int = 0
-    """Inputs whose drafts are those of the original drafter."""
+    """Number of inputs for which original and export draft the same tokens."""
     decoded: int = 0
-    """Inputs for which the target with custom_generate and plain greedy decoding agree."""
+    """Number of inputs for which custom_generate and plain greedy decoding agree."""
     ties: int = 0
-    """Those of them that agree up to a tie of the target's two best tokens."""
+    """Number of those that agree only up to a tie of the target's two best tokens."""
 
 
 class Reference(BaseModel):
-    """The original: its facts, and what is to be decoded."""
+    """A description of the original and the inputs to decode, written to a file."""
 
     facts: dict[str, Any]
     inputs: list[list[int]]
@@ -88,47 +88,47 @@ class Reference(BaseModel):
 
 
 Reload = Callable[[Path, Path], Verification]
-"""Function (export, reference folder) -> its verification: `in_fresh_process` or `compare`."""
+"""Function (export, reference folder) -> verification: `in_fresh_process` or `compare`."""
 
 
 def verify(folder: Path, parts: Parts, check: Check, reload: Reload) -> Verification:
-    """Compare an export with its original. Raises ValueError naming the first difference."""
+    """Compares an export with its original. Raises ValueError naming the first difference."""
     inputs = [list(ids) for ids in check.inputs if len(ids) <= LONGEST][:INPUTS]
-    if not inputs:  # random ones, the same every time, of 4 to 13 tokens
+    if not inputs:  # random inputs of 4 to 13 tokens, the same on every run
         drawn = torch.Generator().manual_seed(0)
-        found = torch.randint(vocabulary_size(parts.drafter.config), (INPUTS, 13), generator=drawn)
-        inputs = [ids[: 4 + row % 10] for row, ids in enumerate(found.tolist())]
+        ids = torch.randint(vocabulary_size(parts.drafter.config), (INPUTS, 13), generator=drawn)
+        inputs = [row[: 4 + i % 10] for i, row in enumerate(ids.tolist())]
     facts, logits = describe(parts, inputs)
     reference = Reference(facts=facts, inputs=inputs, target=check.target)
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        save_file({LOGITS: logits}, place / LOGITS)
-        (place / REFERENCE).write_text(reference.model_dump_json(), encoding="utf-8")
-        found = reload(folder, place)
-    if found.difference is not None:
-        raise ValueError(f"nothing was exported: {found.difference}")
-    return found
+        described = Path(name)
+        save_file({LOGITS: logits}, described / LOGITS)
+        (described / REFERENCE).write_text(reference.model_dump_json(), encoding="utf-8")
+        verification = reload(folder, described)
+    if verification.difference is not None:
+        raise ValueError(f"nothing was exported: {verification.difference}")
+    return verification
 
 
 def in_fresh_process(folder: Path, reference: Path) -> Verification:
-    """`compare` in a Python process of its own. Raises ValueError if the process fails."""
+    """Runs `compare` in a new Python process. Raises ValueError if the process fails."""
     command = [sys.executable, "-m", "drafttrain.export.verify", str(folder), str(reference)]
     settings = {
-        "HF_MODULES_CACHE": str(reference / "modules"),  # not among the user's own
+        "HF_MODULES_CACHE": str(reference / "modules"),  # not the user's cache
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | settings)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        errors = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ValueError(
-            f"nothing was exported: a fresh process could not load or use it ({said[-1]}); "
+            f"nothing was exported: a new process could not load or use it ({errors[-1]}); "
             "check=drafter leaves the target out of this check"
         )
     return Verification.model_validate_json(done.stdout.strip().splitlines()[-1])
 
 
 def load_written(folder: Path) -> Parts:
-    """The parts of an export, from its files alone."""
+    """Loads the parts of an export from its files."""
     heads = load_heads(folder / HEAD) if (folder / HEAD).is_dir() else {}
     return Parts(
         drafter=load_drafter(folder, read_drafter_settings(str(folder))),
@@ -138,25 +138,28 @@ def load_written(folder: Path) -> Parts:
     )
 
 
-def compare(folder: Path, place: Path) -> Verification:
-    """An export against the reference in a folder, `place`."""
-    reference = Reference.model_validate_json((place / REFERENCE).read_text(encoding="utf-8"))
+def compare(folder: Path, described: Path) -> Verification:
+    """Compares the export in a folder with the description of the original in another folder."""
+    reference = Reference.model_validate_json((described / REFERENCE).read_text(encoding="utf-8"))
     parts = load_written(folder)
     facts, logits = describe(parts, reference.inputs)
     wrong = [name for name, fact in reference.facts.items() if facts[name] != fact]
-    if not same_numbers(logits, load_file(place / LOGITS)[LOGITS]):
+    if not same_numbers(logits, load_file(described / LOGITS)[LOGITS]):
         wrong.append("the drafter's logits")
     if wrong:
-        remedy = "load and save the drafter once with save_pretrained, and export that"
+        remedy = "load and save the drafter once with save_pretrained, and export the saved folder"
         return Verification(difference=f"{wrong[0]} changed while being written; {remedy}")
-    found = Verification(drafted=len(facts[DRAFTS]))
-    return found if reference.target is None else _decode(folder, reference, parts, found)
+    result = Verification(drafted=len(facts[DRAFTS]))
+    return result if reference.target is None else _decode(folder, reference, parts, result)
 
 
 @torch.inference_mode()
 def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, Any], Tensor]:
-    """What must be equal, as JSON values by their names in messages, and up to rounding: a language
-    model's logits on tokens spread over the vocabulary, as source and as output. [T, V], else [1].
+    """Returns facts that must be equal in original and export, and logits that may round otherwise.
+
+    The facts are JSON values by their names in messages. The logits [T, V] are those of T = TOKENS
+    token ids spread over the vocabulary, as source and as output; [1] zero for drafters that are
+    not plain language models.
     """
     drafter, head = parts.drafter, parts.head
     logits, settings, generation = torch.zeros(1), None, None
@@ -166,9 +169,9 @@ def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, A
         ids = torch.arange(TOKENS)[None] * (vocabulary_size(drafter.config) - 1) // TOKENS + 1
         outputs = {"decoder_input_ids": ids} if drafter.config.is_encoder_decoder else {}
         logits = drafter(input_ids=ids, **outputs).logits[0].contiguous()
-    else:  # our own class, whose settings are written as they are
+    else:  # a drafttrain class, whose settings are written unchanged
         settings = drafter.config.to_diff_dict() | {"transformers_version": None}
-    facts = {  # the drafts last: a drafter may change the layout of its weights
+    facts = {  # drafts last, because drafting may change the layout of the weights
         "the drafter's weights": hash_weights(drafter),
         "config.json": settings,
         "generation_config.json": generation,
@@ -176,30 +179,33 @@ def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, A
         "the vocabulary": parts.tokenizer.get_vocab(),
         "the acceptance head": None if head is None else hash_weights(head),
         POLICY: dump_policy(parts.policy),
-        DRAFTS: some_drafts(parts, inputs),
+        DRAFTS: draft_all(parts, inputs),
     }
     return facts, logits
 
 
 def same_numbers(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal up to a few roundings of the largest: another layout may sum in another order."""
+    """Compares logits up to rounding of the largest, as other layouts may sum in another order."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
     allowed = 32 * torch.finfo(ours.dtype).eps * float(theirs.abs().max())
     return float((ours - theirs).abs().max()) <= allowed
 
 
-def some_drafts(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The drafts for each input if every token is accepted, round after round; none of a drafter
-    that cannot draft without its target."""
+def draft_all(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns NEW_TOKENS draft tokens for each input, as if every draft were accepted.
+
+    A draft may end earlier if the drafter proposes none. Empty for drafters that cannot draft
+    without their target.
+    """
     model, config = parts.drafter, parts.drafter.config
     if kind_of(config).reads_target or reads_encoder(config):
         return []
     drafter, stop = make_drafter(model), make_stop(parts.policy.stop_config(), parts.head)
-    found = []
+    drafts = []
     for ids in inputs:
         start = [config.decoder_start_token_id or 0] if config.is_encoder_decoder else ids
-        source = Source.of_text(*(torch.tensor(own, device=model.device) for own in (ids, start)))
+        source = Source.of_text(*(torch.tensor(row, device=model.device) for row in (ids, start)))
         randomness = SampledRandomness(torch.Generator(source.prefix.device).manual_seed(0))
         session = drafter.open(source, Sampling(), randomness)
         tokens, end = source.prefix, len(source.prefix) + NEW_TOKENS
@@ -208,14 +214,14 @@ def some_drafts(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]
             if len(proposal.tokens) == 0:
                 break
             tokens = torch.cat([tokens, proposal.tokens.to(tokens.device)])
-        found.append(tokens[len(source.prefix) :].tolist())
-    return found
+        drafts.append(tokens[len(source.prefix) :].tolist())
+    return drafts
 
 
-def _decode(folder: Path, reference: Reference, parts: Parts, found: Verification) -> Verification:
-    """The target with the folder's custom_generate, against the target alone, greedily.
+def _decode(folder: Path, reference: Reference, parts: Parts, result: Verification) -> Verification:
+    """Compares the folder's custom_generate with plain greedy decoding of the target.
 
-    Under a lossy verifier the lossless one is compared: same drafter, same stops.
+    A lossy verifier is replaced by the lossless one, with the same drafter and stop policy.
     """
     target = load_target(reference.target).model
     drafter = parts.drafter.to(target.device, target.dtype)
@@ -224,10 +230,10 @@ def _decode(folder: Path, reference: Reference, parts: Parts, found: Verificatio
     options["num_return_sequences"] = 1
     ties = 0
     for row, ids in enumerate(reference.inputs):
-        given = torch.tensor([ids], device=target.device)
-        options |= {"input_ids": given, "attention_mask": torch.ones_like(given)}
-        own = {"output_logits": True, "return_dict_in_generate": True}
-        plain = target.generate(**options, **own, **cache_for_generate(target))
+        input_ids = torch.tensor([ids], device=target.device)
+        options |= {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+        outputs = {"output_logits": True, "return_dict_in_generate": True}
+        plain = target.generate(**options, **outputs, **cache_for_generate(target))
         speculated = target.generate(
             **options,
             assistant_model=drafter,
@@ -237,23 +243,26 @@ def _decode(folder: Path, reference: Reference, parts: Parts, found: Verificatio
         )[0]
         if torch.equal(plain.sequences[0], speculated):
             continue
-        if gap_where_they_part(plain, speculated) >= TIE:
+        if gap_at_difference(plain, speculated) >= TIE:
             return Verification(
-                difference=f"custom_generate gives another output than the target alone for input "
-                f"{row} of the check; see whether they agree in `drafttrain eval`, or set "
+                difference=f"custom_generate and plain greedy decoding give different outputs for "
+                f"input {row} of the check; see whether they agree in `drafttrain eval`, or set "
                 "check=drafter"
             )
         ties += 1
-    return found.model_copy(update={"decoded": len(reference.inputs), "ties": ties})
+    return result.model_copy(update={"decoded": len(reference.inputs), "ties": ties})
 
 
-def gap_where_they_part(plain: ModelOutput, drafted: Tensor) -> float:
-    """The top-2 logit gap of `generate`'s output where another one parts from it; infinite where
-    they part before the first new token, or one is the beginning of the other. Shapes: [T]."""
-    own = plain.sequences[0]
-    shared = min(len(own), len(drafted))
-    unequal = (own[:shared] != drafted[:shared]).nonzero()
-    step = int(unequal[0]) - (len(own) - len(plain.logits)) if len(unequal) else -1
+def gap_at_difference(plain: ModelOutput, drafted: Tensor) -> float:
+    """Returns the gap between the two largest logits where two outputs first differ.
+
+    The logits are those of `generate`'s output. Infinite if the outputs differ before the first new
+    token, or if one is a prefix of the other. Shapes: drafted [T].
+    """
+    tokens = plain.sequences[0]
+    shared = min(len(tokens), len(drafted))
+    unequal = (tokens[:shared] != drafted[:shared]).nonzero()
+    step = int(unequal[0]) - (len(tokens) - len(plain.logits)) if len(unequal) else -1
     if step < 0:
         return torch.inf
     best, second = plain.logits[step][0].float().topk(2).values.tolist()

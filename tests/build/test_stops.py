@@ -113,7 +113,7 @@ def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
     for depth in (0, 2):
         save_head(tmp_path / f"run/final/D{depth}-w6", drafter, depth=depth)
     stop = {"kind": "head", "head": str(tmp_path / "run")}
-    with pytest.raises(ConfigError, match="holds 2 heads .D0-w6, D2-w6.*give the folder of one"):
+    with pytest.raises(ConfigError, match="has 2 heads .D0-w6, D2-w6.*give the folder of one"):
         check_methods(decode(tmp_path, stop))
     write_policy(tmp_path / "run", h=0.2, head="D2-w6")
     chosen = build_stop(decode(tmp_path, stop), drafter)
@@ -121,7 +121,7 @@ def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
 
 
 def test_missing_heads_are_refused_by_name(tmp_path, drafter):
-    with pytest.raises(ConfigError, match="no acceptance_head folder beside it; add --head"):
+    with pytest.raises(ConfigError, match="no folder acceptance_head; add --head"):
         check_methods(decode(tmp_path, {"kind": "head"}))
     with pytest.raises(ConfigError, match="nowhere.*no such folder"):
         check_methods(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "nowhere")}))

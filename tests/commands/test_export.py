@@ -57,7 +57,7 @@ def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, r
     given = ("--drafter", drafter, "--head", head, "--report", report, "--out", out)
     assert run(*given) == 0
     said = capsys.readouterr().out
-    assert "reloaded in a fresh process, every part equal to the original" in said
+    assert "reloaded in a new process, every part equal to the original" in said
     assert "h = 0.7" in said
     card = (out / "README.md").read_text()
     assert "1.50× (1.40–1.60×) |" in card
@@ -101,9 +101,9 @@ def test_a_run_is_exported_with_its_report_plot_data_and_target(capsys, tmp_path
     assert "licence" not in said
     card = (tmp_path / "out" / "README.md").read_text()
     assert "1.50× (1.40–1.60×) |" in card
-    assert "![What was measured](report.png)" in card
-    assert "| its target | `target` | see there |" in card
-    assert "| its training data | `train.txt` | see there |" in card
+    assert "![Measured results](report.png)" in card
+    assert "| its target | `target` | see its source |" in card
+    assert "| its training data | `train.txt` | see its source |" in card
     assert str(tmp_path) not in card and "/home/me" not in card
     assert "license: mit" in card
     assert (tmp_path / "out" / "report.png").read_bytes() == b"a picture"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.commands.generate import DISPLAYS, in_order, readable_pieces, show_round
+from drafttrain.commands.generate import DISPLAYS, format_round, in_order, readable_pieces
 from drafttrain.decoding.types import Round
 from tests.commanding import ended
 from tests.tiny_models import tiny_model
@@ -85,7 +85,7 @@ def test_pieces_of_a_round_are_text_and_halves_of_characters_are_marked():
     ],
 )
 def test_accepted_added_and_rejected_tokens_are_told_apart(drafted, path, emitted, shown):
-    line = show_round(4, Round(0, drafted, path, emitted), tiny_tokenizer())
+    line = format_round(4, Round(0, drafted, path, emitted), tiny_tokenizer())
     assert line.plain == shown
     if len(path) == 1:
         styles = {line.plain[one.start : one.end].strip(): str(one.style) for one in line.spans}
@@ -162,7 +162,7 @@ def test_rounds_are_shown_with_what_was_drafted_accepted_and_corrected(capsys):
         "  3   0/0   +</s>",
         "  = w5 w9 w8 w4",
     ]
-    assert "5 tokens in 3 rounds, 1.67 a round" in lines[6]
+    assert "5 tokens in 3 rounds, 1.67 per round" in lines[6]
 
 
 def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):

@@ -64,7 +64,7 @@ def test_options_and_overrides_win_over_the_file_and_must_agree(tmp_path):
     [settings, _] = parsed("--config", str(file), "group.path=option", "--a-group", "option")
     assert settings.group == Group(path="option", sizes=(1,))
     for given in ("group.path=given", "group={path: given}"):
-        with pytest.raises(ConfigError, match=r"group\.path = given, but its option says option"):
+        with pytest.raises(ConfigError, match=r"group\.path = given, but its option is option"):
             parsed("--config", str(file), given, "--a-group", "option")
 
 

@@ -62,7 +62,7 @@ def test_a_setting_that_nothing_reads_is_refused_by_name(kind, others, given, re
     with pytest.raises(ConfigError) as refused:
         load_settings(kind, None, [*others, given])
     name = given.partition("=")[0]
-    assert str(refused.value).startswith(name) and "counts only with" in str(refused.value)
+    assert str(refused.value).startswith(name) and "is used only with" in str(refused.value)
     assert remedy in str(refused.value)
 
 
@@ -81,7 +81,7 @@ def test_what_asks_for_nothing_is_taken_and_a_file_may_write_defaults_out(tmp_pa
     file.write_text("num_beams: 5\nsampling: {top_p: 1.0}\nbatch_rows: 32\n")
     assert load_settings(DistillConfig, file, DISTILL).num_beams == 5
     file.write_text("num_beams: 4\n")
-    with pytest.raises(ConfigError, match="num_beams = 4 counts only with method=beam"):
+    with pytest.raises(ConfigError, match="num_beams = 4 is used only with method=beam"):
         load_settings(DistillConfig, file, DISTILL)
 
 

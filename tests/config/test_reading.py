@@ -146,8 +146,9 @@ def test_an_override_without_key_or_equals_sign_is_refused(text):
 def test_a_value_cannot_be_used_as_a_group():
     said = message(*NEEDED, "target.path.revision=main")
     assert "target.path = {'revision': 'main'}" in said and "valid string" in said
-    assert "target = 't5-small': not a group of settings; name one in it, as target.path=" in (
-        message(*NEEDED[1:], "target=t5-small")
+    assert (
+        "target = 't5-small': this is a group of settings; give one of them, as target.path="
+        in (message(*NEEDED[1:], "target=t5-small"))
     )
 
 
@@ -163,7 +164,7 @@ def test_what_is_no_yaml_is_refused(tmp_path):
 
 
 def test_a_file_that_holds_no_settings_is_refused_by_name_and_an_empty_one_gives_none(tmp_path):
-    assert "holds no settings" in message(file=yaml_file(tmp_path, "- a\n- b\n"))
+    assert "has no settings" in message(file=yaml_file(tmp_path, "- a\n- b\n"))
     assert "no settings file" in message(file=tmp_path / "absent.yaml")
     assert load_settings(TrainConfig, yaml_file(tmp_path, "")) == TrainConfig()
 

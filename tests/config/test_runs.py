@@ -204,7 +204,7 @@ def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter, capsys
         {"path": "base"},
         {"kind": "fixed", "k": 7},
     )
-    assert "says that its target is 'base'; --target" in capsys.readouterr().err  # it was moved
+    assert "was trained for target 'base'; give --target" in capsys.readouterr().err  # it was moved
     assert fill_from_run({"decode": {"drafter": drafter}, "target": TARGET})["target"] == TARGET
     Path(drafter, "config.json").write_text(json.dumps({"target": {"path": "org/base"}}))
     assert fill_from_run({"decode": {"drafter": drafter}})["target"] == {"path": "org/base"}

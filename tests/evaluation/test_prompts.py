@@ -71,4 +71,4 @@ def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
     if mode == "decode":
         capsys.readouterr()
         assert ended("generate", *arguments) == 0
-        assert "row 0: cut after 62 tokens, where the target's pos" in capsys.readouterr().err
+        assert "row 0: cut after 62 tokens at the target's max" in capsys.readouterr().err

@@ -82,14 +82,14 @@ def drafter_of(family: str, **shape: object) -> Change:
     [
         ("vllm", wide, "--for vllm: .*vocabulary of 40 tokens but target .* has 48"),
         ("tensorrt-llm", shuffled, "different tokenizers: token 4 is 'w4'"),
-        ("tensorrt-llm", drafter_of("gpt2"), "has no code for 'GPT2LMHeadModel'"),
+        ("tensorrt-llm", drafter_of("gpt2"), "does not implement 'GPT2LMHeadModel'"),
         (
             "vllm",
             drafter_of("qwen2", head_dim=8),
-            "head_dim = 8, .* 'Qwen2ForCausalLM' .* = 4 wide; leave vllm",
+            "head_dim = 8, .* = 4 for 'Qwen2ForCausalLM'; leave vllm",
         ),
         ("vllm", drafter_of("marian"), "decoder-only language models, but .*'marian'"),
-        ("vllm", lambda _: {"target": None}, "nobody recorded; add --target MODEL"),
+        ("vllm", lambda _: {"target": None}, "names none; add --target MODEL"),
     ],
 )
 def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, engines, changes, says):

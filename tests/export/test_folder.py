@@ -30,7 +30,7 @@ from drafttrain.export.parts import Parts, load_parts
 from drafttrain.export.verify import (
     Check,
     compare,
-    gap_where_they_part,
+    gap_at_difference,
     in_fresh_process,
     load_written,
     same_numbers,
@@ -416,7 +416,7 @@ def test_outputs_of_the_target_are_compared_and_a_wrong_one_is_noticed(
     assert (found.drafted, found.decoded, found.ties) == (2, 2, 0)
     code = written / "custom_generate" / "generate.py"
     code.write_text("def generate(model, input_ids, **_):\n    return input_ids + 1\n")
-    with pytest.raises(ValueError, match="another output than the target alone for input 0"):
+    with pytest.raises(ValueError, match="different outputs for input 0"):
         verify(written, parts, check, compare)
 
 
@@ -435,10 +435,10 @@ def test_the_gap_is_taken_where_outputs_part():
     other = plain.sequences[0].clone()
     other[3] = (other[3] + 1) % 40
     best, second = target(plain.sequences[:, :3]).logits[0, -1].float().topk(2).values.tolist()
-    assert gap_where_they_part(plain, other) == pytest.approx(best - second)
+    assert gap_at_difference(plain, other) == pytest.approx(best - second)
     other[0] += 1
-    assert gap_where_they_part(plain, other) == math.inf
-    assert gap_where_they_part(plain, plain.sequences[0][:4]) == math.inf
+    assert gap_at_difference(plain, other) == math.inf
+    assert gap_at_difference(plain, plain.sequences[0][:4]) == math.inf
 
 
 @pytest.mark.parametrize("family", ["marian", "llama"])

@@ -58,7 +58,7 @@ def test_it_says_which_program_uses_what(tmp_path):
     assert "| Transformers, `assistant_model` alone | yes | no | no |" in text
     assert "| vLLM, SGLang, TensorRT-LLM, llama.cpp | yes | no | no |" in text
     seq2seq = card_of(tmp_path / "b", "t5", with_head=False)
-    assert "| yes | yes | none here |" in seq2seq and "AutoModelForSeq2SeqLM" in seq2seq
+    assert "| yes | yes | not included |" in seq2seq and "AutoModelForSeq2SeqLM" in seq2seq
     assert "vLLM" not in seq2seq and "SGLang" not in seq2seq
 
 
@@ -81,15 +81,15 @@ def test_it_shows_licences_the_plot_and_what_was_verified(tmp_path):
     card = Card("mine", "org/big", "apache-2.0", "tickets.jsonl", measured)
     text = write_card(card, parts, Verification(drafted=20, decoded=20, ties=1))
     assert "| this drafter |  | apache-2.0 |" in text
-    assert "| its target | `org/big` | see there |" in text
-    assert "| its training data | `tickets.jsonl` | see there |" in text
-    assert "![What was measured](report.png)" in text
+    assert "| its target | `org/big` | see its source |" in text
+    assert "| its training data | `tickets.jsonl` | see its source |" in text
+    assert "![Measured results](report.png)" in text
     assert "for 20 of 20 inputs, `org/big` with custom_generate" in text
     assert "1 of them but for ties" in text
     unknown = write_card(Card("m", measured=MEASURED), parts, Verification(drafted=20))
     assert "| this drafter |  | not stated |" in unknown
-    assert "| its target | not stated | see there |" in unknown
-    assert "report.png" not in unknown and "its own greedy output" not in unknown
+    assert "| its target | not stated | see its source |" in unknown
+    assert "report.png" not in unknown and "plain greedy decoding" not in unknown
 
 
 def test_a_lossy_verifier_is_named_at_the_top(tmp_path):
