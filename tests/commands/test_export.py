@@ -115,7 +115,7 @@ def test_a_name_on_the_hub_is_that_of_card_and_code(capsys, tmp_path, drafter):
     assert f"hf upload user/mine {tmp_path / 'out'}" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'custom_generate="user/mine"' in card
-    with pytest.raises(ConfigError, match="hub = 'user/eagle3-x': vLLM takes"):
+    with pytest.raises(ConfigError, match="hub = 'user/eagle3-x': vLLM would mistake"):
         export(settings.model_copy(update={"hub": "user/eagle3-x", "force": True}))
 
 

@@ -192,7 +192,9 @@ def test_a_run_of_another_version_is_named_with_the_remedy(tmp_path):
     run = finished_run(tmp_path)
     with (run / "run.yaml").open("a") as file:
         file.write("\nlonger_ago: 1\nlong_ago: 2\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml.*'longer_ago', 'long_ago'.*take these lines"):
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml.*'longer_ago', 'long_ago'.*remove these lines"
+    ):
         fill_from_run({"decode": {"drafter": str(run)}})
 
 

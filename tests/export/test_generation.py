@@ -244,7 +244,7 @@ def test_a_pair_is_wrapped_once_until_something_changes(assistant):
         ({"do_sample": True, "policy": {"stop": "confidence", "confidence": 0.4}}, "own value"),
         ({"policy": {"stop": "head"}}, "no h; add h"),
         ({"policy": {"stop": "heads"}}, "policy .*stop = 'heads'"),
-        ({"max_length": 2}, "leaves no room"),
+        ({"max_length": 2}, "allows no new token"),
         ({"attention_mask": torch.ones(1, 2)}, "attention_mask has shape"),
         ({"attention_mask": torch.tensor([[1, 0, 1]])}, "row 0 .* padding between its tokens"),
         ({"batch_size": 0}, "batch_size = 0; give at least 1"),

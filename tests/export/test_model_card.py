@@ -55,7 +55,7 @@ def test_commands_of_every_program_hold_real_values(tmp_path):
 def test_it_says_which_program_uses_what(tmp_path):
     text = card_of(tmp_path)
     assert "| Transformers, `custom_generate` (drafttrain) | yes | yes | yes |" in text
-    assert "| Transformers, `assistant_model` alone | yes | no | no |" in text
+    assert "| Transformers, `assistant_model` only | yes | no | no |" in text
     assert "| vLLM, SGLang, TensorRT-LLM, llama.cpp | yes | no | no |" in text
     seq2seq = card_of(tmp_path / "b", "t5", with_head=False)
     assert "| yes | yes | not included |" in seq2seq and "AutoModelForSeq2SeqLM" in seq2seq
@@ -85,7 +85,7 @@ def test_it_shows_licences_the_plot_and_what_was_verified(tmp_path):
     assert "| its training data | `tickets.jsonl` | see its source |" in text
     assert "![Measured results](report.png)" in text
     assert "for 20 of 20 inputs, `org/big` with custom_generate" in text
-    assert "1 of them but for ties" in text
+    assert "1 of them up to a tie" in text
     unknown = write_card(Card("m", measured=MEASURED), parts, Verification(drafted=20))
     assert "| this drafter |  | not stated |" in unknown
     assert "| its target | not stated | see its source |" in unknown
