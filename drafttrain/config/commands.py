@@ -206,9 +206,9 @@ class CacheConfig(Config):
     state: Literal["drawn", "token"] = "drawn"
     """For drafters that draft token by token: drawn: the hidden state from which a token is drawn.
     token: the state at the token's own position, one drafter pass later (SpecDec++)."""
-    mixing: float | None = Field(default=None, ge=0.0, lt=1.0)
+    mixing: Annotated[float, Field(ge=0.0, lt=1.0), CountsFor("state=token")] = 0.15
     """Token mixing r for `token` states: share of positions that keep the target's token
-    (SpecDec++). Default: 0.15."""
+    (SpecDec++, Section 3.3)."""
     mixes: Count = 1
     """Number of independent draws of draft tokens and mixing; epochs cycle through them."""
     dtype: Literal["float32", "float16"] = "float32"

@@ -48,6 +48,7 @@ INPUTS = {
     f"{DISTILL} data.config_name=de-en": ("data.config_name = 'de-en'", "leave it out"),
     f"{DISTILL} target.revision=main": ("'target' is a folder", "'main'", "leave"),
     f"{CACHE} k=3": ("k = 3", "token by token", "leave it out"),
+    f"{CACHE} mixing=0.3": ("mixing = 0.3", "state=token"),
     f"{CAUSAL} --data chats.jsonl": ("chat template", "'llama'", "data.input_column"),
     f"{CAUSAL} --data chats.jsonl --target target --drafter target": ("one text a row", "name"),
     f"{ALONE} --data chats.jsonl": ("chat template", "'llama'", "data.input_column"),

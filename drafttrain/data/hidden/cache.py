@@ -45,8 +45,6 @@ from drafttrain.models.speech import takes_audio
 
 SLOTS_SEEN = 4
 """Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
-PAPER_MIXING = 0.15
-"""r of token mixing (SpecDec++, Section 3.3)."""
 
 
 def build_cache(
@@ -168,7 +166,7 @@ def _labelling(
         sampling=sampling,
         max_new_tokens=distilled.settings.sampling.max_new_tokens,
         state=state,
-        mixing=kept_share(config, state),
+        mixing=config.mixing if state == "token" else 0.0,
         settings=config.model_copy(update={"k": k}),
         places=min((limit for limit in limits if limit is not None), default=None),
         slots=slots,
@@ -214,7 +212,7 @@ def estimate_cache(
         blocks = min(tokens, rows * (config.blocks_per_row or tokens))
         positions = blocks * min(config.k or drafter.k, SLOTS_SEEN)
     else:
-        positions = round(tokens * (1 - kept_share(config, state)))
+        positions = round(tokens * (1 - config.mixing if state == "token" else 1))
     width = torch.finfo(getattr(torch, config.dtype)).bits // 8
     return positions, positions * config.mixes * (state_size(drafter, state) * width + 4 + 4)
 
@@ -228,13 +226,6 @@ def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
     return config.state if config.state in kinds else kinds[0]
 
 
-def kept_share(config: CacheConfig, state: StateKind) -> float:
-    """r of token mixing. Only states at a token's own position depend on what is mixed in."""
-    if state != "token":
-        return 0.0
-    return PAPER_MIXING if config.mixing is None else config.mixing
-
-
 def check_cache(
     config: CacheConfig, drafter: PretrainedConfig, target: PretrainedConfig
 ) -> StateKind:
@@ -246,11 +237,6 @@ def check_cache(
             "than a fixed length; acceptance heads are for targets of texts"
         )
     state = state_of(config, drafter)
-    if config.mixing is not None and state != "token":
-        raise ConfigError(
-            f"mixing = {config.mixing} counts for token states only, but {state} states are "
-            "cached, which see the target's own tokens alone; leave it out, or give state=token"
-        )
     if config.state == "token" and state == "slot":
         raise ConfigError(
             f"state = 'token' counts for drafters of tokens only, but {config.drafter!r} drafts "

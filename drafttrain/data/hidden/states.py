@@ -33,7 +33,6 @@ class CacheManifest(DerivedManifest):
         DerivedManifest.MAY_DIFFER
         | {"drafter.path", "mean_acceptance", "settings.out"}
         | {f"settings.{name}" for name in ("drafter", "distilled", "state", "mixing", "k")}
-        | {"settings.sampling"}
         | WHICH_TARGET
     )
 

@@ -248,10 +248,9 @@ def test_a_cache_of_slots_is_built_and_read(family: str, tmp_path: Path, capsys)
 
 def test_settings_of_other_states_are_named(tmp_path: Path) -> None:
     causal = MODELS["llama"](3)
-    blocks, plain = masked_copy(causal, 3), {"mixing": None, "state": "drawn"}
+    blocks, plain = masked_copy(causal, 3), {"state": "drawn"}
     for drafter, changes, message in (
-        (blocks, {"mixing": 0.3, "state": "drawn"}, "token states only, but slot states"),
-        (blocks, {"mixing": None, "state": "token"}, "state = 'token' counts for drafters of tok"),
+        (blocks, {"state": "token"}, "state = 'token' counts for drafters of tok"),
         (causal, plain | {"blocks_per_row": 5}, "blocks_per_row = 5 counts for drafters"),
         (causal, plain | {"k": 3}, "k = 3 counts for drafters of blocks only"),
     ):
