@@ -48,9 +48,9 @@ def settings(pair: Path, **changes) -> CausalDrafterRecipe:
 
 
 def cached(pair: Path, draftable: torch.Tensor | None = None, **changes):
-    asked = settings(pair, **changes)
-    rows, target = load_distilled(pair / "distilled"), load_target(asked.target)
-    return training_examples(asked, rows, target, draftable), rows, target
+    wanted = settings(pair, **changes)
+    rows, target = load_distilled(pair / "distilled"), load_target(wanted.target)
+    return training_examples(wanted, rows, target, draftable), rows, target
 
 
 def test_the_likeliest_tokens_and_the_mass_of_the_others_by_hand() -> None:
@@ -83,9 +83,9 @@ def test_the_rows_on_disk_are_those_of_the_target_at_every_token_of_an_output(pa
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_with_all_tokens_kept_it_teaches_what_the_online_target_does(pair, draftable):
-    asked, rows = settings(pair, top_k=VOCAB), load_distilled(pair / "distilled")
-    target = load_target(asked.target)
-    examples = training_examples(asked, rows, target, draftable)
+    wanted, rows = settings(pair, top_k=VOCAB), load_distilled(pair / "distilled")
+    target = load_target(wanted.target)
+    examples = training_examples(wanted, rows, target, draftable)
     taught = examples.__getitems__([(0, row) for row in range(len(rows))])
     online = [example._replace(target_rows=None) for example in taught]
     collate, losses, gradients = BlocksCollator(0), [], []

@@ -13,7 +13,6 @@ from drafttrain.config.methods import RULES, STOPS
 from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.roles import StopPolicy
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import (
     Confidence,
     Entropy,
@@ -25,7 +24,7 @@ from drafttrain.decoding.stopping import (
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import acceptance_probability, check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from tests.decoding.decoded import decoder_of
+from tests.decoding.decoded import decoder_of, drawn
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
@@ -78,7 +77,7 @@ def scripted_drafter(tokens: Sequence[int]) -> CausalDrafter:
 
 
 def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    randomness = drawn()
     return run_single(
         drafter.open(toy_prompt(), sampling, randomness).propose(torch.tensor([0]), None, stop)
     )
@@ -136,7 +135,7 @@ def known_pair() -> tuple[ToyTarget, CausalDrafter]:
 
 def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often():
     target, drafter = known_pair()
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    randomness = drawn()
     h, cap, longest = 0.6, 6, 30
     outputs = decoder_of(
         target,
@@ -268,7 +267,7 @@ def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
     """Four positions: the last drafted token is never fed, so it needs none."""
     drafter = scripted_drafter([2] * 20)
     drafter.model.source_limit = drafter.model.position_limit = 4
-    session = drafter.open(toy_prompt(), GREEDY, SampledRandomness(torch.Generator()))
+    session = drafter.open(toy_prompt(), GREEDY, drawn())
     proposal = run_single(
         session.propose(torch.zeros(committed, dtype=torch.long), None, FixedLength(9))
     )
@@ -302,7 +301,7 @@ def test_a_policy_gets_its_notes_back_until_the_round_is_over(kind, sampling):
         return True
 
     stop = StopPolicy(STOPS["entropy"], counts, 1.0, 3)
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    randomness = drawn()
     session = DRAFTERS[kind]().open(toy_source(), sampling, randomness)
     for committed in ([2], [2, 3, 2]):
         tokens = torch.cat((toy_source().prefix, torch.tensor(committed)))

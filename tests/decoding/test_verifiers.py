@@ -9,7 +9,6 @@ import torch
 
 from drafttrain.config.methods import RULES, STOPS
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
     BlockVerification,
@@ -20,6 +19,7 @@ from drafttrain.decoding.verifiers import (
     check_pairing,
     residual,
 )
+from tests.decoding.decoded import drawn
 from tests.decoding.enumeration import EnumeratedRandomness
 from tests.decoding.toys import ToyDrafter
 
@@ -36,7 +36,7 @@ LOGITS = torch.tensor(
 
 
 def verify(verifier, tokens: list[int], logits=LOGITS, sampling=GREEDY) -> Verdict:
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    randomness = drawn()
     return verifier.verify(Proposal.chain(torch.tensor(tokens)), logits, sampling, randomness)
 
 

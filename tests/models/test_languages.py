@@ -21,7 +21,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: save_language_target(kind, root / kind) for kind in LANGUAGES}
 
 
-def asked(folder: Path, **settings: str) -> TargetConfig:
+def target_at(folder: Path, **settings: str) -> TargetConfig:
     return TargetConfig(path=str(folder), device="cpu", **settings)
 
 
@@ -34,14 +34,14 @@ def test_sources_are_marked_and_the_first_token_is_forced(
     kind: str, targets: dict[str, Path], tmp_path: Path
 ) -> None:
     source, output = LANGUAGES[kind]
-    target = load_target(asked(targets[kind], **both(kind)))
+    target = load_target(target_at(targets[kind], **both(kind)))
     theirs = AutoTokenizer.from_pretrained(targets[kind], src_lang=source)
     ids = target.tokenizer("w5 w12")["input_ids"]
     assert ids == theirs("w5 w12")["input_ids"]
     tokens = language_tokens(target.tokenizer)
     assert tokens[source] in ids
     assert target.model.generation_config.forced_bos_token_id == tokens[output]
-    other = load_tokenizer(asked(targets[kind], source_language=output, target_language=source))
+    other = load_tokenizer(target_at(targets[kind], source_language=output, target_language=source))
     assert other("w5 w12")["input_ids"] != ids
     target.tokenizer.save_pretrained(
         tmp_path
@@ -57,15 +57,15 @@ def test_unknown_and_missing_languages_are_refused_with_a_code(
     for field, code in known.items():
         wrong = known | {field: code[:2] + "q"}
         with pytest.raises(ConfigError, match=f"target.{field} = '{code[:2]}q' is not one of the"):
-            load_tokenizer(asked(folder, **wrong))
+            load_tokenizer(target_at(folder, **wrong))
         with pytest.raises(ConfigError, match=f"target.{field} is missing: .*target.{field}="):
-            load_tokenizer(asked(folder, **{one: known[one] for one in known if one != field}))
+            load_tokenizer(target_at(folder, **{one: known[one] for one in known if one != field}))
 
 
 @pytest.mark.parametrize(("kind", "near"), [("nllb", "deu_Latn"), ("mbart50", "de_DE")])
 def test_the_nearest_code_is_named(kind: str, near: str, targets: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
-        load_tokenizer(asked(targets[kind], **both(kind) | {"source_language": "de"}))
+        load_tokenizer(target_at(targets[kind], **both(kind) | {"source_language": "de"}))
 
 
 def test_what_a_targets_own_files_name_need_not_be_given(targets: dict[str, Path]) -> None:
@@ -78,7 +78,7 @@ def test_what_a_targets_own_files_name_need_not_be_given(targets: dict[str, Path
         for name in ("forced_bos_token_id", "decoder_start_token_id"):
             own = json.loads(written[generation]) | {name: tokens["ro_RO"]}
             generation.write_text(json.dumps(own))
-            target = load_target(asked(folder))
+            target = load_target(target_at(folder))
             assert target.tokenizer.src_lang == "fr_XX"
             assert getattr(target.model.generation_config, name) == tokens["ro_RO"]
     finally:
@@ -89,4 +89,4 @@ def test_what_a_targets_own_files_name_need_not_be_given(targets: dict[str, Path
 @pytest.mark.parametrize("field", ["source_language", "target_language"])
 def test_languages_of_a_target_without_any_are_refused(field: str, tiny_target: Path) -> None:
     with pytest.raises(ConfigError, match=f"target.{field} = 'de' is for targets whose tokenizer"):
-        load_target(asked(tiny_target, **{field: "de"}))
+        load_target(target_at(tiny_target, **{field: "de"}))

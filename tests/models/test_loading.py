@@ -130,10 +130,10 @@ def test_a_package_that_quantised_weights_need_is_named(folder):
 
 @pytest.mark.parametrize("path", ["llma", "checkpoints/tinny", "chekpoints/tiny", "./llma"])
 def test_a_mistyped_folder_is_answered_at_once_with_the_nearest(tmp_path, monkeypatch, path):
-    asked = []
+    timeouts = []
 
     def fail(url, timeout):
-        asked.append(timeout)
+        timeouts.append(timeout)
         raise OSError("no network")
 
     monkeypatch.chdir(tmp_path)
@@ -143,7 +143,7 @@ def test_a_mistyped_folder_is_answered_at_once_with_the_nearest(tmp_path, monkey
     near = "checkpoints/tiny" if "/t" in path else "llama"
     with pytest.raises(ConfigError, match=f"'{path}': no such folder.*; did you mean '{near}'?"):
         check_target(config(path))
-    assert [seconds <= 10 for seconds in asked] == [True] * (not path.startswith("."))
+    assert [seconds <= 10 for seconds in timeouts] == [True] * (not path.startswith("."))
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "a/b/c"])
@@ -195,7 +195,7 @@ def test_devices_that_are_not_there_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("own", "asked", "says"),
+    ("own", "wanted", "says"),
     [
         ({"num_beams": 6}, (0.0,), "with 6 beams; drafttrain decodes greedily, with 1 beam,"),
         ({"num_beams": 6}, (0.0, 4), "with 6 beams; drafttrain decodes greedily, with 4 beams,"),
@@ -209,13 +209,13 @@ def test_devices_that_are_not_there_are_refused(monkeypatch):
     ],
 )
 def test_a_target_that_decodes_otherwise_by_default_is_said_once(
-    tmp_path, capsys, own, asked, says
+    tmp_path, capsys, own, wanted, says
 ):
     model = tiny_model("marian")
     model.generation_config.update(**own)
     target = LoadedTarget(model, None, str(tmp_path))
     for _ in range(2):
-        report_generate_defaults(target, *asked)
+        report_generate_defaults(target, *wanted)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (says is not None) and all(says in line for line in lines)
 

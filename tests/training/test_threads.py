@@ -11,7 +11,7 @@ SHARE = "all this process may use"
 
 
 @pytest.mark.parametrize(
-    ("asked", "variable", "launched", "processes", "count", "source"),
+    ("wanted", "variable", "launched", "processes", "count", "source"),
     [
         (5, "2", False, 1, 5, "train.threads"),
         (None, "2", False, 1, 2, "OMP_NUM_THREADS"),
@@ -26,7 +26,7 @@ SHARE = "all this process may use"
     ],
 )
 def test_a_process_takes_what_the_user_says_and_its_share_of_the_cores_at_most(
-    asked, variable, launched, processes, count, source, monkeypatch: pytest.MonkeyPatch
+    wanted, variable, launched, processes, count, source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
     for name in threads.LAUNCHED:
@@ -35,5 +35,5 @@ def test_a_process_takes_what_the_user_says_and_its_share_of_the_cores_at_most(
         monkeypatch.setenv(threads.LAUNCHED[0], "no")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    found, reason = choose_threads(asked)
+    found, reason = choose_threads(wanted)
     assert found == count and reason.startswith(source)

@@ -17,12 +17,11 @@ from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.teacher_forcing import project
 from drafttrain.decoding.roles import Drafter, Randomness
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
-from tests.decoding.decoded import decoder_of
+from tests.decoding.decoded import decoder_of, drawn
 from tests.decoding.drafts import rounds_along
 from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.expected import expected_probs
@@ -97,7 +96,7 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
     model, heads = tiny_model("llama"), block_heads()
     drafter = BlockHeadsDrafter(heads, model)
     state = TargetState(6, {-1: torch.randn(3, 16, dtype=torch.float64)})
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    randomness = drawn()
     with torch.inference_mode():
         rows = project(model, heads.each(state.hidden[-1][-1:])[:, 0])
     return drafter.open(make_source([2, 3], model), sampling, randomness), state, rows

@@ -21,7 +21,6 @@ from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Confidence, Cumulative, Entropy, FixedLength, HeadPolicy
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
@@ -29,7 +28,7 @@ from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.comparing import close
-from tests.decoding.decoded import decoder_of
+from tests.decoding.decoded import decoder_of, drawn
 from tests.decoding.enumeration import (
     enumerate_output,
     total_variation,
@@ -102,7 +101,7 @@ def test_sampling_through_masks_follows_the_target_exactly(name, stop, together)
 def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family: str) -> None:
     drafter = unknown_family() if family == "gptj" else parallel(family)
     sampling = Sampling(temperature=1.0)
-    session = drafter.open(make_source(PROMPT, drafter.model.model), sampling, randomness())
+    session = drafter.open(make_source(PROMPT, drafter.model.model), sampling, drawn())
     for output in ([], [11, 30], [11, 30, 3, 3], [11, 4], [11, 4, 3, 25]):
         tokens = torch.tensor([*PROMPT, *output])
         proposal = run_single(session.propose(tokens, None, FixedLength(4)))
@@ -127,7 +126,7 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
     output = torch.tensor(output)
     found = along(drafter, source, output, 4, sampling)
     for place in range(len(output)):
-        session = drafter.open(source, sampling, randomness())
+        session = drafter.open(source, sampling, drawn())
         tokens = torch.cat([source.prefix, output[:place]])
         proposal = run_single(session.propose(tokens, None, FixedLength(4)))
         assert len(proposal.tokens) == min(4, 8 - place)  # the last one needs no position
@@ -145,7 +144,7 @@ def along(drafter: ParallelDrafter, source, output, k: int, sampling: Sampling) 
 
 
 def greedy_block(drafter: ParallelDrafter, source, k: int) -> list[int]:
-    session = drafter.open(source, Sampling(), randomness())
+    session = drafter.open(source, Sampling(), drawn())
     return run_single(session.propose(source.prefix, None, FixedLength(k))).tokens.tolist()
 
 
@@ -178,10 +177,6 @@ def decode(drafter: Drafter, batch: int = 1, verifier=None, k: int = 4, stop=Non
     return [output.tokens for output in decoder.decode_all(sources, 16, batch)]
 
 
-def randomness() -> SampledRandomness:
-    return SampledRandomness(torch.Generator().manual_seed(0))
-
-
 def test_greedy_output_is_plain_output_in_batches_trees_and_cascades() -> None:
     plain = decode(NoDrafter())
     drafter = parallel()
@@ -202,7 +197,7 @@ def test_a_stop_policy_ends_a_block_before_the_row_that_it_looks_at() -> None:
     source = make_source(PROMPT, drafter.model.model)
 
     def drafted(stop) -> int:
-        session = drafter.open(source, Sampling(), randomness())
+        session = drafter.open(source, Sampling(), drawn())
         return len(run_single(session.propose(source.prefix, None, stop)).tokens)
 
     with torch.no_grad():

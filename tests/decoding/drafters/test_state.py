@@ -22,14 +22,13 @@ from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
 from drafttrain.training.objectives.follow_states import FollowStates
-from tests.decoding.decoded import decoder_of, generate, tokens_of
+from tests.decoding.decoded import decoder_of, drawn, generate, tokens_of
 from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.test_batch_exactness import law_of_model
@@ -44,10 +43,6 @@ OUTPUT = [11, 30, 12, 8, 25, 1]
 
 def tiny_target(family: str = "llama", **changes: object) -> PreTrainedModel:
     return tiny_model(family, num_hidden_layers=4, **changes)
-
-
-def randomness() -> SampledRandomness:
-    return SampledRandomness(torch.Generator().manual_seed(0))
 
 
 def decode(
@@ -101,7 +96,7 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     drafter = make_drafter(behind_states(target, [2, 3], "linked"), target)
     features, rows = drafter.model.previous_token, []
     stop, verifier = FixedLength(K), RejectionSampling()
-    decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: randomness())
+    decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: drawn())
     chain_of_slots = slots.chain_of_slots
 
     def kept(logits, stop, sampling, randomness, hidden, *rest):

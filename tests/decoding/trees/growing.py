@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.trees.shapes import Tree
 from drafttrain.decoding.types import Proposal
 from tests.decoding.paths import Path
@@ -29,7 +28,3 @@ def path_of(tree: Tree, node: int) -> Path:
     if node < 0:
         return ()
     return (*path_of(tree, tree.parents[node]), tree.tokens[node])
-
-
-def sampled(seed: int = 0) -> SampledRandomness:
-    return SampledRandomness(torch.Generator().manual_seed(seed))

@@ -16,11 +16,12 @@ from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
 from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk, Traversal
 from drafttrain.decoding.types import Proposal, Sampling
 from tests.comparing import close
+from tests.decoding.decoded import drawn as sampled
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
 from tests.decoding.expected import chi_square, expected_probs
 from tests.decoding.paths import Path, paths_of
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, grow, sampled
+from tests.decoding.trees.growing import START, grow
 
 # --- independent paths ---------------------------------------------------------------------------
 

@@ -47,17 +47,17 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
             said = model.anchor_inputs(reading.states[:, -1])
             for slot in range(min(K, text.shape[1] - 1 - anchor)):
                 depths = torch.arange(slot + 1)
-                told = embed(text[0, [anchor] * (slot + 1)])
-                fed = model.slot_inputs(said.expand(slot + 1, -1, -1), told, depths)
+                previous = embed(text[0, [anchor] * (slot + 1)])
+                fed = model.slot_inputs(said.expand(slot + 1, -1, -1), previous, depths)
                 mask = torch.zeros(slot + 1, anchor + slot + 1, dtype=torch.double)
                 mask = mask.masked_fill(~torch.ones_like(mask).bool().tril(anchor), -1e9)
                 given = (fed[None], anchor + depths[None], mask[None, None], reading.keys_values)
                 hidden = model(*given)[0, -1]
                 if mode == "linked" and slot > 0:
-                    told = model.previous_token
+                    previous = model.previous_token
                     before = embed(text[0, anchor + slot])
-                    features = told.embedding(before / before.square().mean().sqrt())
-                    hidden = hidden + told.out(F.silu(told.hidden(hidden) + features))
+                    features = previous.embedding(before / before.square().mean().sqrt())
+                    hidden = hidden + previous.out(F.silu(previous.hidden(hidden) + features))
                 own = F.linear(hidden, output).log_softmax(-1)
                 place = anchor + slot + 1
                 rows = target(text[:, :place]).logits[0, -1].log_softmax(-1)[wanted].detach()
