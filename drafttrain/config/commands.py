@@ -1,4 +1,4 @@
-"""Settings of the commands, one frozen model each."""
+"""Settings of the commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DistillMethod = Literal["greedy", "beam", "sample"]
 EngineName = Literal["transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 Baseline = Literal["generate", "beam", "assisted"]
 Tuned = Literal["k", "h", "entropy", "confidence", "cumulative", "nodes"]
-"""What candidates of `tune` vary: a draft length, a threshold of a stop, the size of trees."""
+"""Settings that `tune` varies: draft length, stop thresholds and the size of trees."""
 
 
 Compile = Annotated[
@@ -42,7 +42,7 @@ Compile = Annotated[
 BatchSizes = Annotated[
     tuple[Count, ...], Listed, AfterValidator(lambda sizes: tuple(sorted({1, *sizes})))
 ]
-"""In rising order, with 1."""
+"""Batch sizes in ascending order, always including 1."""
 
 
 class ServerConfig(Config):
@@ -68,7 +68,7 @@ _OURS = CountsFor("backend=transformers|engine", ("dtype", "device"), "decoded_b
 
 
 class DistillConfig(Config):
-    """`drafttrain distill`: the target's own outputs, as Parquet shards with a manifest."""
+    """`drafttrain distill`: outputs of the target as Parquet shards with a manifest."""
 
     target: Annotated[TargetConfig, _OURS]
     data: DataConfig
@@ -98,14 +98,14 @@ class DistillConfig(Config):
 
     @property
     def decoded_by(self) -> str:
-        """The backend given, or the one that `auto` is."""
+        """The backend, with `auto` resolved to server or transformers."""
         if self.backend != "auto":
             return self.backend
         return "server" if self.server.url else "transformers"
 
     @property
     def measures_backend(self) -> bool:
-        """Whether `auto` may choose what decodes: both give the same outputs."""
+        """Whether `auto` may choose between engine and transformers, as their outputs are equal."""
         free = self.backend == "auto" and "batch_tokens" not in self.model_fields_set
         return free and self.method == "greedy" and self.decoded_by == "transformers"
 

@@ -1,4 +1,4 @@
-"""A method: drafter, stop policy, verifier, and how the target decodes."""
+"""Settings of a method (drafter, stop policy, verifier) and of sampling."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class TreeConfig(Config):
 
 
 def _split_rows(value: object) -> object:
-    """`5,3,0/4,10/10` as its rows."""
+    """Splits `5,3,0/4,10/10` into rows; a number is a matrix of one entry."""
     if isinstance(value, int):
         return [[value]]
     return [row.split(",") for row in value.split("/")] if isinstance(value, str) else value
@@ -143,7 +143,7 @@ class CascadeConfig(Config):
     target's output does not change."""
 
     def matrix(self) -> tuple[tuple[int, ...], ...]:
-        """K, the default where none is given."""
+        """Returns the matrix K, or its default."""
         if self.increments is not None:
             return self.increments
         levels, copies = 1 + len(self.drafters), copies_text(self.drafters[-1])
@@ -173,7 +173,7 @@ class DecodeConfig(Config):
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """All drafters of the method, the first one first."""
+        """All drafters of the method, starting with `drafter`."""
         others = self.tree.drafters if self.cascade is None else self.cascade.drafters
         return (str(self.drafter), *others)
 
@@ -181,14 +181,11 @@ class DecodeConfig(Config):
 def check_given(
     group: str, given: Config, kinds: Mapping[str, StopKind | TreeKind | VerifierRule]
 ) -> None:
-    """Refuse settings of `stop`, `tree` or `verifier` that only other kinds use.
-
-    Raises ConfigError.
-    """
-    own = kinds[given.kind].settings if given.kind in kinds else ()
-    for name in sorted(given.model_fields_set - {"kind", *own}):
-        users = [one.name for one in kinds.values() if name in one.settings]
+    """Raises ConfigError for a given setting of `stop`, `tree` or `verifier` of another kind."""
+    used = kinds[given.kind].settings if given.kind in kinds else ()
+    for name in sorted(given.model_fields_set - {"kind", *used}):
+        users = [kind.name for kind in kinds.values() if name in kind.settings]
         raise ConfigError(
-            f"{group}.{name} = {getattr(given, name)} counts for {' or '.join(users)} only, but "
+            f"{group}.{name} = {getattr(given, name)} is for {' or '.join(users)} only, but "
             f"{group}.kind is {given.kind!r}; leave it out, or add --{group} {users[0]}"
         )

@@ -125,7 +125,7 @@ def _recipe_of(run: Path) -> type[DistillingRecipe | HeadRecipe] | None:
     config = read_config(run / "final")
     if kind := own_kind(config):
         return kind.recipe and resolve_name(kind.recipe)
-    if isinstance(config.get("target"), dict):  # else it is a run of no target
+    if isinstance(config.get("target"), dict):  # else trained for no particular target
         return CausalDrafterRecipe
     return HeadRecipe if head_folders(run) else None
 

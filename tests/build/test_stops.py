@@ -59,8 +59,8 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        ({"kind": "head", "k": 3}, "stop.k = 3 counts for fixed only"),
-        ({"max_draft": 8}, "stop.max_draft = 8 counts for head or entropy"),
+        ({"kind": "head", "k": 3}, "stop.k = 3 is for fixed only"),
+        ({"max_draft": 8}, "stop.max_draft = 8 is for head or entropy"),
     ],
 )
 def test_settings_of_another_policy_are_refused(tmp_path, drafter, stop, message):

@@ -196,8 +196,8 @@ def test_several_drafters_draft_side_by_side(folders):
 @pytest.mark.parametrize(
     ("tree", "groups", "message"),
     [
-        ({"width": 3}, {}, "tree.width = 3 counts for paths or rsd-s only, but tree"),
-        ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 counts for opt-tree or binary"),
+        ({"width": 3}, {}, "tree.width = 3 is for paths or rsd-s only, but tree"),
+        ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 is for opt-tree or binary"),
         (
             {"kind": "binary", "draft_temperature": 1.0},
             {},

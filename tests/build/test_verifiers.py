@@ -37,7 +37,7 @@ def test_settings_reach_their_rule_and_no_other():
     assert build_verifier(VerifierConfig(**LENIENT), GREEDY).settings == {"beta": 5, "tau": 2.0}
     for kind in ("auto", "rejection"):
         decode = DecodeConfig(drafter="max-gram", verifier=VerifierConfig(kind=kind, tau=2.0))
-        with pytest.raises(ConfigError, match="verifier.tau = 2.0 counts for spec-verification"):
+        with pytest.raises(ConfigError, match="verifier.tau = 2.0 is for spec-verification"):
             check_methods(decode)
 
 
