@@ -1,12 +1,12 @@
-"""Try every language model class of Transformers in the engine and write docs/models.md.
+"""Tests every language model class of Transformers in the engine and writes docs/models.md.
 
     python docs/make_models.py [--only LlamaForCausalLM,...] [--jobs 2] [--seconds 120]
 
-A tiny random model of each causal, encoder-decoder and speech class that the installed Transformers
-maps is loaded as any target is. Sequences of unequal lengths are decoded in one batch: each row of
-trees and of chains is compared with a fresh forward of its own path, and plain decoding and
-speculation with `generate`. Each class has a process of its own, so that a crash ends that class
-alone.
+A tiny random model of each causal, encoder-decoder and speech class of the installed Transformers
+is loaded like any target. Sequences of unequal lengths are decoded in one batch. Logits of trees
+and chains are compared with separate forward passes of each path, and outputs of plain and
+speculative decoding with `generate`. Each class runs in its own process, so that a crash affects
+only that class.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ EXACT, SINGLE = 1e-9, 1e-4
 throughout, and of those with a part in float32."""
 OUTCOMES = {
     "works": "Trees, chains and batches of unequal sequences.",
-    "chains only": "One sequence a call, no trees: the class computes its own masks or positions.",
+    "chains only": "One sequence per call, no trees: the class makes its own masks or positions.",
     "refused": "With the reason that the error gives, when the model is loaded.",
     "not tried": "No tiny model of the class could be built, or it does not run by itself.",
     "wrong": "To be mended: taken at load, but the outputs are not the model's own.",
@@ -404,17 +404,18 @@ def page(outcomes: dict[str, Outcome], types: dict[str, list[str]]) -> str:
 
 HEAD = """# Models
 
-Which classes of Transformers the engine decodes. Made by `make families` (`python
-docs/make_models.py`): a tiny random model of each causal, encoder-decoder and speech class is
-loaded, and sequences of unequal lengths share its calls. Rows of draft trees and of chains are
-compared with fresh forwards of their own paths, plain decoding and speculation with `generate`. The
-largest difference is a part of the largest logit; classes with a part in float32 reach 1e-4.
-Of speech models the decoder alone is tried, on drawn encoder states; clips are read for Whisper."""
+The classes of Transformers that the engine supports. Written by `make families` (`python
+docs/make_models.py`), which loads a tiny random model of each causal, encoder-decoder and speech
+class and decodes sequences of unequal lengths in batches. Logits of draft trees and chains are
+compared with separate forward passes of each path, and outputs of plain and speculative decoding
+with `generate`. The largest difference is relative to the largest logit; it is up to 1e-4 for
+classes that compute parts in float32.
+Speech models are tested with random encoder states; audio clips are supported for Whisper."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", type=lambda text: text.split(","), help="these classes alone")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="only these classes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="classes at once")
     parser.add_argument("--seconds", type=float, default=120, help="limit for one class")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
