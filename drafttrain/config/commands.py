@@ -186,7 +186,7 @@ class GenerateConfig(DecodingConfig):
     """`drafttrain generate`: decode texts, with or without a drafter."""
 
     batch_size: Count = 1
-    """Most inputs decoded at once; outputs come in order."""
+    """Maximal number of inputs decoded at once; outputs keep the order of the inputs."""
 
 
 class CacheConfig(Config):
@@ -240,17 +240,17 @@ class TuneConfig(MeasuringConfig):
     sampling: SamplingConfig | None = None
     """Default: the sampling of the heads' labels; greedy decoding without heads."""
     sweep: dict[Tuned, Annotated[list[float], Listed]] = {}
-    """Values to try, as k=2,4, or {h: [0.5], entropy: []}. Default: draft lengths k by the kind of
-    drafter, and the length that it was trained for; three thresholds h of heads, beside that of
-    SpecDec++'s Theorem 3.1; two or three of each stop by the drafter's distributions; trees of 8,
-    16 and 30 nodes."""
+    """Values to try, such as k=2,4 or {h: [0.5], entropy: []}. Default: draft lengths k for the
+    kind of drafter and the length that it was trained for; three thresholds h for heads and that of
+    SpecDec++'s Theorem 3.1; two or three values of each other stop policy; trees of 8, 16 and 30
+    nodes."""
     trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
     """Kinds of draft trees to try; [] for none. Drawn trees are tried only with sampling."""
     candidates: dict[str, DecodeConfig] = {}
     """Additional candidates by name (at most 40 candidates in all): {deep: {cascade: {drafters:
     [small, max-gram], increments: "5,3,0/4,10/10", leniency: 2}}}."""
     minutes: PositiveFloat = 5.0
-    """Time limit in minutes. With less time the choice rests on fewer prompts."""
+    """Time limit in minutes. With less time the choice is based on fewer prompts."""
     write: bool = False
     """Write the choice to policy.json in the folder of the heads or the drafter, where generate,
     eval and export find it. Otherwise it is written next to the report as tune.policy.json, for
@@ -261,33 +261,33 @@ class ExportConfig(Config):
     """`drafttrain export`: a drafter, its head and its policy as one folder for other programs."""
 
     drafter: str
-    """Folder or Hub name of the drafter; a run of recipes/train_spec_drafter.py is its final/."""
+    """Folder or Hub name of the drafter, or the run that trained it (RUN means RUN/final)."""
     head: Path | None = None
     """Folder of an acceptance head, or a run of heads, whose policy.json names one."""
     policy: Path | None = None
-    """The policy.json. Default: the one beside the head, or in the drafter's folder, if any."""
+    """The policy.json. Default: the one next to the head or in the drafter's folder, if any."""
     verifier: VerifierConfig | None = None
     """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
     target: TargetConfig | None = None
-    """Default: as the head or the drafter recorded it."""
+    """The target. Default: the one recorded in the config.json of the head or the drafter."""
     license: str | None = None
     """Licence of the drafter, as the Hub names it (apache-2.0, cc-by-4.0, other)."""
     training_data: str | None = None
-    """What the drafter was trained on: a Hub name or words. Default: as its run recorded it."""
+    """Training data of the drafter: a Hub name or a description. Default: that of its run."""
     report: Path | None = None
     """Report of `eval` or `tune` for the model card. Default: that of the drafter's run."""
     out: Path
     """The folder to write."""
     engines: Annotated[tuple[EngineName, ...], Listed] = ()
-    """Programs that are to draft with the export, as vllm,llama.cpp: their needs are
-    checked and their commands printed. Default: none; the card has the commands of all."""
+    """Programs that will use the export, such as vllm,llama.cpp: their requirements are checked and
+    their commands printed. Default: none; the model card has the commands of all programs."""
     num_assistant_tokens: Few | None = None
     """Draft length of other programs. Default: the policy's, else the run's k, else 4."""
     check: Literal["auto", "target", "drafter"] = "auto"
-    """How 20 held-out inputs of the run, else random ones, are decoded as a check. target:
-    custom_generate against plain `generate`. drafter: drafts alone. auto: target, where it is a
-    folder here."""
+    """How the export is checked on 20 held-out inputs of the run, else random ones. target: compare
+    custom_generate with plain `generate`. drafter: compare drafts only. auto: target, if it is a
+    local folder."""
     force: bool = False
     """Replace an earlier export."""
     hub: str | None = None
-    """Name on the Hub (USER/NAME), where you will upload the folder: its card and code use it."""
+    """Name on the Hub (USER/NAME) of the later upload, which the model card and commands use."""

@@ -86,7 +86,7 @@ class TargetedRecipe(Recipe):
     target: TargetConfig
     distill: dict[str, Any] = {}
     """Settings of `drafttrain distill` (method, sampling, batch_tokens, ...). For drafters its
-    target.dtype=bfloat16 counts for the target's answers alone."""
+    target.dtype=bfloat16 applies only to generating the target's outputs."""
 
 
 class DistillingRecipe(TargetedRecipe):
@@ -122,7 +122,7 @@ class DrafterConfig(Config):
     earlier slots only, so a shorter draft is the start of a longer one."""
     target_states: bool = False
     """Feed the target's last hidden state for each committed token (ours, after EAGLE). The drafter
-    is then for this target alone, whose decoder reads every training batch."""
+    then works only with this target, and training runs the target's decoder on every batch."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Parts that are initialised from the target's weights."""
     overrides: dict[str, Any] = {}

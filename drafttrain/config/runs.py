@@ -170,7 +170,7 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
 def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
     """Fills the settings of `generate`.
 
-    If policy.json says that plain decoding is faster than all drafts, it is used, unless the user
+    Plain decoding is used if policy.json says that it is faster than all drafts, unless the user
     gives settings of a method.
     """
     values = fill_from_run(values, draft_anyway=False)
