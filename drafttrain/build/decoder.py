@@ -131,20 +131,19 @@ def load(
     target_language: str | None = None,
     compile: Compile = "auto",
 ) -> SpeculativeDecoder:
-    """A target with a drafter, ready to decode.
+    """Loads a target and a drafter, ready to decode.
 
-    target, drafter: folders, Hub names or loaded models; drafters also "max-gram" (copies, no
-    model) and "none" (plain decoding). k: draft tokens per round; None: as many as the drafter was
-    trained to draft, else 5. verifier: a rule's name; auto: lossless. source_language,
-    target_language: of a target of many languages, given by name (`TargetConfig`). compile: off,
-    on, auto (on a GPU).
-    Raises ConfigError or ValueError for parts that do not go together.
+    target, drafter: a folder, Hub name or loaded model; the drafter may also be "max-gram" (copies
+    text, has no model) or "none" (plain decoding). k: draft tokens per round; None: the number that
+    the drafter was trained for, else 5. verifier: its name; auto is lossless. source_language,
+    target_language: for a multilingual target that is given by name (`TargetConfig`). compile: off,
+    on, auto (on a GPU). Raises ConfigError or ValueError for parts that do not fit each other.
     """
     languages = {"source_language": source_language, "target_language": target_language}
     if any(languages.values()) and not isinstance(target, str):
         raise ConfigError(
-            f"languages = {languages} are for a target that is given by name; a loaded one has "
-            "them from its tokenizer (src_lang) and its generation_config (forced_bos_token_id)"
+            f"languages = {languages} can be set only for a target given by name; for a loaded one "
+            "set src_lang of its tokenizer and forced_bos_token_id of its generation_config"
         )
     sampling = SamplingConfig(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed

@@ -1,4 +1,4 @@
-"""Builds a drafter from settings: of chains, of trees, or a cascade."""
+"""Builds a drafter of chains or trees, or a cascade, from settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drafttrain.decoding.trees.shapes import Shape
 def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     """Returns the pair's drafter, or a tree drafter or cascade that is built from it.
 
-    Raises ValueError if the drafter cannot draft trees, or for a tree wider than its vocabulary.
+    Raises ValueError if the drafter cannot draft trees or a tree is wider than its vocabulary.
     """
     if decode.cascade is not None:
         return _build_cascade(decode.drafters, decode.cascade, pair)
@@ -45,8 +45,8 @@ def build_shape(tree: TreeConfig, depth: int) -> Shape:
     assert kind.shape is not None
     if "by_rank" in kind.arguments and tree.by_rank is None:
         raise ConfigError(
-            f"tree.by_rank is missing for a {kind.name} tree; give them, or let "
-            "`drafttrain eval` measure them with rank_data.path=PROMPTS (not the test prompts)"
+            f"tree.by_rank is missing for a {kind.name} tree; give it, or let `drafttrain eval` "
+            "measure it with rank_data.path=PROMPTS (not the test prompts)"
         )
     values = {**dict(tree), "depth": depth}
     return resolve_name(kind.shape)(*(values[name] for name in kind.arguments))

@@ -267,7 +267,7 @@ def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
         for file in out.rglob("*"):
             if file.is_file():
                 assert str(private).encode() not in file.read_bytes(), file
-    assert "`target` was a folder" in (out / "README.md").read_text()
+    assert "`target` was a local folder" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
