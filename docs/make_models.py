@@ -55,8 +55,8 @@ SPEECH = modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 VOCABULARY, LENGTHS, NEW_TOKENS, LARGEST = 100, (7, 4), 12, 20_000_000
 TREE, CHAIN = torch.tensor([-1, 0, 0, 1]), torch.arange(-1, 3)
 EXACT, SINGLE = 1e-9, 1e-4
-"""Largest difference of logits, as a part of the largest logit: of models that compute in float64
-throughout, and of those with a part in float32."""
+"""Largest allowed difference of logits, relative to the largest logit: for models that compute in
+float64 throughout, and for those with a part in float32."""
 OUTCOMES = {
     "works": "Trees, chains and batches of unequal sequences.",
     "chains only": "One sequence per call, no trees: the class makes its own masks or positions.",
@@ -109,14 +109,14 @@ TINY: dict[str, object] = {
     )
     for name in names.split()
 }
-"""Sizes of tiny models, by the names that configurations give them."""
+"""Sizes of tiny models, by names in configurations."""
 SHARED = {
     "layer_types": 2 * ["sliding_attention", "full_attention"],
     "num_hidden_layers": 4,
     "num_kv_shared_layers": 2,
     "intermediate_size": 48,
 }
-"""Of families whose last layers use the keys and values of others."""
+"""For families whose last layers use the keys and values of other layers."""
 SPECIAL: dict[str, dict[str, object]] = {
     "gemma3n_text": SHARED | {"activation_sparsity_pattern": 4 * [0.0]},
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), SHARED),
@@ -128,24 +128,24 @@ SPECIAL: dict[str, dict[str, object]] = {
     "led": {"attention_window": [4, 4]},  # sources are padded to it
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "moonshine_streaming": {"num_key_value_heads": 4},
-    "moshi": {"sliding_window": 64},  # beyond it, its own cache and mask say different things
+    "moshi": {"sliding_window": 64},  # for longer texts its cache and mask disagree
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16]},
     "xmod": {"default_language": "en_XX"},
 }
-"""What single families need besides, by model type."""
+"""Additional settings of single families, by model type."""
 
 
 @dataclass
 class Outcome:
     kind: str
-    """Of `OUTCOMES`."""
+    """A key of `OUTCOMES`."""
     reason: str = ""
     worst: float = 0.0
-    """Largest difference of a row from that of a fresh forward, as a part of the largest logit."""
+    """Largest difference from the logits of a separate forward pass, relative to the largest."""
 
 
 def classes() -> dict[str, list[str]]:
-    """The model types of each class that the mappings name."""
+    """Returns the model types of each class in the mappings."""
     found: dict[str, list[str]] = {}
     for mapping in MAPPINGS:
         for model_type, name in getattr(modeling_auto, mapping).items():
@@ -156,8 +156,10 @@ def classes() -> dict[str, list[str]]:
 
 
 def tiny_config(default: PretrainedConfig, role: str = "") -> PretrainedConfig:
-    """A configuration of the same class with small sizes and one layer of each kind. role: its name
-    in another configuration."""
+    """Returns a configuration of the same class with small sizes and one layer of each kind.
+
+    role: its name in another configuration.
+    """
     kind, own = type(default), vars(default)
     fields = inspect.signature(kind.__init__).parameters
     settings = {
@@ -189,7 +191,7 @@ def distinct(values: Sequence[object]) -> list[object]:
 
 
 def tiny_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A random model of a class, in eval mode. Raises whatever the class raises."""
+    """Returns a random model of a class in eval mode. Raises what the class raises."""
     kind = getattr(transformers, name)
     config = tiny_config(kind.config_class())
     with torch.device("meta"):
@@ -211,7 +213,7 @@ def tiny_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def try_class(name: str) -> Outcome:
-    """What the engine makes of a class: in float64, or in float32 where it does not run in that."""
+    """Tests a class in the engine, in float64 or, if that fails, in float32."""
     kind = getattr(transformers, name)
     try:
         check_configuration(kind.config_class())
@@ -232,7 +234,7 @@ def try_class(name: str) -> Outcome:
 
 
 def try_model(model: PreTrainedModel) -> Outcome:
-    """Load a model into the engine and compare what it computes with the model's own forward."""
+    """Loads a model into the engine and compares its outputs with the model's forward pass."""
     try:
         target = CachedModel(model)
     except ValueError as error:
@@ -254,7 +256,7 @@ def try_model(model: PreTrainedModel) -> Outcome:
 
 
 def sources_of(model: PreTrainedModel) -> list[Source]:
-    """Texts of unequal lengths; encoders of speech are left out, their states drawn."""
+    """Returns random texts of unequal lengths; for speech, random encoder states."""
     generator = torch.Generator().manual_seed(1)
     sources = []
     for length in LENGTHS:
@@ -267,13 +269,13 @@ def sources_of(model: PreTrainedModel) -> list[Source]:
 
 
 def takes_audio(model: PreTrainedModel) -> bool:
-    """Whether an encoder reads sound."""
+    """Whether the encoder reads audio."""
     return model.config.is_encoder_decoder and type(model).__name__ in SPEECH.values()
 
 
 @torch.inference_mode()
 def reads_text(model: PreTrainedModel, source: Source) -> bool:
-    """Whether the token before the last one matters: else a comparison shows nothing."""
+    """Whether the logits depend on earlier tokens; otherwise a comparison shows nothing."""
     ids = torch.arange(5, 13)
     found, other = (
         reference_logits(model, source, torch.cat([source.prefix, tokens]))[-1]
@@ -284,7 +286,10 @@ def reads_text(model: PreTrainedModel, source: Source) -> bool:
 
 @torch.inference_mode()
 def largest_difference(target: CachedModel, sources: Sequence[Source]) -> float:
-    """Of rows of two trees and a chain, a path kept after each, from fresh forwards."""
+    """Returns the largest difference of two trees and a chain from separate forward passes.
+
+    After each draft a path is kept in the cache.
+    """
     generator, worst = torch.Generator().manual_seed(2), 0.0
     states, tokens = target.encode_all(sources), [source.prefix for source in sources]
     for tree, path in ((TREE, [0, 1, 3]), (TREE, [0, 2]), (CHAIN, [0])):
@@ -316,7 +321,7 @@ def path_to(node: int, parents: Tensor) -> list[int]:
 
 
 def fault_of_tokens(target: CachedModel, sources: Sequence[Source]) -> str:
-    """How greedy decoding, plain or speculative, differs from `generate`; empty: it does not."""
+    """Returns how plain or speculative greedy decoding differs from `generate`; empty if equal."""
     greedy = fresh_greedy if takes_audio(target.model) else generated
     expected = [greedy(target.model, source) for source in sources]
     for name, drafter in (("plain", NoDrafter()), ("speculative", MaxGramDrafter())):
@@ -344,7 +349,7 @@ def generated(model: PreTrainedModel, source: Source) -> list[int]:
 
 @torch.inference_mode()
 def fresh_greedy(model: PreTrainedModel, source: Source) -> list[int]:
-    """Greedy decoding by fresh forwards, where `generate` starts from sound."""
+    """Decodes greedily with separate forward passes, as `generate` would need audio."""
     tokens, end = source.prefix, model.generation_config.eos_token_id
     for _ in range(NEW_TOKENS):
         tokens = torch.cat([tokens, reference_logits(model, source, tokens)[-1:].argmax(dim=-1)])
@@ -354,14 +359,14 @@ def fresh_greedy(model: PreTrainedModel, source: Source) -> list[int]:
 
 
 def reason_of(error: Exception) -> str:
-    """One line: what a refusal gives as its reason, or the error itself."""
+    """Returns the reason of a refusal, or the error, in one line."""
     text = " ".join(str(error).split())
     refusal = re.search(r"cannot be decoded speculatively: (.*); families with a plain", text)
     return (refusal[1] if refusal else f"{type(error).__name__}: {text}")[:200]
 
 
 def try_apart(name: str, seconds: float) -> Outcome:
-    """`try_class` in a process of its own, which is ended after so many seconds."""
+    """Runs `try_class` in a separate process, which is killed after `seconds`."""
     here, there = multiprocessing.Pipe(duplex=False)
     process = FORK.Process(target=lambda: there.send(try_class(name)))
     process.start()
@@ -380,7 +385,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def page(outcomes: dict[str, Outcome], types: dict[str, list[str]]) -> str:
-    """The page: numbers of classes by outcome, then a table for each outcome."""
+    """Returns the page: numbers of classes by outcome, then a table for each outcome."""
     counts = Counter(outcome.kind for outcome in outcomes.values())
     lines = [
         f"{HEAD}\n\ntorch {torch.__version__.partition('+')[0]}, "

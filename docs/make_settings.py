@@ -1,6 +1,6 @@
-"""Write docs/settings.md from the settings classes: `python docs/make_settings.py [--check]`.
+"""Writes docs/settings.md from the settings classes: `python docs/make_settings.py [--check]`.
 
-Names, types, bounds, defaults and descriptions are pydantic's: what the classes themselves go by.
+Names, types, bounds, defaults and descriptions are read from the pydantic models.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PAGE = Path(__file__).with_name("settings.md")
 MODULES = (inputs, decode, commands, recipes)
 HEAD = """# Settings
 
-Made from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.
+Generated from [drafttrain/config](../drafttrain/config) by `python docs/make_settings.py`.
 
 A setting is a line of a YAML file (`--config FILE`) or a `key=value` on the command line, which
-wins; a dot leads into a group: `train.learning_rate=3e-4`, `server.extra_body={min_p: 0.1}`.
-Options such as `--k` are short for one of them. Unknown names are refused with the nearest known
-one, and a run writes all its settings into `run.yaml`. The fields of `policy.json`, which
-`drafttrain tune` writes, are in [evaluate](evaluate.md#policyjson).
+overrides the file. A dot leads into a group: `train.learning_rate=3e-4`,
+`server.extra_body={min_p: 0.1}`. Options such as `--k` are short names of settings. An unknown name
+is an error that suggests the nearest known one. A run writes all its settings to `run.yaml`. The
+fields of `policy.json`, which `drafttrain tune` writes, are in [evaluate](evaluate.md#policyjson).
 """
 WORDS = {
     str: "text",
@@ -42,7 +42,7 @@ WORDS = {
 
 
 def settings_classes(module: ModuleType) -> list[type[Config]]:
-    """The settings classes of a module in its order."""
+    """Returns the settings classes of a module in order of definition."""
     return [
         kind
         for kind in vars(module).values()
@@ -53,7 +53,7 @@ def settings_classes(module: ModuleType) -> list[type[Config]]:
 
 
 def page() -> str:
-    """The document."""
+    """Returns the text of the page."""
     contents = [HEAD]
     for module in MODULES:
         subject = str(module.__doc__).splitlines()[0].removesuffix(".")
@@ -68,11 +68,11 @@ def link(kind: type[Config]) -> str:
 
 
 def section(kind: type[Config]) -> str:
-    """What a class is for, and a table of its own settings; a link leads to those it shares."""
+    """Returns a class's description, links to its base classes, and a table of its settings."""
     lines = [f"## {kind.__name__}", "", description(kind.__doc__), ""]
     if shared := [link(base) for base in kind.__bases__ if base is not Config]:
         lines += [f"It also has the settings of {' and '.join(shared)}.", ""]
-    lines += ["| setting | values | default | what |", "| --- | --- | --- | --- |"]
+    lines += ["| setting | values | default | meaning |", "| --- | --- | --- | --- |"]
     for name in get_annotations(kind):
         field = kind.model_fields[name]
         cells = [f"`{name}`", values(field), default(field), about(field)]
@@ -81,12 +81,12 @@ def section(kind: type[Config]) -> str:
 
 
 def description(text: str | None) -> str:
-    """A class's docstring as paragraphs."""
+    """Returns a class's docstring without indentation."""
     return "\n".join(line.strip() for line in (text or "").strip().splitlines())
 
 
 def about(field: FieldInfo) -> str:
-    """A setting's description; of a group that has none, what its class is."""
+    """Returns a setting's description; for a group without one, that of its class."""
     group = settings_class(field.annotation)
     if field.description is None and group is not None:
         return " ".join(group.__doc__.split()).partition(". ")[0].removesuffix(".") + "."
@@ -94,7 +94,7 @@ def about(field: FieldInfo) -> str:
 
 
 def values(field: FieldInfo) -> str:
-    """What a setting may be, as a reader of YAML thinks of it."""
+    """Returns the allowed values of a setting in words."""
     annotation, bounds = field.annotation, field.metadata
     if bounds and NoneType in get_args(annotation):  # null is not bounded
         return f"{bounded(in_words(get_args(annotation)[0]), bounds)}; or null"
@@ -102,7 +102,7 @@ def values(field: FieldInfo) -> str:
 
 
 def in_words(annotation: Any) -> str:
-    """A type, with the bounds inside it."""
+    """Returns a type in words, including bounds of its parts."""
     kind, parts = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return bounded(in_words(parts[0]), parts[1:])
@@ -120,7 +120,7 @@ def in_words(annotation: Any) -> str:
 
 
 def bounded(words: str, bounds: Sequence[Any]) -> str:
-    """What a type is called, and the values of it that are allowed."""
+    """Returns the name of a type with its bounds."""
     found = []
     for bound in bounds:
         if isinstance(bound, FieldInfo):
@@ -145,7 +145,7 @@ def number(bound: float) -> str:
 
 
 def default(field: FieldInfo) -> str:
-    """The default as YAML would have it; a group's is its own settings' defaults."""
+    """Returns the default as YAML; the defaults of a group are in its own table."""
     if field.is_required():
         return "**needed**"
     return "as below" if isinstance(field.default, Config) else f"`{shown(field.default)}`"
@@ -161,7 +161,7 @@ def shown(value: Any) -> str:
 
 
 def main() -> None:
-    """The command above; with --check it only compares, and fails where the page is old."""
+    """Writes the page; with --check it only compares, and fails if the page is out of date."""
     text = page()
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")
