@@ -41,7 +41,7 @@ except psutil.NoSuchProcess:
 print(sys.argv[2], file=sys.stderr)
 """
 """A program that prints our error line again after `accelerate launch` or torchrun has ended,
-because these print their own tracebacks after it."""
+because they print tracebacks after it."""
 
 TYPER_STYLE: dict[str, Any] = {
     "add_completion": False,

@@ -51,7 +51,7 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 @dataclass(frozen=True)
 class CountsFor:
-    """Marks a setting, or a group of settings, that is used only if another one has some values.
+    """Marks a setting, or a group, that is used only for certain values of another setting.
 
     `reading.check_read` raises an error if the user gives a marked setting without effect.
     """

@@ -125,7 +125,7 @@ class OnTarget(Config):
     target: TargetConfig | None = None
     """Default: the target of the heads' or the drafter's training, else of the newest run."""
     data: DataConfig | None = None
-    """Inputs; for `tune`, those on which it chooses. Default: the run's held-out rows; for
+    """Inputs; for `tune`, those for the choice. Default: the run's held-out rows; for
     `generate`, the lines of standard input."""
     compile: Compile = "auto"
     """Compile the calls of target and drafter with torch.compile. Each new shape takes up to a

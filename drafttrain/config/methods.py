@@ -30,7 +30,7 @@ class StopKind:
     name: str
     """The value of `stop.kind`."""
     function: str
-    """The policy; for one with an acceptance head, a class whose instance for a head is it."""
+    """Function (state, value) -> bool, or a class that makes it from an acceptance head."""
     settings: tuple[str, ...]
     """Fields of StopConfig that it uses. The last two are its value and the maximal draft length; a
     single field is both."""

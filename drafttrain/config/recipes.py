@@ -100,10 +100,10 @@ class DrafterConfig(Config):
     """A Spec-Drafter (SpecDec Section 3.1): a model of the target's family with other depths."""
 
     encoder: Literal["own", "target"] | None = None
-    """own: an encoder of its own, as in the paper. target: it reads the target's encoder states
-    (ours), which saves its own encoder pass. Default: own for texts, target for audio."""
+    """own: a separate encoder, as in the paper. target: it reads the target's encoder states
+    (ours), which saves an encoder pass. Default: own for texts, target for audio."""
     encoder_layers: Few | None = None
-    """Layers of its own encoder. Default: as many as the target's encoder."""
+    """Layers of a separate encoder. Default: as many as the target's encoder."""
     source_pooling: Few = 1
     """Number of neighbouring target encoder states that are averaged into one (ours); 4 states of a
     speech encoder are 80 ms. It makes rounds and training steps cheaper."""
@@ -166,7 +166,7 @@ _COPIES = CountsFor("drafter.initialise=encoder|both", ("copied_rate", "freeze_e
 
 
 class SpecDrafterRecipe(DistillingRecipe):
-    """`recipes/train_spec_drafter.py`: distil the target if need be, then train a drafter."""
+    """`recipes/train_spec_drafter.py`: distils the target if needed, then trains a drafter."""
 
     drafter: DrafterConfig = DrafterConfig()
     objective: Annotated[ObjectiveConfig, _ANCHORED, _COPIES] = ObjectiveConfig()
@@ -176,13 +176,13 @@ class BlockHeadsShape(Config):
     """Shape of block heads (Blockwise Decoding)."""
 
     k: int = Field(default=25, ge=2, le=1024)
-    """Tokens per block: the target's own next token and one from each of k - 1 heads."""
+    """Tokens per block: the target's next token and one from each of k - 1 heads."""
     ffn_size: Width | None = None
     """Width of each head's hidden layer. Default: that of the target's last hidden state."""
 
 
 class PredictAheadConfig(Config):
-    """The objective of block heads: later tokens of the target's own output."""
+    """The objective of block heads: predict later tokens of the target's output."""
 
     positions: Few = 8
     """Positions of each output drawn per step for the first head; head j gets 1/j of them, at least
@@ -190,7 +190,7 @@ class PredictAheadConfig(Config):
 
 
 class BlockHeadsRecipe(DistillingRecipe):
-    """`recipes/train_block_heads.py`: distil the target if need be, then train heads on it."""
+    """`recipes/train_block_heads.py`: distils the target if needed, then trains heads on it."""
 
     drafter: BlockHeadsShape = BlockHeadsShape()
     objective: PredictAheadConfig = PredictAheadConfig()
@@ -212,7 +212,7 @@ def _final_of_run(drafter: str) -> str:
 
 
 class HeadRecipe(TargetedRecipe):
-    """`recipes/train_acceptance_head.py`: distil and cache if need be, then train heads."""
+    """`recipes/train_acceptance_head.py`: distils and caches if needed, then trains heads."""
 
     drafter: Annotated[str, AfterValidator(_final_of_run)]
     """Folder or Hub name of the drafter, or the run that trained it (RUN means RUN/final)."""
@@ -307,8 +307,8 @@ _COPIED = CountsFor("initialise.path=null", ("layers",))
 
 
 class CausalDrafterRecipe(DistillingRecipe):
-    """`recipes/train_causal_drafter.py`: distil the target if need be, then train a language model
-    that drafts for it token by token."""
+    """`recipes/train_causal_drafter.py`: distils the target if needed, then trains a language
+    model that drafts for it token by token."""
 
     drafter: Annotated[CausalDrafterShape, _COPIED] = CausalDrafterShape()
     initialise: CausalStart = CausalStart()
@@ -341,7 +341,7 @@ class FollowInBlocksConfig(FollowTargetConfig):
 
 
 class ParallelDrafterRecipe(CausalDrafterRecipe):
-    """`recipes/train_parallel_drafter.py`: distil the target if need be, then train a language
+    """`recipes/train_parallel_drafter.py`: distils the target if needed, then trains a language
     model that drafts several tokens in one call."""
 
     drafter: Annotated[ParallelDrafterShape, _COPIED] = ParallelDrafterShape()
@@ -368,8 +368,8 @@ class StateDrafterShape(Config):
 
 
 class StateDrafterRecipe(DistillingRecipe):
-    """`recipes/train_state_drafter.py`: distil the target if need be, then train a drafter on
-    the target's own states."""
+    """`recipes/train_state_drafter.py`: distils the target if needed, then trains a drafter
+    that reads the target's states."""
 
     drafter: StateDrafterShape = StateDrafterShape()
     objective: FollowInBlocksConfig = FollowInBlocksConfig()

@@ -6,8 +6,8 @@
     DIR/custom_generate/generate.py, requirements.txt        for Transformers' `generate`
     DIR/README.md, report.png                                     the model card and its plot
 
-The head has a folder of its own, where no server's glob for weight files finds it, so any program
-that loads the exported folder sees an ordinary model.
+The head is in a separate folder, where a server's search for weight files does not find it, so any
+program that loads the exported folder sees an ordinary model.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_destination(out: Path, force: bool) -> None:
         )
     if not force:
         raise ConfigError(
-            f"out = {str(out)!r} holds an earlier export; add --force to replace it, or give the "
+            f"out = {str(out)!r} is an earlier export; add --force to replace it, or give the "
             "name of a new folder"
         )
 

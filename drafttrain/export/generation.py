@@ -51,7 +51,7 @@ class Request:
     """The resolved arguments of one call of `generate`."""
 
     config: GenerationConfig
-    """Settings for one greedy sequence; `sampling` and `sources` hold sampling and the number."""
+    """Settings of one greedy sequence; `sampling` has the sampling parameters."""
     sampling: Sampling
     sources: Sequence[Source]
     """One source for each returned sequence."""
