@@ -29,8 +29,7 @@ from drafttrain.data.encoded import ClipEncoding, batch_encoding, text_encoding
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.engine.teacher_forcing import check_projection, states_before
+from drafttrain.decoding.engine.teacher_forcing import check_projection
 from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts, fit_slot_temperatures
 from drafttrain.models.drafters import reads_states, vocabulary_size
 from drafttrain.models.identity import hash_target
@@ -40,8 +39,6 @@ from drafttrain.models.spec_drafter.build import (
     empty_drafter,
     make_config,
 )
-from drafttrain.models.spec_drafter.fusion import KnownOutputs, fit_fusion
-from drafttrain.models.spec_drafter.layout import PREFIX
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import mark, shape_of
 from drafttrain.models.speech import takes_audio
@@ -55,10 +52,6 @@ import datasets
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-FITTED_TOKENS = 30_000
-"""Output tokens used to fit the fusion of the target's hidden states."""
-FITTED_AT_ONCE, FITTED_SEED = 32, 1
 
 
 @recipe_command(SpecDrafterRecipe, "recipes/quickstart.yaml")
@@ -88,9 +81,6 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     if settings.objective.copied_rate != 1.0:
         share = settings.objective.copied_rate
         task = replace(task, slowed={f"model.{name}": share for name in copied})
-    if drafter.shape.fused_layer is not None:
-        fitted = fit_fusion(drafter, target.model, first_outputs(task))
-        accelerator.print(f"the fusion of the target's hidden states fitted to {fitted:,} tokens")
     del target, run  # frees the target, unless the task keeps it
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
@@ -164,8 +154,7 @@ def make_task(
         drafter.config.decoder_start_token_id,
         drafter.config.pad_token_id or 0,
     )
-    teacher = target.model if settings.drafter.target_states else None
-    objective = MaskPredict(drafter, settings.objective, teacher)
+    objective = MaskPredict(drafter, settings.objective)
     validate = None
     if held_out is not None:
         held_out_examples = examples_for(settings, drafter, held_out, "held_out", target)
@@ -190,21 +179,6 @@ def make_task(
     )
 
 
-def first_outputs(task: Task) -> Iterator[KnownOutputs]:
-    """Yields random outputs without replacement, until they have `FITTED_TOKENS` tokens."""
-    left = FITTED_TOKENS
-    generator = torch.Generator().manual_seed(FITTED_SEED)
-    for chosen in torch.randperm(len(task.rows), generator=generator).split(FITTED_AT_ONCE):
-        keys = [(0, row) for row in chosen.tolist()]
-        batch = task.batch(keys, task.objective.model.device)
-        lengths = (batch.layout.of_prefix(batch.layout.rows.block) == PREFIX).sum(1)
-        tokens = task.objective.decoder_inputs(batch.targets)
-        yield KnownOutputs(batch.source, batch.attention_mask, tokens, lengths, batch.given)
-        left -= int(lengths.sum())
-        if left <= 0:
-            return
-
-
 def examples_for(
     settings: SpecDrafterRecipe,
     drafter: SpecDrafter,
@@ -225,7 +199,7 @@ def examples_for(
 
 def blocks_along(objective: MaskPredict, example: Example) -> Drafts:
     """Greedy blocks at each prefix of an output, for validation."""
-    return Drafts(block_rows(objective.model, *block_inputs(objective, example)).argmax(-1).cpu())
+    return Drafts(block_rows(objective.model, *block_inputs(example)).argmax(-1).cpu())
 
 
 def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
@@ -233,23 +207,14 @@ def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
     objective = task.objective.eval()
     for row in range(len(task.validate.rows)):
         [example] = task.validate.rows.__getitems__([(0, row)])
-        inputs = block_inputs(objective, example)
+        inputs = block_inputs(example)
         yield block_rows(objective.model, *inputs), inputs[1]
 
 
-def block_inputs(
-    objective: MaskPredict, example: Example
-) -> tuple[Tensor, Tensor, list[int], Tensor | None]:
-    """Returns the arguments of `block_rows`: source, output, given tokens, and the target states
-    that the output was predicted from if the drafter fuses them."""
-    encoded, ids = example.encoded, torch.tensor(example.source_ids)
-    output, before = torch.tensor(example.target_ids), None
-    source = ids if encoded is None else encoded
-    if objective.model.fusion is not None:
-        teacher = objective.teacher.on(objective.model.device)
-        read = make_source(example.source_ids, teacher, example.given_ids)
-        before = states_before(teacher, [replace(read, encoded=encoded)], [example.target_ids])[0]
-    return source, output, example.given_ids, before
+def block_inputs(example: Example) -> tuple[Tensor, Tensor, list[int]]:
+    """Returns the arguments of `block_rows`: source, output and given tokens."""
+    source = torch.tensor(example.source_ids) if example.encoded is None else example.encoded
+    return source, torch.tensor(example.target_ids), example.given_ids
 
 
 if __name__ == "__main__":

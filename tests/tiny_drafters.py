@@ -11,7 +11,6 @@ from transformers import MarianConfig, PreTrainedModel
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.data.batches.slots import SlotCollator
-from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.parallel import ParallelDrafter
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
@@ -66,7 +65,6 @@ def small_drafter(
     k: int,
     decoder_layers: int = 1,
     ffn: int = 8,
-    state_width: int | None = None,
     dropout: float = 0.0,
     draftable: Sequence[int] | None = None,
     **shape,
@@ -89,7 +87,7 @@ def small_drafter(
         dropout=dropout,
     )
     mark(config, DraftShape(vocabulary, vocabulary, **shape))
-    config.k, config.state_width, config.draftable_tokens = k, state_width, draftable
+    config.k, config.draftable_tokens = k, draftable
     torch.manual_seed(1)
     return empty_drafter(config).double()
 
@@ -99,16 +97,6 @@ def collator(drafter: SpecDrafter, blocks: int) -> SlotCollator:
     config = drafter.config
     start, pad = config.decoder_start_token_id, config.pad_token_id or 0
     return SlotCollator(drafter.shape, config.k, blocks, 0, start, pad)
-
-
-def fused_states(target: PreTrainedModel, family: str = "marian", **settings) -> BlockDrafter:
-    """A Spec-Drafter that fuses the target's hidden states, with a noisy start."""
-    drafter = tiny_drafter(family, target_states=True, **settings)
-    torch.manual_seed(4)
-    for name, parameter in drafter.named_parameters():
-        own = (3.0 if family == "t5" else 0.3) if name.startswith("fusion.") else 0.02
-        parameter.data += own * torch.randn_like(parameter)
-    return make_drafter(drafter, target)
 
 
 def block_heads(k: int = 4, std: float | None = 0.5, **settings) -> BlockHeads:

@@ -120,9 +120,6 @@ class DrafterConfig(Config):
     slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
     """bidirectional (the paper): the slots of a block see each other. causal (ours): they see
     earlier slots only, so a shorter draft is the start of a longer one."""
-    target_states: bool = False
-    """Feed the target's last hidden state for each committed token (ours, after EAGLE). The drafter
-    then works only with this target, and training runs the target's decoder on every batch."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Parts that are initialised from the target's weights."""
     overrides: dict[str, Any] = {}

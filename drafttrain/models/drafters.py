@@ -154,8 +154,8 @@ def check_fit(
             "this target, or give the target it was trained on"
         )
     width = state_size(target, "token")
-    reads = drafter.hidden_size if kind.reads_target else getattr(drafter, "state_width", None)
-    if reads not in (None, width):
+    reads = drafter.hidden_size if kind.reads_target else width
+    if reads != width:
         raise ConfigError(
             f"{drafter_name} ({kind.words}) reads hidden states of size {reads}, but those of "
             f"{target_name} have size {width}; train {kind.words} for this target, or give the "
@@ -217,9 +217,7 @@ def load_drafter(
 
 def reads_states(drafter: PretrainedConfig) -> bool:
     """Whether a drafter reads target states and so fits only the target it was trained on."""
-    reads = kind_of(drafter).reads_target or reads_encoder(drafter)
-    fuses = getattr(drafter, "state_width", None) is not None
-    return reads or fuses
+    return kind_of(drafter).reads_target or reads_encoder(drafter)
 
 
 def reads_encoder(drafter: PretrainedConfig) -> bool:

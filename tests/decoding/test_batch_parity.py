@@ -26,7 +26,7 @@ from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, 
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.decoded import decoder_of, generate, sources_for, tokens_of
-from tests.tiny_drafters import block_heads, fused_states, shared, tiny_drafter
+from tests.tiny_drafters import block_heads, shared, tiny_drafter
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, SPEECH_FAMILIES, near_copy, tiny_model
 
 Make = Callable[[PreTrainedModel], Drafter]
@@ -73,9 +73,9 @@ SLOTS: dict[str, Make] = {
     }.items()
 }
 SLOTS |= {
-    "states fused": partial(fused_states, previous_token_rank=3),
-    "states, causal slots": partial(fused_states, encoder="target", slot_attention="causal"),
-    "opt-tree over slots, states fused": lambda model: TreeDrafter(fused_states(model), Optimal(9)),
+    "target's encoder, causal slots": lambda model: BlockDrafter(
+        tiny_drafter(encoder="target", slot_attention="causal")
+    ),
     "opt-tree over slots": over_slots(Optimal(9), previous_token_rank=3),
     "rsd-s over slots": over_slots(Beam(3)),
 }

@@ -37,7 +37,6 @@ WAITS = {
     "paper": 1,
     "bidirectional": 1,
     "soft copy": 1,
-    "states fused": 1,
 }
 """Times that a greedy round of a batch waits for the device: for every call whose tokens the next
 one is fed, and for the verdict."""
@@ -132,7 +131,6 @@ def fetched(proposal: Proposal) -> Proposal:
         ("heads", GreedyMatch()),
         ("anchored", GreedyMatch()),
         ("paper", GreedyMatch()),
-        ("states fused", GreedyMatch()),
         ("paper", SpecVerification(3, 1.0)),
         ("anchored", RejectionSampling()),
     ],

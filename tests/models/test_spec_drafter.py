@@ -17,7 +17,6 @@ from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.language_models import spread
 from drafttrain.models.spec_drafter.build import build, depths, make_config
-from drafttrain.models.spec_drafter.fusion import match_norm
 from drafttrain.models.spec_drafter.layout import PREFIX, Layout, Rows, lay_out
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import DraftShape, shape_of
@@ -187,7 +186,7 @@ def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(
     family: str, tmp_path: Path
 ) -> None:
     target = target_of(family)
-    drafter = drafter_of(target, previous_token_rank=3, target_states=True)
+    drafter = drafter_of(target, previous_token_rank=3)
     drafter.save_pretrained(tmp_path)
     assert [file.suffix for file in tmp_path.iterdir() if "model" in file.name] == [".safetensors"]
     loaded, report = SpecDrafter.from_pretrained(
@@ -204,8 +203,7 @@ def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(
         )
     close(found, expected, 1e-12 if family in FAMILIES else 1e-5)
     plain, report = type(target).from_pretrained(tmp_path, output_loading_info=True)
-    ours = ("previous_token.", "fusion.")
-    assert all(name.startswith(ours) for name in report["unexpected_keys"])
+    assert all(name.startswith("previous_token.") for name in report["unexpected_keys"])
     assert type(plain).__name__ == type(drafter).__name__
 
 
@@ -262,19 +260,6 @@ def test_other_sizes_than_the_targets_are_fields_of_its_family() -> None:
     unknown = DrafterConfig(initialise="none", overrides={"ffn": 3})
     with pytest.raises(ConfigError, match="drafter.overrides.ffn"):
         make_config(target, unknown, None)
-
-
-def test_states_are_as_long_as_what_they_stand_beside() -> None:
-    """Numbers of the same root mean square, however large a family's are; nothing stays nothing."""
-    states, embedded = torch.randn(2, 3, 12).double(), 0.1 * torch.randn(2, 3, 5).double()
-    states[0, 1] = 0.0
-    found = match_norm(states, embedded)
-    assert not found[0, 1].any()
-    shares = [one.square().mean(-1).sqrt() for one in (found, embedded)]
-    there = states.abs().sum(-1) > 0
-    assert torch.allclose(*(share[there] for share in shares))
-    assert torch.allclose(match_norm(1000.0 * states, embedded), found)
-    assert (torch.nn.functional.cosine_similarity(found, states, dim=-1)[there] > 0.999).all()
 
 
 def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path: Path) -> None:

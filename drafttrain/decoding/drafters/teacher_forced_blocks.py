@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from drafttrain.decoding.drafters.candidates import Candidates
@@ -20,7 +19,6 @@ def block_rows(
     source: Tensor,
     target_ids: Tensor,
     given: Sequence[int] = (),
-    before: Tensor | None = None,
 ) -> Tensor:
     """Computes the logits of blocks at every prefix length 0..L-1 of a known output, in one pass.
 
@@ -29,7 +27,7 @@ def block_rows(
     changes only the scores of a slot's best candidates. Arguments as in `block_states`.
     Shapes: -> [L, k, V].
     """
-    states, previous = block_states(model, source, target_ids, given, before)
+    states, previous = block_states(model, source, target_ids, given)
     logits = model.logits(states)
     if model.previous_token is None:
         return logits
@@ -43,15 +41,12 @@ def block_states(
     source: Tensor,
     target_ids: Tensor,
     given: Sequence[int] = (),
-    before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the slots of blocks at every prefix length 0..L-1 of a known output, in one pass.
 
     Returns hidden states before previous-token features, and the output token before each predicted
     one. source: token ids, or the target's encoder states if the drafter reads those. given: tokens
-    between the decoder start token and the output. before: the target's hidden states that the
-    output's tokens were predicted from (`TeacherForced.before`), if the drafter fuses them.
-    Shapes: [S] or [S, D], [L], [L, E] -> [L, k, D], [L, k].
+    between the decoder start token and the output. Shapes: [S] or [S, D], [L] -> [L, k, D], [L, k].
     """
     shape, config, device = model.shape, model.config, model.device
     count = len(target_ids)
@@ -65,12 +60,9 @@ def block_states(
         sources, targets = source[None], target_ids[None]
     lengths = torch.full((len(targets),), len(target_ids))
     layout = lay_out(targets, lengths, starts, shape, config.k, config.decoder_start_token_id)
-    layout, states = layout.to(device), None
-    if model.fusion is not None:
-        # zeros for the start token and the given tokens; the last token is never fed
-        states = F.pad(before[None, :-1].to(device), (0, 0, 1 + len(given), 0))
+    layout = layout.to(device)
     read = RowReader(model)
-    hidden = read(layout.rows, read.encode(sources.to(device), None), states=states).hidden
+    hidden = read(layout.rows, read.encode(sources.to(device), None)).hidden
     states = layout.of_blocks(hidden).reshape(count, shape.masks(config.k), model.width)
     previous = layout.of_blocks(layout.previous).reshape(count, shape.masks(config.k))
     if shape.anchored:

@@ -245,8 +245,6 @@ TENSORS = (
     "sources",
     "source_mask",
     "embedded",
-    "states",
-    "has_states",
 )
 """Fields of `ForwardBatch` that are arguments of a compiled call; some are None."""
 COUNT = itertools.count()

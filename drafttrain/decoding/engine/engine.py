@@ -193,8 +193,6 @@ class Engine:
             width = requests[0].embedded.shape[1]
             empty = requests[0].embedded.new_zeros(0, width)
             call.embedded = _padded([empty if f is None else f.embedded for f in members], new)
-        if any(request.states is not None for request in requests):
-            call.states, call.has_states = _states(members, new, device)
         if self.body.cross_attends:
             self._set_sources(call, members, first, bucket)
         return call
@@ -313,18 +311,3 @@ def _visible(
             visible[b, :size, start + size :] = False
             visible[b, :size, : start + size] = request.visible.to(device)
     return visible
-
-
-def _states(
-    members: Sequence[ForwardRequest | None], new: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Returns `ForwardBatch.states` and `ForwardBatch.has_states`."""
-    rows = [None if request is None else request.states for request in members]
-    like = next(row for row in rows if row is not None)
-    states = torch.zeros(len(rows), new, like.shape[1], dtype=like.dtype, device=device)
-    has_states = torch.zeros(len(rows), new, 1, dtype=torch.bool, device=device)
-    for b, row in enumerate(rows):
-        if row is not None:
-            states[b, : len(row)] = row
-            has_states[b, : len(row)] = True
-    return states, has_states

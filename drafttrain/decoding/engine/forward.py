@@ -38,7 +38,6 @@ from drafttrain.decoding.engine.positions import (
 )
 from drafttrain.decoding.sampling import exact_enough
 from drafttrain.models.draftable import UNDRAFTED
-from drafttrain.models.spec_drafter.model import SpecDrafter
 
 ARBITRARY_MASKS = ("sdpa", "eager")
 """Attention implementations that support arbitrary masks."""
@@ -73,10 +72,6 @@ class ForwardBatch:
     """[B, S, D] encoder states, in the first call of sequences; else None."""
     embedded: Tensor | None = None
     """[B, N, D] input embeddings to use instead of those of the tokens."""
-    states: Tensor | None = None
-    """[B, N, E] target hidden states to fuse into the tokens; zeros for tokens without one."""
-    has_states: Tensor | None = None
-    """[B, N, 1] bool: which tokens have a target hidden state (which may itself be zero)."""
     layers: Sequence[int] = ()
     """Decoder layers whose outputs are returned."""
 
@@ -162,9 +157,6 @@ class TransformersBody:
         if draftable is not None:
             self._head = DraftableHead(inner.get_output_embeddings(), draftable)
             self._replaced.append((self._head.module, "forward", self._head))
-        if isinstance(inner, SpecDrafter) and inner.fusion is not None:
-            embed = _with_fusion(inner, self._current)
-            self._replaced.append((inner.embed_tokens, "forward", embed))
         self._captured: dict[int, Tensor] = {}
         self._hooks = {-1: _capture_hook(self._captured, -1)}
 
@@ -373,22 +365,5 @@ def _with_mask(attention: nn.Module, current: Current) -> Callable[..., Any]:
         elif call is not None and arguments.get("key_value_states") is None:
             attention_mask = additive(call.visible, hidden_states.dtype)[:, None]
         return original(hidden_states=hidden_states, attention_mask=attention_mask, **arguments)
-
-    return forward
-
-
-def _with_fusion(drafter: SpecDrafter, current: Current) -> Callable[[Tensor], Tensor]:
-    """Returns an embedding's `forward` that adds the fusion of target hidden states."""
-    embed = drafter.embed_tokens.forward
-
-    def forward(ids: Tensor) -> Tensor:
-        embedded, call = embed(ids), current.call
-        if call is None or call.states is None:
-            return embedded
-        # states may be given for the first tokens only
-        added = drafter.fusion(call.states, embedded[:, : call.states.shape[1]])
-        if call.has_states is not None:
-            added = added.where(call.has_states, 0.0)
-        return embedded + F.pad(added, (0, 0, 0, embedded.shape[1] - added.shape[1]))
 
     return forward

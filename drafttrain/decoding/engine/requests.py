@@ -26,8 +26,6 @@ class ForwardRequest:
     """[N] position of each token; None: they are a chain."""
     embedded: Tensor | None = None
     """[N, D] input embeddings to use instead of those of the tokens."""
-    states: Tensor | None = None
-    """[M, E] target hidden states fused into the first M tokens."""
     drafted: Tensor | None = None
     """[M] draft tokens after `tokens` that are still on a device."""
 

@@ -64,14 +64,12 @@ class RowReader:
         rows: Rows,
         encoded: EncoderStates,
         prefix: DecodedRows | None = None,
-        states: Tensor | None = None,
         keep: bool = False,
     ) -> DecodedRows:
         """Computes the hidden states of rows, which also attend to `prefix` if it is given.
 
         A causal prefix does not attend to blocks, so it can be computed once (`keep`) for several
-        passes over its blocks. states [B, L, E]: the target's hidden states that the tokens of the
-        first L rows were predicted from, zeros for tokens without one.
+        passes over its blocks.
         """
         if self._limit is not None:  # slots past the last position have no labels
             rows = replace(rows, positions=rows.positions.clamp(max=self._limit - 1))
@@ -92,7 +90,6 @@ class RowReader:
             cache=cache,
             source_mask=encoded.mask,
             encoded=encoded.states,
-            states=states,
         )
         hidden = self._body.run_decoder(call)
         if not keep:

@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
-from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.language_models import SPECIAL_TOKENS, shallow_config, spread
 from drafttrain.models.spec_drafter.model import SpecDrafter, class_of, family_class
@@ -91,26 +90,16 @@ def make_config(
             for name in names:
                 if hasattr(part, name):
                     setattr(part, name, value)
-    fused, taken = None, taken_layers(config, target)["decoder"]
-    if settings.target_states and settings.initialise == "both" and taken[0] > 0:
-        fused = taken[0]
     given = {"slots", "prefix_attention", "slot_attention", "source_pooling", "previous_token_rank"}
     shape = DraftShape(
         mask_id,
         vocabulary,
         **settings.model_dump(include=given),
         encoder=encoder,
-        fused_layer=fused,
         logit_scale=logit_scale,
     )
-    if shape.slots == "paper" and settings.target_states:
-        raise ConfigError(
-            "drafter.target_states = true needs a causal prefix; set drafter.slots=anchored, or "
-            "drafter.target_states=false"
-        )
     mark(config, shape)
     config.k, config.target = settings.k, identity
-    config.state_width = state_size(target, "token") if settings.target_states else None
     config.draftable_tokens = None
     return config
 
@@ -200,15 +189,13 @@ def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
 
 
 def empty_drafter(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> SpecDrafter:
-    """Makes a Spec-Drafter with random weights; previous-token features and fusion start at 0."""
+    """Makes a Spec-Drafter with random weights; previous-token features start at 0."""
     kind = class_of(config)
     if config._attn_implementation not in ("sdpa", "eager", None):  # others reject custom masks
         config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
     drafter = kind._from_config(config, dtype=dtype)
     if drafter.previous_token is not None:
         nn.init.zeros_(drafter.previous_token.out.weight)
-    if drafter.fusion is not None:
-        drafter.fusion.start_at_zero()
     drafter.generation_config = GenerationConfig(
         decoder_start_token_id=config.decoder_start_token_id,
         **{name: getattr(config, name, None) for name in SPECIAL_TOKENS},

@@ -2,11 +2,9 @@
 
 The decoder reads the accepted prefix followed by masks and predicts all k tokens of a block in one
 forward pass. It is a model of the target's family and uses the family's own classes (`build.py`),
-so Transformers computes, saves and loads it. Three optional parts are additions of drafttrain:
+so Transformers computes, saves and loads it. Two optional parts are additions of drafttrain:
 
 - previous-token features: correct each slot by the token drafted before it;
-- fusion: each committed token is combined with the target's last hidden state that it was predicted
-  from (after EAGLE, arXiv 2401.15077);
 - a part of the vocabulary: only `draftable_tokens` are scored.
 """
 
@@ -27,7 +25,6 @@ from transformers import (
 
 from drafttrain.models.draftable import UNDRAFTED, draftable_indices, draftable_tokens
 from drafttrain.models.previous_token import PreviousToken
-from drafttrain.models.spec_drafter.fusion import StateFusion
 from drafttrain.models.spec_drafter.shape import shape_of
 
 Base = PreTrainedModel if TYPE_CHECKING else object
@@ -40,9 +37,8 @@ class SpecDrafter(Base):
         super().__init__(config)
         self.shape = shape_of(config)
         self.width: int = config.get_text_config(decoder=True).hidden_size
-        rank, fused = self.shape.previous_token_rank, getattr(config, "state_width", None)
+        rank = self.shape.previous_token_rank
         self.previous_token = PreviousToken(self.width, rank) if rank else None
-        self.fusion = StateFusion(fused, self.width) if fused else None
 
     @classmethod
     def from_pretrained(cls, path: Any, **settings: Any) -> SpecDrafter:

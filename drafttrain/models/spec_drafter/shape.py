@@ -1,8 +1,8 @@
 """Entries of a Spec-Drafter's config.json in addition to those of its family.
 
-A Spec-Drafter is a model of its target's family with another depth. `k`, `state_width`,
-`draftable_tokens`, `slot_temperatures` and `target` are top-level entries, as in other drafters;
-all others are in the entry `spec_drafter`, which marks the kind.
+A Spec-Drafter is a model of its target's family with another depth. `k`, `draftable_tokens`,
+`slot_temperatures` and `target` are top-level entries, as in other drafters; all others are in the
+entry `spec_drafter`, which marks the kind.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ class DraftShape:
     """Number of encoder states of the target that are averaged into one."""
     previous_token_rank: int = 0
     """Rank of the previous-token features; 0: none."""
-    fused_layer: int | None = None
-    """Target layer that the first decoder layer copies; the fusion of target hidden states is
-    fitted to the input of this layer. None: the fusion starts at zero."""
     logit_scale: float = 1.0
     """Factor of last hidden states before the output projection (T5)."""
 

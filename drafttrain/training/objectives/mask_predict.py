@@ -7,37 +7,29 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
-from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.slots import SlotBatch, choose_revealed, glancing_ratio, reveal
 from drafttrain.decoding.engine.spec_drafter import DecodedRows, EncoderStates, RowReader
-from drafttrain.models.spec_drafter.fusion import read_outputs, states_before_tokens
 from drafttrain.models.spec_drafter.layout import IGNORED, Layout, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.losses import LossSums, smoothed_cross_entropy
-from drafttrain.training.objective import Teacher
 
 
 class MaskPredict(nn.Module):
-    """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3).
+    """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3)."""
 
-    teacher: the target, for drafters that fuse its states.
-    """
-
-    parts = None
+    parts = teacher = None
 
     def __init__(
         self,
         drafter: SpecDrafter,
         settings: ObjectiveConfig,
-        teacher: PreTrainedModel | None = None,
     ):
         super().__init__()
         self.model, self.settings = drafter, settings
         self._no_split_modules = drafter._no_split_modules
         self.anchored = drafter.shape.anchored
-        self.teacher = None if teacher is None else Teacher(teacher)
         has_masks = drafter.shape.masks(drafter.config.k) > 0
         self.prefix_apart = has_masks and not drafter.shape.bidirectional
         """The prefix sees no block, so it is read once for both passes."""
@@ -48,22 +40,22 @@ class MaskPredict(nn.Module):
         read = RowReader(self.model)  # of now: what shards a model copies it
         encoded = read.encode(batch.source, batch.attention_mask)
         tokens, labels = rows.tokens, layout.labels
-        prefix, states = None, self.target_states(batch)
+        prefix = None
         if self.prefix_apart:
             prefix = rows.part(0, layout.prefix_rows)
-            prefix = read(prefix, encoded, states=states, keep=True)
-            rows, states = layout.input_rows(), None
+            prefix = read(prefix, encoded, keep=True)
+            rows = layout.input_rows()
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
-                wrong = self._count_wrong(read, batch, rows, encoded, prefix, states)
+                wrong = self._count_wrong(read, batch, rows, encoded, prefix)
             revealable = layout.of_blocks(layout.fill) >= 0
             revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
             tokens, labels = reveal(layout, revealed, self.anchored)
         fed = replace(layout.rows, tokens=tokens)
         if prefix is not None:
             fed = replace(layout, rows=fed).input_rows()
-        hidden = read(fed, encoded, prefix, states).hidden
+        hidden = read(fed, encoded, prefix).hidden
         if prefix is not None:
             hidden = torch.cat((prefix.hidden, layout.scatter(hidden)), dim=1)
         return self._loss(hidden, labels, layout)
@@ -75,7 +67,6 @@ class MaskPredict(nn.Module):
         rows: Rows,
         encoded: EncoderStates,
         prefix: DecodedRows | None,
-        states: Tensor | None,
     ) -> Tensor:
         """Masked slots of each block that the first pass gets wrong, [B, A].
 
@@ -84,7 +75,7 @@ class MaskPredict(nn.Module):
         layout = batch.layout
         device = batch.targets.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            hidden = read(rows, encoded, prefix, states).hidden
+            hidden = read(rows, encoded, prefix).hidden
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
         hidden = layout.scatter(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
@@ -94,22 +85,6 @@ class MaskPredict(nn.Module):
         logits = self.model.draftable_logits(hidden.flatten(0, 2)[learned], previous)
         missed = (logits.argmax(-1) != labels[learned]) & (labels[learned] != IGNORED)
         return torch.zeros_like(labels).scatter(0, learned, missed.long()).view(shape).sum(-1)
-
-    @torch.no_grad()
-    def target_states(self, batch: SlotBatch) -> Tensor | None:
-        """The target's hidden state that each token of the prefix was predicted from, for drafters
-        that fuse it. Shapes: -> [B, L, state_width]."""
-        if self.model.config.state_width is None:
-            return None
-        teacher = self.teacher.on(batch.targets.device)
-        tokens = self.decoder_inputs(batch.targets)
-        read = read_outputs(teacher, batch.source, batch.attention_mask, tokens, layers=False)
-        return states_before_tokens(read[0], batch.given)
-
-    def decoder_inputs(self, targets: Tensor) -> Tensor:
-        """Outputs as the target's decoder reads them. Shapes: [B, L] -> [B, L]."""
-        start = torch.full_like(targets[:, :1], self.model.config.decoder_start_token_id)
-        return torch.cat((start, targets[:, :-1]), dim=1)
 
     def _loss(self, hidden: Tensor, labels: Tensor, layout: Layout) -> LossSums:
         labels = self.model.draftable_labels(labels, IGNORED)

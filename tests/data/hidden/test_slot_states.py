@@ -46,7 +46,6 @@ SHAPES = {
     "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     "target's encoder": {"encoder": "target", "previous_token_rank": 3},
     "causal": {"slot_attention": "causal", "previous_token_rank": 3},
-    "states fused": {"target_states": True, "previous_token_rank": 3},
     "masks": {"masks": True},
 }
 
@@ -59,8 +58,6 @@ def tiny_pair(vocab: int = WORDS, **shape):
     target = tiny_model("marian", vocab_size=vocab, tie_word_embeddings=True)
     parts = "encoder" if shape.get("slots") == "paper" else "both"
     drafter = drafter_of(target, parts, **({"k": 2, "decoder_layers": 2} | shape))
-    if drafter.fusion is not None:
-        torch.nn.init.normal_(drafter.fusion.of_state.weight, std=0.05)
     if drafter.previous_token is not None:
         torch.nn.init.normal_(drafter.previous_token.out.weight, std=0.5)
     return target, drafter

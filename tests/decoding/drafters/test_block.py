@@ -8,22 +8,20 @@ import pytest
 import torch
 
 from drafttrain.config.methods import STOPS
-from drafttrain.decoding.batching import run_batched, run_single
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows, block_states
+from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.engine.teacher_forcing import states_before
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Output, Sampling, Source
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, sources_for
-from tests.decoding.drafters.toy_blocks import CONVENTIONS, TOLD_STATES, toy_drafter
+from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafts import rounds_along
 from tests.decoding.enumeration import (
     alone_and_together,
@@ -32,13 +30,12 @@ from tests.decoding.enumeration import (
 )
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import (
-    TARGET_WIDTH,
     ToyTarget,
     autoregressive_law,
     toy_source,
     toys_together,
 )
-from tests.tiny_drafters import fused_states, shared, tiny_drafter, with_noise
+from tests.tiny_drafters import shared, tiny_drafter, with_noise
 from tests.tiny_models import EOS, VOCAB
 
 SAMPLINGS = {
@@ -52,7 +49,7 @@ FEW = {
     "few, previous tokens": {"draftable": [0, 2, 3], "previous_token_rank": 3},
 }
 """Drafters that cannot draft every token: no less exact."""
-SETTINGS = CONVENTIONS | FEW | TOLD_STATES
+SETTINGS = CONVENTIONS | FEW
 
 
 @pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
@@ -93,10 +90,8 @@ SHARED = {
     "target's encoder, few tokens": {"draftable": [*range(1, 31)]},
     "target's encoder, pooled": {"source_pooling": 2},
 }
-STATES = {"target's states": {"previous_token_rank": 3}}
 CASES = [(family, name) for family in ("marian", "bart", "t5") for name in CONVENTIONS]
 CASES += [(family, name) for family in ("marian", "t5", "whisper") for name in SHARED]
-CASES += [(family, name) for family in ("marian", "bart", "t5", "whisper") for name in STATES]
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)
@@ -106,12 +101,9 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # coupled slots look at every token
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10  # random BART ends at once
-    settings = {"decoder_layers": 2} | (CONVENTIONS | SHARED | STATES)[name]
+    settings = {"decoder_layers": 2} | (CONVENTIONS | SHARED)[name]
     settings |= {"encoder": "target"} if name in SHARED else {}
-    if name in STATES:
-        drafter = fused_states(target.model, family, **settings)
-    else:
-        drafter = BlockDrafter(with_noise(tiny_drafter(family, **settings)))
+    drafter = BlockDrafter(with_noise(tiny_drafter(family, **settings)))
     sources = sources_for(target.model)
 
     def decode(drafter, k: int) -> list[Output]:
@@ -121,28 +113,24 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     for source, output, found in zip(sources, plain, drafted, strict=True):
         assert found.tokens == output.tokens
         read = target.read(source)
-        before = states_before(target.model, [read], [output.tokens])[0]
-        blocks = blocks_of(read, output.tokens, before if name in STATES else None)
+        blocks = blocks_of(read, output.tokens)
         expected = rounds_along(blocks, output.tokens, 24)
         for played, (draft, emitted) in zip(found.rounds, expected, strict=True):
             if len(draft) < 4 and EOS not in draft:
                 break  # slots may look at later ones, for which there is no room here
             assert played.emitted == emitted
             assert played.drafted[: len(emitted)] == draft[: len(emitted)]  # to the first wrong one
-        if name in STATES:
-            unfed = blocks_of(read, output.tokens, torch.zeros_like(before))
-            assert not torch.equal(unfed, blocks), "what is fed counts"
     if name.startswith(("anchored", "causal")):  # starts from the target's decoder
         assert sum(len(one.rounds) for one in drafted) < sum(len(one.tokens) for one in plain)
 
 
 def slots_along(drafter: BlockDrafter) -> Callable[..., torch.Tensor]:
-    """Gives the blocks along an output, from what was read, tokens and the target's states."""
+    """Gives the blocks along an output, from what was read and its tokens."""
 
-    def blocks(read: Source, tokens: list[int], before: torch.Tensor | None) -> torch.Tensor:
+    def blocks(read: Source, tokens: list[int]) -> torch.Tensor:
         seen = read.input_ids if drafter.model.shape.encoder == "own" else read.encoded
         given, output = read.prefix[1:].tolist(), torch.tensor(tokens)
-        return block_rows(drafter.model, seen, output, given, before).argmax(-1)
+        return block_rows(drafter.model, seen, output, given).argmax(-1)
 
     return blocks
 
@@ -203,87 +191,6 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) 
             close(*(run_single(one.slot_rows(tokens, 3))[0] for one in (session, fresh)), 1e-12)
 
 
-SHOWN = [
-    ([], (0, 0)),
-    ([2, 3, 3], (0, 0)),  # others' drafts, before the target's first call
-    ([2, 3], (0, 2)),  # both accepted: fed again, with their states
-    ([2, 3, 1, 3], (2, 4)),
-    ([2, 3, 1, 3, 3, 2], (2, 4)),  # the same state, and others' drafts behind what is verified
-    ([2, 3, 1, 3, 2, 2], (2, 4)),
-    ([2, 3, 1, 3, 2, 2, 1], (4, 7)),
-]
-"""Rounds of a session: tokens, and of which of them the target has shown rows, first to last."""
-
-
-@pytest.mark.parametrize("given", [[], [3, 2]])
-@pytest.mark.parametrize("settings", TOLD_STATES.values(), ids=TOLD_STATES.keys())
-def test_every_committed_token_is_fed_with_the_state_that_it_was_predicted_from(
-    settings: dict, given: list[int]
-) -> None:
-    """Whatever was shown before: others' drafts, which no state is known of, are fed without, as is
-    what decoding starts from, though the target's first call shows rows of that too."""
-    drafter, randomness = toy_drafter(**settings), drawn()
-    source = toy_source(*given)
-    prefix = source.prefix
-    shown_first = torch.randn(len(given), TARGET_WIDTH, dtype=torch.float64)
-    said = torch.randn(8, TARGET_WIDTH, dtype=torch.float64)  # row r is what y_{r+1} came from
-    session = drafter.open(source, Sampling(), randomness)
-    for output, (first, verified) in SHOWN:
-        tokens = torch.cat((prefix, torch.tensor(output, dtype=torch.long)))
-        every = torch.cat((shown_first, said[:verified]))
-        shown = every if first == 0 else said[first:verified]
-        committed = len(prefix) + verified
-        state = TargetState(committed, {-1: shown}) if verified else None
-        before = said[: len(output)].clone()
-        before[verified:] = 0.0
-        with torch.inference_mode():
-            session.longest(tokens, 3, state)
-            seen = run_single(session.slot_rows(tokens, 3))[0]
-            expected = behind(drafter, output, before, given)
-            late = drafter.open(source, Sampling(), randomness)
-            late.longest(tokens, 3, TargetState(committed, {-1: every}))
-            seen_late = run_single(late.slot_rows(tokens, 3))[0]
-        assert (seen - expected).abs().max() < 1e-12, output
-        assert (seen_late - expected).abs().max() < 1e-12, output
-
-
-def behind(
-    drafter: BlockDrafter,
-    output: list[int],
-    before: torch.Tensor,
-    given: list[int],
-) -> torch.Tensor:
-    """The slots behind a whole output, of which no token comes next. Shapes: -> [3, D]."""
-    follows = [*output, 2]  # a token that no row sees
-    states, _ = block_states(
-        drafter.model,
-        toy_source().input_ids,
-        torch.tensor(follows),
-        given,
-        before=torch.cat((before, torch.full((1, TARGET_WIDTH), 9.0, dtype=torch.float64))),
-    )
-    return states[len(output)]
-
-
-def test_a_sequence_that_begins_shares_calls_with_those_that_have_states() -> None:
-    drafter = toy_drafter(**TOLD_STATES["states"])
-    said = torch.randn(3, TARGET_WIDTH)  # of a target in another precision
-    shown = [([2, 3, 1], TargetState(4, {-1: said})), ([], None)]
-
-    def slots_of(order: list[int]) -> list[torch.Tensor]:
-        works = []
-        for number in order:
-            output, state = shown[number]
-            session = drafter.open(toy_source(), Sampling(), drawn())
-            tokens = torch.cat((toy_source().prefix, torch.tensor(output, dtype=torch.long)))
-            session.longest(tokens, 3, state)
-            works.append(session.slot_rows(tokens, 3))
-        return [hidden for hidden, _ in run_batched(works)]
-
-    alike = zip(slots_of([0, 1]), [*slots_of([0]), *slots_of([1])], strict=True)
-    assert all((one - other).abs().max() < 1e-12 for one, other in alike)
-
-
 @torch.no_grad()
 def test_scores_of_few_tokens_follow_their_weights() -> None:
     drafter = BlockDrafter(tiny_drafter("marian", slots="paper", draftable=list(range(30))))
@@ -291,7 +198,7 @@ def test_scores_of_few_tokens_follow_their_weights() -> None:
 
     def scores() -> torch.Tensor:
         state = drafter.encode_all([source])[0]
-        [(hidden, logits)] = drafter.slots_all([(state, torch.tensor([]), 3, None)])
+        [(hidden, logits)] = drafter.slots_all([(state, torch.tensor([]), 3)])
         torch.testing.assert_close(logits, drafter.model.logits(hidden).to(logits))
         return logits
 

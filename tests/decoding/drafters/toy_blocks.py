@@ -6,7 +6,6 @@ import torch
 
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.decoding.toys import TARGET_WIDTH
 from tests.tiny_drafters import small_drafter
 
 CONVENTIONS = {
@@ -21,9 +20,6 @@ CONVENTIONS = {
     "paper, previous tokens": {"slots": "paper", "previous_token_rank": 3},
     "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
 }
-
-TOLD_STATES = {"states": {"state_width": TARGET_WIDTH, "previous_token_rank": 3}}
-"""Conventions of drafters that fuse the target's states, which go along with targets only."""
 
 
 def excite(drafter: SpecDrafter) -> SpecDrafter:

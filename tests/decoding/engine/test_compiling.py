@@ -24,7 +24,7 @@ from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, sources_for
 from tests.decoding.engine.fresh import check_rounds, fresh, sources_of
-from tests.tiny_drafters import fused_states, shared, tiny_drafter
+from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_families import any_family
 from tests.tiny_models import tiny_model
 
@@ -61,16 +61,12 @@ def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("marian", {"slots": "paper"}), ("t5", {"slot_attention": "causal"}), ("marian", "states")],
+    [("marian", {"slots": "paper"}), ("t5", {"slot_attention": "causal"})],
     ids=str,
 )
 def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
-    """With fusion of the target's states as well."""
     target = CachedModel(shared(family))
-    if settings == "states":
-        drafter = fused_states(target.model)
-    else:
-        drafter = BlockDrafter(tiny_drafter(family, **settings))
+    drafter = BlockDrafter(tiny_drafter(family, **settings))
     sources = sources_for(target.model)
     expected = [decoded(target, each, sources) for each in (NoDrafter(), drafter)]
     compile_calls("on")

@@ -53,7 +53,7 @@ def test_sums_do_not_depend_on_how_the_batch_is_split(changes: dict) -> None:
 @pytest.mark.parametrize("family", ["marian", "bart", "t5", "t5gemma"])
 def test_a_prefix_read_apart_gives_what_all_rows_in_one_pass_give(family: str) -> None:
     target = tiny_t5gemma() if family == "t5gemma" else shared(family)
-    drafter = drafter_of(target, target_states=True)
+    drafter = drafter_of(target)
     batch = collator(drafter, 2)(examples())
     rows, start = batch.layout.rows, batch.layout.prefix_rows
     read = RowReader(drafter)

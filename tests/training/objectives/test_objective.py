@@ -33,7 +33,7 @@ BLOCKS = FollowInBlocksConfig(cross_entropy=0.3, forward_kl=1.0)
 
 def mask_predict() -> tuple[Objective, Batch]:
     drafter = tiny_drafter("marian")
-    objective = MaskPredict(drafter, ObjectiveConfig(), tiny_model("marian"))
+    objective = MaskPredict(drafter, ObjectiveConfig())
     return objective, collator(drafter, 2)(EXAMPLES)
 
 
