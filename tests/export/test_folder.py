@@ -398,7 +398,7 @@ def test_the_policy_holds_the_verifier_that_is_used(tmp_path, drafter):
     rule = {"kind": "spec-verification", "beta": 2, "tau": 0.5}
     out = export_to(tmp_path / "out", drafter=str(drafter), verifier=rule)
     assert json.loads((out / "policy.json").read_text())["verifier"] == rule
-    with pytest.raises(ConfigError, match="verifier.beta = 2 counts for spec-verification only"):
+    with pytest.raises(ConfigError, match="verifier.beta = 2 is for spec-verification only"):
         export_to(tmp_path / "b", drafter=str(drafter), verifier={"kind": "auto", "beta": 2})
 
 
