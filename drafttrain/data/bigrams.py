@@ -1,6 +1,6 @@
-"""The likeliest successor of each token, counted from a target's own outputs, for Max-Gram.
+"""Bigram tables for Max-Gram: the most frequent successor of each token in a target's outputs.
 
-CS Drafting (Chen et al. 2024) counts Wikipedia instead.
+CS Drafting (Chen et al. 2024) counts bigrams in Wikipedia instead.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from drafttrain.data.shards.store import write_tensors
 from drafttrain.data.shards.writing import named_disk_errors, say
 
 NEXT = "next"
-"""Name of the tensor: [V], the likeliest successor of each token, -1 where none was seen."""
+"""Name of the tensor: [V], the most frequent successor of each token, -1 if it has none."""
 
 
 def count_bigrams(outputs: list[list[int]]) -> Tensor:
-    """The likeliest successor of each token, the smaller id on ties; -1 where none was seen.
+    """Returns the most frequent successor of each token, the smaller id on ties; -1 if it has none.
 
-    Shapes: -> [largest token + 1].
+    Shapes: -> [largest token + 1]. Raises ConfigError if all outputs are empty.
     """
     if not any(outputs):
         raise ConfigError("no output holds a token; distil longer outputs")
     pairs = Counter(pair for output in outputs for pair in pairwise(output))
     table = torch.full((1 + max(chain.from_iterable(outputs)),), -1, dtype=torch.long)
     for token, following in sorted(pairs, key=lambda pair: (pairs[pair], -pair[1])):
-        table[token] = following  # the last one stays
+        table[token] = following  # the most frequent comes last
     return table
 
 
 def write_bigrams(settings: BigramsConfig) -> None:
-    """Count the outputs of a finished distillation and write the table.
+    """Counts the bigrams in the outputs of a finished distillation and writes the table.
 
     Raises ConfigError for an unfinished folder and for a file name without .safetensors.
     """
@@ -52,9 +52,9 @@ def write_bigrams(settings: BigramsConfig) -> None:
 
 
 def read_bigrams(file: str, vocabulary: int) -> list[int]:
-    """The table as Max-Gram takes it, an entry a token of the vocabulary.
+    """Reads a table for Max-Gram and pads it to one entry per token of the vocabulary.
 
-    Raises ConfigError for a file that is none, or that speaks of tokens beyond the vocabulary.
+    Raises ConfigError if the file is not such a table or has tokens beyond the vocabulary.
     """
     try:
         table = load_file(file)[NEXT]

@@ -1,6 +1,6 @@
-"""Make a folder with safetensors of a model whose weights are pickles.
+"""Conversion of a model with pickled weights to a folder with safetensors.
 
-The pickles are read with `weights_only`: Torch builds tensors of them and runs nothing else.
+The pickles are read with `weights_only`: PyTorch creates tensors only and runs no other code.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from drafttrain.models.loading import auto_class, first_line, is_language_model,
 from drafttrain.models.weight_files import OTHERS, PICKLES, other_weights, read_weights
 
 LEFT_OUT = (*PICKLES, *OTHERS, ".safetensors", ".index.json", "/config.json")
-"""What ends the names of files that are written anew, and of weights for other programs."""
+"""Suffixes of files that are not copied: those written again, and weights for other programs."""
 
 
 def convert(model: str, out: Path, revision: str | None = None) -> None:
-    """Write a model, a folder or a Hub name, into the new folder `out`: its weights in their own
-    type as safetensors, and all other files of its folder as they are.
+    """Writes a model (folder or Hub name) to the new folder `out`: weights as safetensors, with
+    their dtype unchanged, and copies of all other files.
 
-    The folder is written under a temporary name. Raises ConfigError for a folder that is there, a
-    model that is no language model, and pickles that are damaged or hold more than weights.
+    The folder is renamed when complete. Raises ConfigError if `out` exists, if the model is not a
+    language model, and if its pickles are damaged or contain more than tensors.
     """
     name = f"model {model!r}"
     if out.exists():
@@ -38,23 +38,23 @@ def convert(model: str, out: Path, revision: str | None = None) -> None:
         try:
             ignored = [f"*{suffix}" for suffix in (*OTHERS, ".safetensors")]
             folder = Path(snapshot_download(model, revision=revision, ignore_patterns=ignored))
-        except Exception as error:  # of the Hub, its libraries, and the disk
+        except Exception as error:  # from the Hub, its libraries or the disk
             raise ConfigError(f"{name} cannot be downloaded ({first_line(error)})") from error
     if not any(file.endswith(PICKLES) for file in other_weights(folder)):
         raise ConfigError(f"{name} holds no pickled weights ({', '.join(PICKLES)})")
-    config.dtype = None  # that of the weights counts
+    config.dtype = None  # use the dtype of the weights
     asked = {"use_safetensors": False, "weights_only": True, "trust_remote_code": False}
     try:
         read = read_weights(auto_class(config), folder, name, config=config, dtype="auto", **asked)
     except ConfigError:
         raise
-    except Exception as error:  # what Torch says of other objects than tensors is of another class
+    except Exception as error:  # PyTorch's error for objects other than tensors varies
         raise ConfigError(
             f"{name}: its pickled weights are damaged, or hold more than tensors, which could run "
             "code; give safetensors, or weights of an author that you trust"
         ) from error
     part = out.absolute().with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a killed run
     try:
         with named_disk_errors(out.absolute().parent):
             read.save_pretrained(part)

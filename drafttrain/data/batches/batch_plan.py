@@ -1,4 +1,4 @@
-"""Which rows make a batch: token budget, like lengths, the same for any number of processes."""
+"""Batching of rows by length under a token budget, independent of the number of processes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from functools import cached_property
 import numpy as np
 
 ALIKE = 0.06
-"""Rows whose lengths differ by about this share at most count as of the same length."""
+"""Relative difference up to which two rows count as about equally long."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Which rows make up batch number g of a training run, for every g.
+    """The assignment of rows to the numbered batches of a training run.
 
-    Rows are sorted by length with ties in an order of their own each epoch, cut into batches of at
-    most `batch_tokens` (rows x longest row), and the batches are shuffled. All of it follows from
-    (seed, epoch), so a run can be resumed at any batch and shared out over any number of processes.
-    Where source and output are padded apart, a batch costs rows x (longest source + longest
-    output), and rows of about the same length are sorted by their sources.
+    Each epoch sorts the rows by length, with ties in random order, cuts them into batches of at
+    most `batch_tokens` (rows x longest row), and shuffles the batches. The result depends only on
+    (seed, epoch), so a run can resume at any batch and use any number of processes. If source and
+    output are padded separately, a batch costs rows x (longest source + longest output), and rows
+    of about the same total length are sorted by source length.
     """
 
     lengths: np.ndarray
-    """[rows], or [rows, 2] of what is padded apart: source and output."""
+    """[rows], or [rows, 2] for source and output if they are padded separately."""
     batch_tokens: int
     seed: int
 
@@ -40,16 +40,16 @@ class BatchPlan:
 
     @cached_property
     def totals(self) -> np.ndarray:
-        """[rows] tokens of a row, what is padded apart together."""
+        """[rows] total tokens of each row, source and output together."""
         return self.lengths.reshape(len(self.lengths), -1).sum(1)
 
     @cached_property
     def kept(self) -> np.ndarray:
-        """Rows that a batch can hold, in rising order; longer ones are left out."""
+        """Rows of at most `batch_tokens` tokens, in ascending order; longer ones are left out."""
         return np.flatnonzero(self.totals <= self.batch_tokens)
 
     def left_out(self) -> str:
-        """Says which rows are left out; empty where none is."""
+        """Returns a message about the rows that are left out, or "" if there are none."""
         count, row = len(self.lengths) - len(self.kept), int(self.totals.argmax())
         if not count:
             return ""
@@ -64,14 +64,14 @@ class BatchPlan:
         return len(self._edges())
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """All batches of an epoch, in order of use."""
+        """Returns the row indices of every batch of an epoch, in order of use."""
         random = np.random.default_rng((self.seed, epoch))
         order = self.kept[np.lexsort((random.random(len(self.kept)), *self._sort_keys()))]
         batches = [order[start:end] for start, end in self._edges()]
         return [batches[i] for i in random.permutation(len(batches))]
 
     def stream(self, numbers: Iterable[int]) -> Iterator[list[tuple[int, int]]]:
-        """(epoch, row) pairs of the batches of these rising numbers, counted over the whole run."""
+        """Yields the (epoch, row) pairs of each batch in `numbers`: ascending, run-wide counts."""
         per_epoch = self.batches_per_epoch
         epoch, batches = -1, []
         for number in numbers:
@@ -97,7 +97,7 @@ class BatchPlan:
         return edges
 
     def _sort_keys(self) -> tuple[np.ndarray, ...]:
-        """Keys of the sorted order, the last one first. Rows with the same keys are as long."""
+        """Returns keys for `np.lexsort`, primary key last. Equal keys mean equal lengths."""
         totals = self.totals[self.kept]
         if self.lengths.ndim == 1:
             return (totals,)

@@ -1,4 +1,4 @@
-"""Batches for block heads: which positions of each output every head learns from."""
+"""Batches for block heads: the positions of each output that every head is trained on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from drafttrain.data.batches.examples import Batch, Example
 
 @dataclass(frozen=True)
 class BlockRowsBatch(Batch):
-    """Outputs with their sources, and the M states of them that heads learn from.
+    """Sources and outputs, and the M target hidden states that the heads are trained on.
 
-    A state is the one that a row of the target's logits comes from; those of all outputs count on
-    from one output to the next.
+    A state is a hidden state that the target projects to logits. States are numbered consecutively
+    through all outputs of the batch.
     """
 
     sources: Sequence[Sequence[int]]
@@ -25,19 +25,19 @@ class BlockRowsBatch(Batch):
     targets: Sequence[Sequence[int]]
     """B x [L_b], EOS included."""
     counts: tuple[int, ...]
-    """States of each head, one head's after the other's."""
+    """Number of states of each head; `rows` and `labels` are ordered by head."""
     rows: Tensor
-    """[M] number of each state among those of all outputs."""
+    """[M] index of each state among the states of all outputs."""
     labels: Tensor
-    """[M] the token that the head is to predict from it."""
+    """[M] the token that the head must predict from the state."""
 
 
 @dataclass(frozen=True)
 class BlockRowsCollator:
-    """Draws positions afresh for each (seed, epoch, row).
+    """Draws random positions for each (seed, epoch, row).
 
-    Head 1 learns from `positions` of each output, head j from a j-th of them and one at least, or
-    from all where there are fewer: a draft ends at its first miss, so the first heads count most.
+    Head j is trained on ceil(`positions` / j) positions of each output, or on all if there are
+    fewer: a draft ends at its first miss, so the first heads matter most.
     """
 
     heads: int
@@ -52,7 +52,7 @@ class BlockRowsCollator:
             random = np.random.default_rng((self.seed, 1, epoch, row))
             tokens = np.asarray(target)
             for j in range(1, min(self.heads, len(target) - 1) + 1):
-                room = len(target) - j  # the state that judges y_i is head j's for y_{i + j}
+                room = len(target) - j  # head j predicts y_{i + j} from the state before y_i
                 chosen = random.permutation(room)[: -(-self.positions // j)]
                 rows[j - 1].append(start + chosen)
                 labels[j - 1].append(tokens[chosen + j])

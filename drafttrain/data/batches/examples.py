@@ -1,4 +1,4 @@
-"""Rows of sources and outputs, as collators are given them, and what they make of them."""
+"""Training examples of source and output, base class for batches, and padding functions."""
 
 from __future__ import annotations
 
@@ -17,38 +17,37 @@ from drafttrain.models.spec_drafter.layout import IGNORED, moved
 
 
 class TopRows(NamedTuple):
-    """The target's rows at some positions, cut to their likeliest tokens."""
+    """The target's distributions at N positions, reduced to the k likeliest tokens."""
 
     tokens: Tensor
     """[N, k]"""
     log_probs: Tensor
-    """[N, k] of these tokens, or [N, k + 1]: the last is of all others together."""
+    """[N, k] of these tokens, or [N, k + 1]: the last column is for all other tokens together."""
 
 
 class Example(NamedTuple):
-    """One row in one epoch; what is drawn for it follows from these two numbers."""
+    """One row in one epoch; random draws for it are seeded with these two numbers."""
 
     epoch: int
     row: int
-    """Index among the rows that are trained on."""
+    """Index among the training rows."""
     source_ids: list[int]
-    """None of a clip."""
+    """Empty for an audio clip."""
     target_ids: list[int]
     given_ids: list[int] = []
-    """What stands between the decoder start token and the output: of a clip its language, task,
-    ..."""
+    """Tokens between decoder start token and output; for an audio clip: language, task, ..."""
     encoded: Tensor | None = None
-    """[S, E] what the target's encoder made of the source, for drafters that read that."""
+    """[S, E] the target's encoder states, for drafters that read them."""
     target_rows: TopRows | None = None
-    """The target's rows at the tokens of the output, where they are known."""
+    """The target's distributions for the tokens of the output; None: not known."""
 
 
 Complete = Callable[[list[Example]], list[Example]]
-"""Adds to examples what is not in their rows."""
+"""Adds fields to examples that are not stored in their rows."""
 
 
 class Examples(Dataset):
-    """Distilled rows, fetched a batch at a time by (epoch, row), and completed."""
+    """Distilled rows, fetched one batch at a time by (epoch, row), then completed if needed."""
 
     def __init__(self, rows: datasets.Dataset, complete: Complete | None = None):
         self.rows, self._complete = rows, complete
@@ -66,28 +65,28 @@ class Examples(Dataset):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a collator makes of some rows; every objective knows the fields of its own."""
+    """Base class for the collated batches; each objective has its own subclass with fields."""
 
     def to(self, device: torch.device) -> Self:
-        """The same batch with its tensors on a device; copies of pinned ones are not waited for."""
+        """Moves all tensors to a device; pinned tensors are copied asynchronously."""
         return moved(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """The same batch in page-locked memory. Called by `DataLoader`."""
+        """Moves all tensors to page-locked memory. Called by `DataLoader`."""
         return moved(self, Tensor.pin_memory)
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
-    """Right-padded tensor and lengths. Shapes: -> [B, longest], [B]."""
+    """Right-pads rows; returns tensor and lengths. Shapes: -> [B, longest], [B]."""
     tensors = [torch.as_tensor(row, dtype=torch.long) for row in rows]
     lengths = torch.tensor([len(row) for row in rows])
     return pad_sequence(tensors, batch_first=True, padding_value=value), lengths
 
 
 def pad_encoded(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
-    """What encoders put out, padded with zeros, and its mask; None where nothing is padded.
+    """Returns the encoder states, padded with zeros, and their mask; None if nothing is padded.
 
-    Shapes: -> [B, longest, E], [B, longest]. Raises ValueError for an example without it.
+    Shapes: -> [B, longest, E], [B, longest]. Raises ValueError if an example has no encoder states.
     """
     rows = [example.encoded for example in examples if example.encoded is not None]
     if len(rows) < len(examples):
@@ -101,41 +100,41 @@ def pad_encoded(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
 
 
 def padding_mask(lengths: Tensor) -> Tensor:
-    """1 where a right-padded row has a token, else 0. Shapes: lengths [B] -> [B, longest]."""
+    """Returns 1 at tokens, 0 at right padding. Shapes: lengths [B] -> [B, longest]."""
     return (torch.arange(int(lengths.max())) < lengths[:, None]).long()
 
 
 def visible_sources(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What encoders and cross-attention add to scores. Transformers would look at a mask of [B, S]
-    first, and so wait for the device. Shapes: [B, S] -> [B, 1, 1, S]."""
+    """Returns the additive mask for encoders and cross-attention. Shapes: [B, S] -> [B, 1, 1, S].
+    With a [B, S] mask, Transformers would inspect its values: a device synchronisation."""
     return additive(mask[:, None, None, :] > 0, dtype)
 
 
 def causal_mask(tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores of texts that are one a sequence. Without a mask Transformers would
-    look for several, and so wait for the device. Shapes: [B, T] -> [1, 1, T, T]."""
+    """Returns the additive causal mask for one text per sequence. Shapes: [B, T] -> [1, 1, T, T].
+    Without a mask, Transformers would look for packed texts: a device synchronisation."""
     square = torch.ones(2 * tokens.shape[1:], device=tokens.device)
     return additive(square.tril() > 0, dtype)[None, None]
 
 
 @dataclass(frozen=True)
 class LabelledBatch(Batch):
-    """What is read, and what is learned: outputs of sources, or the texts themselves."""
+    """Input tokens and labels: sources with their outputs, or texts with themselves as labels."""
 
     input_ids: Tensor
     """[B, S]"""
     attention_mask: Tensor
     """[B, S]"""
     labels: Tensor
-    """[B, T], IGNORED on padding, and of texts on the first token, which nothing predicts."""
+    """[B, T], IGNORED on padding; in texts also on the first token, which nothing predicts."""
     learned: Tensor
-    """[N] places of the labels, counted through all rows; as in `BlocksBatch`."""
+    """[N] indices of the labels in the flattened `labels`, as in `BlocksBatch`."""
 
 
 @dataclass(frozen=True)
 class PairCollator:
-    """Sources are read by the encoder, outputs are learned by the decoder; joined, both are one
-    text, all of which is learned."""
+    """Puts sources into `input_ids` and outputs into `labels`; if joined, source and output are
+    concatenated to one text that serves as both."""
 
     pad_token_id: int
     joined: bool = False

@@ -1,11 +1,11 @@
-"""Batches of texts that continue their prompts, and behind them the masks of blocks (PARD).
+"""Batches of prompt-and-output texts, followed by mask tokens for blocks (PARD).
 
-A sequence holds the text of one row, or of several packed into one; only outputs are learned, not
-prompts. A block begins behind an anchor, a token of the text: the anchor's own row predicts the
-first token, the row of each of k - 1 masks another one; with k = 1 there are texts alone. A mask
-sees the text up to its anchor and the masks of its block up to itself, at the positions that they
-would have without the rest of the text, so that its row is what the model says of [text up to the
-anchor, masks] alone. Rows that share a sequence do not see each other.
+A sequence contains the text of one row, or of several packed rows. Only outputs have labels, not
+prompts. A block starts after an anchor, a token of the text: the logits at the anchor predict the
+block's first token, those at k - 1 masks the others; with k = 1 there are no masks. A mask attends
+to the text up to its anchor and to its block's masks up to itself. Masks have the positions that
+directly follow the anchor, so their logits equal those of a forward pass on [text up to the anchor,
+masks] without the rest. Rows packed into one sequence do not attend to each other.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from drafttrain.decoding.engine.forward import additive
 from drafttrain.models.spec_drafter.layout import IGNORED
 
 PADDING = -1
-"""Document number of padding, which sees itself alone: no token sees nothing."""
+"""Document number of padding, which attends to padding only: no attention row is empty."""
 NO_ANCHOR = -1
-"""Anchor of what is no mask."""
+"""Value of `anchors` for tokens that are not masks."""
 PADDED = {"positions": 0, "labels": IGNORED, "documents": PADDING}
 PADDED |= {"anchors": NO_ANCHOR, "places": 0, "before": -1}
-"""What padding has, by field; of tokens the padding token."""
+"""Padding value of each field; `input_ids` are padded with the padding token."""
 Columns = dict[str, list[int]]
-"""Fields of a batch, of one sequence."""
+"""Values of the [B, T] fields of a batch for one sequence, by field name."""
 
 
 @dataclass(frozen=True)
 class BlocksBatch(Batch):
-    """Sequences of one or several rows, each with its texts first and all masks behind them.
+    """Sequences of one or several rows, each with its texts first, followed by all its masks.
 
-    What is looked for in a batch is found where it is made: looking for it on a device would wait
-    for it.
+    Index tensors are computed in the collator: searching on a device would synchronise it.
     """
 
     input_ids: Tensor
@@ -45,30 +44,30 @@ class BlocksBatch(Batch):
     positions: Tensor
     """[B, T] counted from 0 in each row."""
     labels: Tensor
-    """[B, T] the token behind each; IGNORED in prompts but at their end (there too where the target
-    reads them), and on padding."""
+    """[B, T] the next token; IGNORED on padding and in prompts, except at a prompt's last token if
+    the drafter reads prompts itself (`reads_prompt`)."""
     documents: Tensor
-    """[B, T] number of the row that a token is of, `PADDING` behind the last one."""
+    """[B, T] number of the token's row within its sequence, `PADDING` on padding."""
     anchors: Tensor
-    """[B, T] position of the last token of the text that a mask sees; `NO_ANCHOR` of the text."""
+    """[B, T] position of the last text token that a mask attends to; `NO_ANCHOR` in the text."""
     places: Tensor
-    """[B, T] column of the text's token at the same position, whose row has the same label; of the
-    text its own."""
+    """[B, T] column of the text token at the same position, which has the same label; in the text
+    the token's own column."""
     before: Tensor
-    """[B, T] column whose row predicts the token before, in the same block: of a block's first mask
-    the anchor's; -1 of the text, whose rows predict the first tokens of blocks."""
+    """[B, T] column that predicts the previous token of the same block: the anchor for a block's
+    first mask; -1 in the text, whose columns predict the first tokens of blocks."""
     columns: int
-    """Columns of the texts, with their padding."""
+    """Number of text columns, including their padding."""
     packed: bool
-    """Whether a sequence has texts of several rows."""
+    """Whether any sequence contains texts of several rows."""
     widths: tuple[int, int]
-    """Most labels of a sequence, and most of its texts, 1 at least."""
+    """Maximal number of labels in a sequence, and in its texts only; each at least 1."""
     learned: Tensor
-    """[N] places of the labels, counted through all sequences."""
+    """[N] indices of the labels in the flattened `labels`."""
     text_learned: Tensor
-    """[M] places of the labels of texts, counted through `text`."""
+    """[M] indices of the labels of texts in the flattened `labels` of `text`."""
     likeliest: Tensor | None = field(default=None, kw_only=True)
-    """[M, k] tokens of the target's rows at the labels of texts, in order; None: not known."""
+    """[M, k] the target's likeliest tokens at the labels of texts, in order; None: not known."""
     log_probs: Tensor | None = field(default=None, kw_only=True)
     """[M, k] or [M, k + 1] the target's log-probabilities of these tokens (`TopRows`)."""
 
@@ -77,13 +76,13 @@ class BlocksBatch(Batch):
         return self.columns < self.input_ids.shape[1]
 
     def at_labels(self, values: Tensor) -> Tensor:
-        """What stands at the labels. Shapes: [B, T, ...] -> [N, ...]."""
+        """Selects the values at labelled positions. Shapes: [B, T, ...] -> [N, ...]."""
         return values.flatten(0, 1)[self.learned]
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to attention scores, 0 or the lowest number, [B, 1, T, T]: a text sees
-        itself, a block its text up to the anchor and itself. None where a model's own causal mask
-        is right: no token looks ahead to padding."""
+        """Returns the additive attention mask, 0 or the lowest number, [B, 1, T, T]: texts are
+        causal, a mask attends to its text up to the anchor and causally to its block. None if the
+        model's own causal mask is enough: one text per sequence, right-padded, without masks."""
         if not (self.has_masks or self.packed):
             return None
         mine, own = self.anchors[:, :, None], self.positions[:, :, None]
@@ -96,7 +95,7 @@ class BlocksBatch(Batch):
 
     @property
     def text(self) -> BlocksBatch:
-        """The texts alone, as the target reads them."""
+        """The batch without masks, as the target reads it."""
         if not self.has_masks:
             return self
         names = "input_ids", "positions", "labels", "documents", "anchors", "places", "before"
@@ -104,12 +103,13 @@ class BlocksBatch(Batch):
         return replace(self, **texts, learned=self.text_learned)
 
     def slots(self) -> Tensor:
-        """Of each labelled position, which token of its block it predicts, counted from 0. [N]"""
+        """Returns the index in its block, from 0, of the token each labelled position predicts.
+        [N]"""
         depths = torch.where(self.before < 0, 0, self.positions - self.anchors)
         return self.at_labels(depths)
 
     def same_in_text(self) -> Tensor | slice:
-        """Numbers of the labelled positions in `text` with the same labels. [N]"""
+        """Returns the index of each label among the labels of `text`. [N]"""
         if not self.has_masks:
             return slice(None)
         counted = self.labels[:, : self.columns] != IGNORED
@@ -119,10 +119,10 @@ class BlocksBatch(Batch):
 
 @dataclass(frozen=True)
 class BlocksCollator:
-    """Rows with the target's own outputs, laid out in the sequences that they come in, and a block
-    behind each token that predicts one of them.
+    """Lays out the rows of each sequence, with a block after each token that predicts an output
+    token.
 
-    kept, floor: as `tasks_of_blocks`. What is dropped is drawn afresh for each (seed, epoch, row).
+    kept, floor: as in `tasks_of_blocks`. Dropped tokens are drawn for each (seed, epoch, row).
     """
 
     pad_token_id: int
@@ -132,7 +132,7 @@ class BlocksCollator:
     floor: float = 1.0
     seed: int = 0
     reads_prompt: bool = True
-    """As `lay_out_texts`: where the target reads prompts, no block begins behind their last one."""
+    """As in `lay_out_texts`; if False, no block starts after a prompt's last token."""
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> BlocksBatch:
         texts = lay_out_texts(sequences, self.reads_prompt)
@@ -164,11 +164,11 @@ class BlocksCollator:
         )
 
     def alone(self, examples: Sequence[Example]) -> BlocksBatch:
-        """A sequence for each row."""
+        """Collates examples without packing, one row per sequence."""
         return self([[example] for example in examples])
 
     def _add_masks(self, own: Columns, example: Example, number: int, start: int) -> None:
-        """Put the masks of a row behind what is there; its text begins at column `start`."""
+        """Appends the masks of a row to its sequence; its text starts at column `start`."""
         random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
         tokens = [*example.source_ids, *example.target_ids]
         first = first_anchor(example, self.reads_prompt)
@@ -189,10 +189,10 @@ class BlocksCollator:
 def lay_out_texts(
     sequences: Sequence[Sequence[Example]], reads_prompt: bool = True
 ) -> list[Columns]:
-    """Each sequence's texts: all tokens of a row are fed but the last, which is learned only.
+    """Returns the text columns of each sequence. A row's last token is a label only, never fed.
 
-    reads_prompt: whether the drafter reads prompts itself, whose last token then predicts the first
-    of the output. Where the target reads them, the target tells that token.
+    reads_prompt: whether the drafter reads prompts itself and so predicts the output's first token
+    at the prompt's last token. Otherwise the target supplies that token.
     """
     found = []
     for examples in sequences:
@@ -209,14 +209,14 @@ def lay_out_texts(
 
 
 def first_anchor(example: Example, reads_prompt: bool) -> int:
-    """Position of the first token whose row is learned: the prompt's last, or the output's first
-    where the target reads prompts."""
+    """Returns the position of the first label: the prompt's last token, or the output's first if
+    not reads_prompt."""
     return len(example.source_ids) - (1 if reads_prompt else 0)
 
 
 def known_rows(sequences: Sequence[Sequence[Example]]) -> dict[str, Tensor]:
-    """The target's rows at the labelled tokens, one sequence behind the other, where all examples
-    have them: fields of a batch."""
+    """Concatenates the target's rows of all examples to fields of a batch; empty if any example
+    has none."""
     rows = [example.target_rows for examples in sequences for example in examples]
     known = [one for one in rows if one is not None]
     if len(known) < len(rows):
@@ -228,7 +228,7 @@ def known_rows(sequences: Sequence[Sequence[Example]]) -> dict[str, Tensor]:
 
 
 def shares(k: int, kept: float, floor: float) -> np.ndarray:
-    """Share of the blocks that have a token number 1..k: kept^(i - 1), at least `floor` (PARD's
+    """Returns the share of blocks that keep token i = 1..k: kept^(i - 1), at least `floor` (PARD's
     conditional drop). Shapes: -> [k]."""
     return np.maximum(kept ** np.arange(k), floor)
 
@@ -236,10 +236,10 @@ def shares(k: int, kept: float, floor: float) -> np.ndarray:
 def tasks_of_blocks(
     count: int, k: int, kept: float, floor: float, random: np.random.Generator
 ) -> np.ndarray:
-    """How many tokens each of the blocks of an output learns: 1..k, at most to the output's end.
+    """Draws the number of tokens that each block of an output predicts: 1..k, up to its end.
 
-    A block has a token number i only if it has one before, so that the masks it sees are there; the
-    blocks that have are drawn at random, in their `shares`, rounded up. Shapes: -> [count].
+    A block keeps token i only if it keeps token i - 1, so that the masks it attends to exist. The
+    blocks are drawn at random, the number for each i from `shares`, rounded up. Shapes: -> [count].
     """
     wanted = np.ceil(shares(k, kept, floor) * count - 1e-9)
     rank = random.permutation(count)
@@ -247,16 +247,17 @@ def tasks_of_blocks(
 
 
 def lengths_with_masks(lengths: np.ndarray, k: int, kept: float, floor: float) -> np.ndarray:
-    """Columns that rows take, at most. Shapes: of prompts and outputs [rows, 2] -> [rows]."""
+    """Returns the maximal columns of each row with its masks. Shapes: lengths of prompts and
+    outputs [rows, 2] -> [rows]."""
     masks = np.ceil(np.outer(lengths[:, 1], shares(k, kept, floor)[1:]) - 1e-9).sum(1)
     return lengths.sum(1) - 1 + masks.astype(np.int64)
 
 
 def blocks_of_rows(batch: BlocksBatch, tokens: Tensor, k: int, length: int) -> Tensor:
-    """What was predicted of a single row's output of this length, a block at each of its prefixes.
+    """Arranges the predicted tokens of a single row by output prefix, one block for each.
 
-    The last block begins behind the last token that is fed. Shapes: tokens [N], one a labelled
-    position -> [L, k]; -1 where nothing was.
+    The last block starts after the last fed token. Shapes: tokens [N], one per labelled position
+    -> [L, k]; -1 if nothing was predicted.
     """
     blocks = tokens.new_full((length, k), -1)
     slots, positions = batch.slots(), batch.at_labels(batch.positions)

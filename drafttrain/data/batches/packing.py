@@ -1,4 +1,4 @@
-"""Several rows of texts in one sequence: which, and how they are fetched together."""
+"""Packing of several text rows into one sequence, and fetching the packed rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drafttrain.data.batches.examples import Example, Examples
 
 @dataclass(frozen=True)
 class PackedExamples(Dataset):
-    """Distilled rows, fetched by (epoch, sequence): each the examples that share a sequence."""
+    """Distilled rows, fetched by (epoch, sequence); returns a list of examples per sequence."""
 
     rows: Examples | Dataset
     sequences: Sequence[Sequence[int]]
@@ -31,8 +31,8 @@ class PackedExamples(Dataset):
 def share_sequences(
     rows: Examples | Dataset, lengths: np.ndarray, most: int | None, taught: Sequence[int]
 ) -> tuple[PackedExamples, np.ndarray]:
-    """Rows that are taught, several in a sequence of at most `most` tokens (`pack`) or, without it,
-    each in one of its own; and the tokens of each sequence.
+    """Returns the rows in `taught`, packed into sequences of at most `most` tokens (`pack`), and
+    the number of tokens of each sequence. most: None for one row per sequence.
 
     Shapes: lengths [rows] -> [sequences].
     """
@@ -44,13 +44,13 @@ def share_sequences(
 
 
 def pack(lengths: np.ndarray, most: int) -> list[list[int]]:
-    """Rows that share a sequence of at most so many tokens: the longest first, each where the least
-    room is left for it (best fit, decreasing).
+    """Packs rows into sequences of at most `most` tokens by best-fit decreasing: longest row first,
+    each into the fullest sequence that still has space.
 
-    A row that is longer has a sequence of its own. Shapes: lengths [rows].
+    A row longer than `most` gets its own sequence. Shapes: lengths [rows].
     """
     sequences: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, sequence), the fullest first
+    room: list[tuple[int, int]] = []  # (free tokens, sequence), fullest first
     for row in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[row])
         place = bisect_left(room, (length, -1))

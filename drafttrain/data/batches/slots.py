@@ -1,8 +1,8 @@
 """Batches for Spec-Drafters: sentences with masked blocks at random prefix lengths; glancing.
 
-Glancing (SpecDec Section 3.1.3, after Qian et al. 2021): a first pass without gradient predicts the
-masked slots; as many slots as a share of those it got wrong are revealed by feeding the reference
-token, and only the rest is trained.
+Glancing (SpecDec Section 3.1.3, after Qian et al. 2021): a first forward pass without gradient
+predicts the masked slots. A number of slots, proportional to the wrong predictions, is revealed by
+feeding the reference token; only the other slots enter the loss.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ class SlotBatch(Batch):
     """Sentences with masked blocks at random prefix lengths, for `MaskPredict`."""
 
     input_ids: Tensor
-    """[B, S]; [B, 0] of clips."""
+    """[B, S]; [B, 0] for audio clips."""
     attention_mask: Tensor | None
-    """[B, S] 1 where the source is, else 0; None: everywhere."""
+    """[B, S] 1 at source positions, 0 at padding; None: no padding."""
     layout: Layout
     priority: Tensor
-    """[B, A, M] uniform numbers that choose which slots glancing reveals."""
+    """[B, A, M] uniform random numbers that select the slots glancing reveals."""
     targets: Tensor
-    """[B, L] whole outputs, padded with 0; what decoding starts from stands in front."""
+    """[B, L] given prefix tokens and the whole output, padded with 0."""
     given: Tensor
-    """[B] how many tokens of each decoding starts from, behind the decoder start token."""
+    """[B] number of given prefix tokens, not counting the decoder start token."""
     encoded: Tensor | None = None
-    """[B, S, E] what the target's encoder made of the sources, for drafters that read that."""
+    """[B, S, E] the target's encoder states, for drafters that read them."""
 
     @property
     def source(self) -> Tensor:
-        """What the drafter reads."""
+        """The drafter's input: the target's encoder states if present, else the source tokens."""
         return self.input_ids if self.encoded is None else self.encoded
 
 
 @dataclass(frozen=True)
 class SlotCollator:
-    """Draws prefix lengths and priorities afresh for each (seed, epoch, row).
+    """Draws random prefix lengths and priorities for each (seed, epoch, row).
 
-    Where slots are causal, those behind a sentence's end are left out, and further blocks drawn
-    until as many rows are filled as `blocks` whole ones have; the last one is cut there.
+    If slots are causal, slots after the end of the sentence are left out, and more blocks are
+    drawn until they have as many slots as `blocks` whole blocks; the last one is truncated.
     """
 
     shape: DraftShape
@@ -56,11 +56,11 @@ class SlotCollator:
     blocks: int
     seed: int
     start_token: int
-    """What the decoder starts from."""
+    """The decoder start token."""
     pad_token: int = 0
     encoded: bool = True
-    """Whether examples bring the encoder states that the drafter reads; else they are added on the
-    device (`Task.complete`)."""
+    """Whether examples contain the encoder states that the drafter reads; if not, they are computed
+    on the device (`Task.complete`)."""
 
     def __call__(self, examples: Sequence[Example]) -> SlotBatch:
         examples = [Example(*example) for example in examples]
@@ -84,7 +84,7 @@ class SlotCollator:
         layout = lay_out(targets, lengths, prefixes, self.shape, self.k, self.start_token, given)
         if self._leaves_out:
             layout = layout.only_learned(self.blocks * self.shape.masks(self.k))
-        mask, encoded = None, None  # without padding no mask: Transformers would ask the device
+        mask, encoded = None, None  # no mask without padding: it would synchronise the device
         if source_lengths.min() < source_lengths.max():
             mask = padding_mask(source_lengths)
         if self.shape.encoder == "target" and self.encoded:
@@ -96,7 +96,7 @@ class SlotCollator:
         return self.shape.slot_attention == "causal" and self.shape.masks(self.k) > 0
 
     def _draw(self, length: int, random: np.random.Generator) -> np.ndarray:
-        """Prefix lengths of the blocks of an output of this length, each once."""
+        """Draws distinct prefix lengths for the blocks of an output of this length."""
         if not self._leaves_out:
             return random.choice(length, size=min(self.blocks, length), replace=False)
         drawn = random.permutation(length)
@@ -107,16 +107,15 @@ class SlotCollator:
 
 
 def glancing_ratio(start: float, end: float, progress: float) -> float:
-    """Linear from start to end; `progress` is 0 at the first training step and 1 at the last."""
+    """Interpolates from start to end; `progress` is 0 at the first training step, 1 at the last."""
     return start + (end - start) * min(max(progress, 0.0), 1.0)
 
 
 def choose_revealed(wrong: Tensor, revealable: Tensor, priority: Tensor, ratio: float) -> Tensor:
-    """Which slots of each block to reveal: floor(ratio * wrong slots), uniformly chosen.
+    """Chooses floor(ratio * wrong slots) slots of each block uniformly, to be revealed.
 
-    The slots with the smallest of independent uniform priorities are a uniform choice without
-    replacement. Shapes: wrong [B, A] counts, revealable [B, A, M] bool, priority [B, A, M]
-    -> [B, A, M] bool.
+    Taking the smallest of independent uniform priorities samples uniformly without replacement.
+    Shapes: wrong [B, A] counts, revealable [B, A, M] bool, priority [B, A, M] -> [B, A, M] bool.
     """
     count = (wrong * ratio).floor().long()
     order = priority.masked_fill(~revealable, float("inf")).argsort(-1).argsort(-1)
@@ -124,10 +123,10 @@ def choose_revealed(wrong: Tensor, revealable: Tensor, priority: Tensor, ratio: 
 
 
 def reveal(layout: Layout, revealed: Tensor, anchored: bool) -> tuple[Tensor, Tensor]:
-    """Tokens and labels after revealing: the token goes in, its label leaves the loss.
+    """Returns tokens and labels after revealing: the reference token is fed, its label is ignored.
 
-    In `paper` slots a row predicts the token at its own place; in `anchored` slots the row before
-    does. Shapes: revealed [B, A, M] bool -> tokens [B, T], labels [B, T].
+    In `paper` slots, a row predicts the token at its own position; in `anchored` slots, the row
+    before does. Shapes: revealed [B, A, M] bool -> tokens [B, T], labels [B, T].
     """
     prefix = layout.of_prefix(layout.rows.tokens)
     slots = torch.where(
