@@ -1,9 +1,9 @@
-"""Encoder states of the target, for drafters that read these instead of encoding sources.
+"""Encoder states of the target, for drafters that read them instead of encoding sources.
 
-Texts are encoded whenever they are asked for, a batch in one call. Clips take far longer (their
-encoder reads 30 s whatever their length), so their encoder states are kept on disk in half
-precision, one file per clip, named by the SHA-256 of the clip below a folder of the target's
-weights, next to the distilled outputs. A file is made by distillation, or when it is first read.
+Texts are encoded each time they are needed, a batch per call. Clips take much longer (the encoder
+always reads 30 s), so their encoder states are kept on disk in half precision, one file per clip,
+next to the distilled outputs: the folder is named by the hash of the target's weights, the file by
+the clip's SHA-256. A file is written by the distillation, or when it is first read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import LoadedTarget
 
 NAME = "encoded"
-"""Of the tensor in a file."""
+"""Name of the tensor in a file."""
 
 
 def text_encoding(target: LoadedTarget) -> Complete:
-    """Adds encoder states to rows of texts: encoded anew each time, in one call."""
+    """Returns a function that adds encoder states to text examples, encoded in one call."""
 
     def complete(examples: list[Example]) -> list[Example]:
         sources = [make_source(example.source_ids, target.model) for example in examples]
@@ -46,14 +46,14 @@ def text_encoding(target: LoadedTarget) -> Complete:
 
 
 def takes_wide_masks(encoder: nn.Module) -> bool:
-    """Whether an encoder takes masks as they are added, which no one asks the device about; those
-    of local or sparse attention (LongT5, BigBird-Pegasus) make their own."""
+    """Whether an encoder accepts additive 4D masks, which need no device synchronisation; encoders
+    with local or sparse attention (LongT5, BigBird-Pegasus) build their own masks."""
     own = {"attention_type", "encoder_attention_type", "attention_window"}
     return not own & encoder.config.to_dict().keys()
 
 
 def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
-    """Adds encoder states to a batch of texts, on its device."""
+    """Returns a function that adds encoder states to a batch of texts, on its device."""
 
     def complete(batch: SlotBatch) -> SlotBatch:
         ids, mask, encoder = batch.input_ids, batch.attention_mask, target.model.get_encoder()
@@ -70,8 +70,7 @@ def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
 
 
 class KeptEncodings:
-    """Encoder states of one target's clips, next to a folder of its outputs, by the clips'
-    SHA-256."""
+    """Encoder states of clips for one target, stored next to its distilled outputs by SHA-256."""
 
     def __init__(self, distilled: Path, target: PreTrainedModel) -> None:
         self.folder = distilled.absolute().parent / "encoded" / hash_weights(target)[:16]
@@ -80,7 +79,7 @@ class KeptEncodings:
         return self.folder / f"{digest}.safetensors"
 
     def keep(self, digest: str, encoded: Tensor) -> None:
-        """Write the encoder states of a clip, unless they are there. Shapes: [S, E]."""
+        """Writes the encoder states of a clip unless its file exists. Shapes: [S, E]."""
         if self.path(digest).is_file():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ class KeptEncodings:
             save_file({NAME: encoded.half().cpu().contiguous()}, temporary)
 
     def read(self, digest: str) -> Tensor:
-        """Shapes: -> [S, E], float16. Raises ConfigError for a damaged file."""
+        """Reads encoder states, [S, E] float16. Raises ConfigError for a damaged file."""
         path = self.path(digest)
         try:
             return load_file(path)[NAME]
@@ -99,10 +98,10 @@ class KeptEncodings:
 
 
 class ClipEncoding:
-    """Adds encoder states to rows of clips: encoded once, then read from the disk.
+    """Adds encoder states to examples of clips: encoded once, then read from disk.
 
-    rows: those of the folder `distilled`; clips: the inputs that they were distilled from
-    (`as_clips`).
+    rows: the distilled rows of the folder `distilled`; clips: the inputs that they were distilled
+    from (`as_clips`).
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class ClipEncoding:
         return [one._replace(encoded=self.of(self._numbers[one.row])) for one in examples]
 
     def of(self, number: int) -> Tensor:
-        """Of the clip with this row number. Shapes: -> [S, E], float16."""
+        """Returns the encoder states of a clip by row number. Shapes: -> [S, E], float16."""
         place = self._places[number]
         digest = self._digests[place]
         if not self.kept.path(digest).is_file():

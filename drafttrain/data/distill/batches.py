@@ -1,4 +1,4 @@
-"""Batches of rows, and what decodes them: the shape that every backend of distillation has."""
+"""The interface of distillation backends, and batching of rows by length."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.shards.outputs import ShardRow
 
 Decoded = list[int] | Refused | None
-"""The tokens of a row, EOS included, no padding; None: its scores were not finite."""
+"""A row's output tokens with EOS, without padding; None: its logits were not finite."""
 
 
 @dataclass(frozen=True)
 class BatchDecoder:
-    """A target that answers batches of rows, by one of the backends."""
+    """A target that decodes batches of rows with one of the backends."""
 
     backend: str
-    """Its name in the table of backends."""
+    """Name of the backend in `BACKENDS`."""
     decode: Callable[[Sequence[ShardRow]], Sequence[Decoded]]
-    """The output of each row. Raises OutOfMemoryError for a batch that is too large."""
+    """Returns the output of each row. Raises OutOfMemoryError for a batch that is too large."""
     batches: Callable[[Sequence[ShardRow]], Iterable[list[ShardRow]]]
-    """Parts the rows of a shard into batches. Which rows are together changes no row."""
+    """Splits the rows of a shard into batches. A row's output does not depend on its batch."""
     served_model: str | None = None
-    """The name that a server has for the target."""
+    """The server's name for the target."""
 
 
 def batches_by_length(
     rows: Sequence[ShardRow], batch_tokens: int, equal: bool = False
 ) -> Iterator[list[ShardRow]]:
-    """Longest first, as many rows as fit: rows x longest row <= batch_tokens, but at least one.
+    """Yields batches, longest rows first: rows x longest row <= batch_tokens, but at least one row.
 
-    equal: rows of one length only, so that none is padded.
+    equal: put only rows of equal length into a batch, so that none is padded.
     """
     ordered = sorted(rows, key=lambda row: (-row.length, row.row))
     while ordered:
@@ -44,6 +44,6 @@ def batches_by_length(
 
 
 def batches_of_rows(rows: Sequence[ShardRow], count: int) -> list[list[ShardRow]]:
-    """Longest first, `count` rows each."""
+    """Returns batches of `count` rows, longest rows first."""
     ordered = sorted(rows, key=lambda row: (-row.length, row.row))
     return [ordered[start : start + count] for start in range(0, len(ordered), count)]

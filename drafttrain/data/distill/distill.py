@@ -1,9 +1,9 @@
-"""Distillation: the target's own outputs for many inputs, as shards that a drafter learns from.
+"""Distillation: decodes inputs with the target and stores the outputs as training data.
 
-Shards are shared out among processes by number; each process decodes its shards in batches of rows
-of like length, by the backend that is asked for, and writes each shard when it is whole. Re-running
-continues with the shards that are missing, and gives the same shards as an uninterrupted run,
-whatever the number of processes.
+Shards are divided among the processes by number. Each process decodes its shards in batches of rows
+of similar length with the chosen backend, and writes each shard when it is complete. Re-running
+continues with the missing shards and gives the same shards as an uninterrupted run, with any number
+of processes.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ from drafttrain.models.loading import (
 
 BACKENDS = {
     "transformers": "generation:open_generate",
-    "engine": "engine:open_engine",  # the loop that `generate` and `eval` decode with
-    "server": "server:open_server",  # a decoder-only target that OpenAI-compatible servers run
+    "engine": "engine:open_engine",  # the decoding loop of `generate` and `eval`
+    "server": "server:open_server",  # a decoder-only target on an OpenAI-compatible server
 }
-"""What decodes, by the name in settings and manifests: (DistillConfig, LoadedTarget) ->
-BatchDecoder."""
+"""Functions (DistillConfig, LoadedTarget) -> BatchDecoder, by the backend's name in settings and
+manifests."""
 GROWING = frozenset({"settings.data.limit", "rows", "inputs_sha256"})
-"""What differs in a manifest when a distillation takes in more inputs."""
+"""Manifest fields that change when more inputs are added to a distillation."""
 TRIED, TRIED_SHARE, WARMED = 128, 16, 8
-"""Inputs that backends are compared on: at most TRIED and one in TRIED_SHARE of all, at least
-WARMED, which are decoded before the clock starts."""
+"""Number of inputs for the speed comparison of backends: at most TRIED, and at most one in
+TRIED_SHARE of all. It is skipped if that is less than WARMED, the number decoded for warm-up."""
 
 
 def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manifest:
@@ -81,7 +81,7 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
 
     Runs in every process of an `accelerate launch`.
     Raises ConfigError, before anything is written, for settings that contradict each other, the
-    target or the folder's manifest; and at the end where no row has an output.
+    target or the folder's manifest; and at the end if no row has an output.
     """
     state = join_processes()  # first: it assigns each process its device
     inputs = check_distillation(config)
@@ -102,8 +102,9 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
 def open_decoder(
     config: DistillConfig, target: LoadedTarget, inputs: datasets.Dataset, state: PartialState
 ) -> BatchDecoder:
-    """The backend of the settings. Where `auto` leaves it open, the one that a folder was begun
-    with, else the one that the main process finds faster on some of many inputs."""
+    """Opens the backend of the settings. For `auto`: the one in the folder's manifest; without a
+    manifest, the one that the main process measures to be faster on a sample of the inputs; with
+    few inputs, `transformers`."""
     if not config.measures_backend:
         return open_backend(config.decoded_by, config, target)
     chosen = ["transformers"]
@@ -112,7 +113,7 @@ def open_decoder(
     elif state.is_main_process and (count := min(TRIED, len(inputs) // TRIED_SHARE)) >= WARMED:
         tried = inputs.select(range(0, len(inputs), len(inputs) // count)[:count])
         opened = [open_backend("transformers", config, target)]
-        with suppress(ValueError):  # a family that the engine does not run
+        with suppress(ValueError):  # the engine does not support this family
             opened.append(open_backend("engine", config, target))
         trials = [Distilling(config, target, tried, decoder) for decoder in opened]
         speeds = {one.decoder.backend: one.rows_per_second() for one in trials}
@@ -124,13 +125,13 @@ def open_decoder(
 
 
 def open_backend(name: str, config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """What decodes; a client of servers is imported where one is used. Raises as the backend's."""
+    """Opens a backend by name; imports its module only when used. Raises as the backend does."""
     return resolve_name(f"drafttrain.data.distill.{BACKENDS[name]}")(config, target)
 
 
 def grow(filling: Distilling) -> None:
-    """Let a folder that was begun with the first of these inputs alone take in the others, as when
-    data.limit is raised: its full shards stay. Where anything else differs nothing is done."""
+    """Extends a folder that was begun with only the first of these inputs, as when data.limit is
+    raised: its full shards stay. Does nothing if any other setting differs."""
     folder, inputs = filling.config.out, filling.inputs
     there = Manifest.read(folder)
     if there.rows >= len(inputs):
@@ -141,13 +142,13 @@ def grow(filling: Distilling) -> None:
     if {name for name, _, _ in there.changed(wanted)} <= GROWING:
         with only_writer(folder):
             if there.rows % there.shard_rows:
-                there.path(folder, there.shards - 1).unlink(missing_ok=True)  # it will hold more
+                there.path(folder, there.shards - 1).unlink(missing_ok=True)  # it gets more rows
             wanted.write(folder)
 
 
 @dataclass(frozen=True)
 class Distilling:
-    """A target that answers the inputs of a folder, shard by shard."""
+    """The `Filling` of a distillation: decodes the inputs of each shard with the target."""
 
     config: DistillConfig
     target: LoadedTarget
@@ -176,7 +177,7 @@ class Distilling:
         )
 
     def rows_per_second(self) -> float:
-        """How fast the inputs are decoded, once a few of them have been."""
+        """Measures the decoding speed on all inputs, after warm-up on the first WARMED."""
         list(self.decode(self.inputs.select(range(WARMED))))
         began = perf_counter()
         list(self.decode(self.inputs))
@@ -196,7 +197,7 @@ class Distilling:
         return manifest.model_copy(update={"counts": counts})
 
     def report(self, manifest: Manifest) -> None:
-        """The account, and the numbers of the rows that gave no output."""
+        """Prints the counts, and the numbers and reasons of the rows without output."""
         folder, counts = self.config.out, manifest.counts
         say(
             f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
@@ -209,12 +210,12 @@ class Distilling:
         say_reasons({one["row"]: f"{one['status']}, {one['reason']}" for one in lost.to_pylist()})
 
     def decode(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
-        """Some of the inputs, in batches, in no particular order."""
+        """Decodes the inputs; yields batches of rows in no particular order."""
         clips = AUDIO in inputs.column_names
         return self._decode_clips(inputs) if clips else self._decode_texts(inputs)
 
     def _decode_texts(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
-        """Rows of one shard in batches of like length; those that cannot be decoded come first."""
+        """Decodes texts in batches of similar length; yields the skipped rows first."""
         config, model = self.config, self.target.model
         decoder_only, positions = not model.config.is_encoder_decoder, position_limit(model.config)
         limits = {f"max_source_tokens is {config.max_source_tokens}": config.max_source_tokens}
@@ -237,7 +238,8 @@ class Distilling:
             yield self._decode_batch(batch)
 
     def _decode_clips(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
-        """Clips of one shard in batches. Features are made a batch at a time, and encoded once."""
+        """Decodes audio clips; yields the skipped rows first. Features are computed batch by batch
+        and encoded once."""
         target = self.target
         size = source_limit(target.model.config) or 0
         facts = [*zip(inputs["row"][:], inputs[SECONDS][:], inputs[REASON][:], strict=True)]
@@ -265,7 +267,7 @@ class Distilling:
             yield [replace(row, source=None) for row in self._decode_batch(whole)]
 
     def _decode_batch(self, batch: list[ShardRow]) -> list[ShardRow]:
-        """Decodes, in halves where memory does not suffice; a single row that fails is an error."""
+        """Decodes a batch, in halves if out of memory; a single row that fails is an error row."""
         outputs: Sequence[Decoded] | None = None
         try:
             outputs = self.decoder.decode(batch)
@@ -273,7 +275,7 @@ class Distilling:
             if len(batch) == 1:
                 words = "out of memory; use a smaller max_source_tokens or max_new_tokens"
                 outputs = [Refused(words)]
-        if outputs is None:  # outside of `except`, which holds on to the memory
+        if outputs is None:  # outside of `except`: the exception keeps memory alive
             half = len(batch) // 2
             return self._decode_batch(batch[:half]) + self._decode_batch(batch[half:])
         return [self._finish(row, tokens) for row, tokens in zip(batch, outputs, strict=True)]

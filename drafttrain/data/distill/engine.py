@@ -1,7 +1,7 @@
-"""The backend `engine`: plain decoding by the loop that `generate` and `eval` decode with.
+"""The backend `engine`: plain decoding with the decoding loop of `generate` and `eval`.
 
-Greedy outputs are those of the backend `transformers`; sampled ones follow the same distribution,
-each row by random numbers of its own, but are different samples.
+Greedy outputs equal those of the backend `transformers`. Sampled outputs are different samples from
+the same distribution; each row has its own random numbers.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.loading import LoadedTarget, check_target
 
 BATCHES_AT_ONCE, CLIP_BATCHES_AT_ONCE = 16, 4
-"""Batches handed to the engine at once, of clips fewer, whose features take memory: rows enter as
-others end, so that only the last ones decode in a batch that is not full."""
+"""Batches per call of the engine; fewer for clips, whose features take memory. A row enters when
+another ends, so only the last rows of a call decode in a batch that is not full."""
 
 
 def check_engine(config: DistillConfig) -> None:
-    """Raises ValueError for a family that the engine cannot run, before weights are read."""
+    """Raises ValueError if the engine does not support the target's family; reads no weights."""
     check_configuration(check_target(config.target))
 
 
 def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """The target with the engine around it. Raises ValueError as `check_engine`."""
+    """Opens the backend `engine`. Raises ValueError as `check_engine` does."""
     check_engine(config)
     model, chosen = CachedModel(target.model), config.sampling
     sampling, rule = Sampling(), GreedyMatch()
@@ -43,7 +43,7 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         rule = RejectionSampling()
 
     def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
-        """Rows with scores that are not finite are found by halving."""
+        """Decodes rows; bisects to find those whose logits are not finite."""
 
         def randomness(index: int) -> Randomness:
             return sequence_randomness(chosen.seed, rows[index].row, model.device)

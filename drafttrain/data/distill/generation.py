@@ -1,8 +1,8 @@
-"""The target's outputs for a batch of inputs, by Transformers' `generate`.
+"""The backend `transformers`: decodes batches of inputs with Transformers' `generate`.
 
-Sampling turns a row's own uniform numbers into tokens, so that a row's output does not depend on
-its batch, its shard or the number of processes. The prompts of decoder-only models are padded on
-the left, so that all rows go on from the same column; masks and positions leave the padding out.
+Sampling uses uniform random numbers that belong to the row, so a row's output does not depend on
+its batch, its shard or the number of processes. Prompts of decoder-only models are left-padded, so
+all rows continue at the same column; attention masks and positions exclude the padding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 @dataclass(frozen=True)
 class Draws:
-    """How tokens are drawn: each by a uniform number of its row."""
+    """Sampling settings and the uniform random numbers that tokens are drawn with."""
 
     sampling: Sampling
     uniforms: Tensor
@@ -43,13 +43,13 @@ class Draws:
 
 
 def decodes_alone(config: GenerationConfig) -> bool:
-    """Whether logits processors look at the sources themselves, so that padding would count."""
+    """Whether logits processors read the sources, so that padding would change the result."""
     penalty, ngram = config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size
     return bool(ngram) or penalty not in (None, 1.0)
 
 
 def needs_equal_lengths(model: PreTrainedModel) -> bool:
-    """Whether logits processors would take the padding before a prompt for a part of the text."""
+    """Whether logits processors would treat the left padding of a prompt as text."""
     config = model.generation_config
     read = [config.repetition_penalty not in (None, 1.0), config.no_repeat_ngram_size]
     read += [config.min_length, config.bad_words_ids, config.sequence_bias]
@@ -57,7 +57,7 @@ def needs_equal_lengths(model: PreTrainedModel) -> bool:
 
 
 def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """The backend `transformers`: batches of tokens, decoded by `generate`."""
+    """Opens the backend `transformers`, with batches by token budget."""
     model, settings = target.model, generate_settings(config)
     budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
 
@@ -81,8 +81,8 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
-    """Arguments of `generate`, which never samples by itself; the rest is as in the target's
-    generation_config."""
+    """Returns the arguments of `generate`, always with do_sample=False (`Choice` samples); all
+    others come from the target's generation_config."""
     return {
         "max_new_tokens": config.sampling.max_new_tokens,
         "max_length": None,
@@ -102,16 +102,15 @@ def generate_batch(
     settings: dict[str, Any],
     draws: Draws | None = None,
 ) -> list[list[int] | None]:
-    """Tokens generated for each source, EOS included, no padding.
+    """Generates tokens for each source; returns them with EOS, without padding.
 
-    Encoder-decoder models: those after the decoder start token; decoder-only ones: those after the
-    prompt, which the sources are.
+    Encoder-decoder models: the tokens after the decoder start token; decoder-only models: the
+    tokens after the prompt, which is the source. None for a row whose logits were not finite.
 
-    settings: keyword arguments of `generate`, without sampling. None stands for a row whose scores
-    were not finite.
+    settings: keyword arguments of `generate`, without sampling.
     """
     rows = [torch.tensor(source) for source in sources]
-    pad = model.generation_config.pad_token_id or 0  # masked: any token will do
+    pad = model.generation_config.pad_token_id or 0  # masked: the token does not matter
     side = "right" if model.config.is_encoder_decoder else "left"
     inputs, mask = (part.to(model.device) for part in padded(rows, pad, side))
     given = {"inputs": inputs, "attention_mask": mask, **cache_for_generate(model)}
@@ -126,10 +125,10 @@ def generate_clips(
     settings: dict[str, Any],
     draws: Draws | None = None,
 ) -> list[list[int] | None]:
-    """`generate_batch` for clips that have been encoded and whose prefixes are whole: tokens after
-    them, EOS included.
+    """Generates as `generate_batch`, for encoded clips with complete prefixes; returns the tokens
+    after the prefix, EOS included.
 
-    What a speech model's own `generate` does around Transformers' is done in the prefixes already.
+    Calls `GenerationMixin.generate`: the prefixes replace what a speech model's `generate` adds.
     """
     prefixes = torch.stack([source.prefix for source in sources])
     given = {"decoder_input_ids": prefixes, "encoder_outputs": given_outputs(sources)}
@@ -144,7 +143,7 @@ def _generate(
     settings: dict[str, Any],
     draws: Draws | None,
 ) -> list[list[int] | None]:
-    """Tokens after the first `prefix`; greedy decoding and sampling by `Choice`."""
+    """Returns the tokens after the first `prefix`. `Choice` samples and finds non-finite rows."""
     if settings["num_beams"] > 1:
         return trim(generate(**settings), model, prefix)
     choice = Choice(prefix, model.generation_config.eos_token_id, draws)
@@ -154,10 +153,10 @@ def _generate(
 
 
 def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[list[int]]:
-    """Drops the first `prefix` tokens and all that follows the first EOS after them.
+    """Drops the first `prefix` tokens and everything after the first EOS that follows them.
 
-    What `generate` appends to a finished row is padding, whichever token that is; a row without
-    EOS was cut at the maximal length and has none. Shapes: [B, T].
+    After EOS, `generate` appends only padding, whatever token that is. A row without EOS was cut
+    at the maximal length and has no padding. Shapes: [B, T].
     """
     eos = model.generation_config.eos_token_id
     ends = set(eos if isinstance(eos, list) else [eos])
@@ -169,13 +168,13 @@ def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[lis
 
 
 class Choice(LogitsProcessor):
-    """The last of the logits processors: of a row that is sampled it leaves one token."""
+    """The last logits processor; when sampling, it draws a token and excludes all others."""
 
     def __init__(self, prefix: int, ends: int | list[int], draws: Draws | None) -> None:
         self._prefix, self._draws = prefix, draws
         self._ends = ends if isinstance(ends, list) else [ends]
         self.broken: set[int] = set()
-        """Rows whose scores were not finite before they ended."""
+        """Batch rows whose logits were not finite before EOS."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         new = input_ids[:, self._prefix :]

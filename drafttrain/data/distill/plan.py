@@ -1,4 +1,4 @@
-"""What a distillation will take, and all that can be checked without the target's weights."""
+"""Checks of a distillation's settings and estimates of its size, without the target's weights."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from drafttrain.models.loading import check_target, choose_device, load_tokenize
 from drafttrain.models.speech import takes_audio
 
 SAMPLE = 1000
-"""Inputs that are tokenised to estimate the tokens of all."""
+"""Approximate number of inputs that are tokenised to estimate the tokens of all."""
 SPOKEN = 4.0
-"""Tokens that a second of speech has, about: English, read aloud."""
+"""Approximate number of tokens per second of speech, for English read aloud."""
 
 
 class DistillPlan(NamedTuple):
-    """What a distillation will take, estimated from a sample of the inputs."""
+    """Size of a distillation, estimated from a sample of the inputs."""
 
     rows: int
     source_tokens: int
     target_tokens: int
-    """Outputs as long as their inputs, at most max_new_tokens; of decoder-only targets
-    max_new_tokens each."""
+    """Estimate: each output as long as its input, at most max_new_tokens; max_new_tokens for
+    decoder-only targets; `SPOKEN` per second for clips, at most max_new_tokens."""
     text: str
-    """All of it, with the shards and their size, where inputs are read from, and the first one."""
+    """Summary with the source of the inputs, the first input, all sizes, shards and disk use."""
 
 
 def check_distillation(config: DistillConfig, group: str = "data") -> datasets.Dataset:
-    """The inputs, once all is checked that can be without the target's weights.
+    """Checks everything that does not need the target's weights and returns the inputs.
 
-    group: the user's name for the inputs' settings. Raises ConfigError.
+    group: name of the inputs' settings in messages. Raises ConfigError.
     """
     check_distill_settings(config)
     choose_device(config.target.device)
@@ -65,7 +65,7 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
 
 
 def plan_distillation(config: DistillConfig) -> DistillPlan:
-    """Rows, tokens and disk of a run. Loads the inputs and the tokenizer only."""
+    """Estimates rows, tokens and disk use. Loads only the inputs and the tokenizer."""
     inputs = check_distillation(config)
     model_config, most = check_target(config.target), config.sampling.max_new_tokens
     decoder_only, audio = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
@@ -89,7 +89,7 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
 def sampled_lengths(
     config: DistillConfig, inputs: datasets.Dataset
 ) -> tuple[datasets.Dataset, list[int]]:
-    """Some of the inputs, evenly spaced, and the tokens of each."""
+    """Returns evenly spaced inputs and the number of source tokens of each; 0 if refused."""
     chosen = inputs.select(range(0, len(inputs), max(1, len(inputs) // SAMPLE)))
     model_config = check_target(config.target)
     if AUDIO in inputs.column_names:
@@ -100,8 +100,8 @@ def sampled_lengths(
 
 
 def check_distill_settings(config: DistillConfig) -> None:
-    """Refuse settings that contradict each other, or that the backend cannot follow, before any
-    weights are read. Raises ConfigError."""
+    """Raises ConfigError if settings contradict each other or the backend does not support them;
+    reads no weights."""
     backend = config.decoded_by
     check_folder(config.out)
     if config.method == "beam" and backend != "transformers":

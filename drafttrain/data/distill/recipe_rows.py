@@ -1,4 +1,4 @@
-"""What a recipe's drafter learns from: the target's own outputs, made where they are missing."""
+"""Training data of recipes: the target's outputs, distilled if they are missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drafttrain.models.loading import LoadedTarget, load_target
 
 
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
-    """What is to be distilled, by the setting that its inputs come from. Raises ConfigError."""
+    """Returns the distillations of `data` and, if set, `held_out`, by name. Raises ConfigError."""
     out = settings.distilled or settings.run / "distilled"
     found = {"data": distill_settings(settings, settings.data, out)}
     if settings.held_out is not None:
@@ -36,10 +36,10 @@ def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
 def distill_settings(
     settings: DistillingRecipe | HeadRecipe, data: DataConfig, out: Path
 ) -> DistillConfig:
-    """How a recipe distils these inputs into a folder. Raises ConfigError.
+    """Returns the settings of the distillation of `data` into the folder `out`.
 
-    distill.target.dtype may be another than the recipe's: outputs in bfloat16, where that is
-    faster, to train on in float32.
+    distill.target.dtype may differ from the recipe's dtype, e.g. to distil in bfloat16 if that is
+    faster, and train in float32. Raises ConfigError.
     """
     given, target = dict(settings.distill), settings.target
     fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
@@ -52,9 +52,9 @@ def distill_settings(
 def distilled_rows(
     settings: DistillingRecipe, target: LoadedTarget
 ) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """The target's own outputs, for training and for validation; made where they are missing."""
+    """Distils what is missing; returns the target's outputs for training and for validation."""
     wanted = distillations(settings)
-    decoding = wanted["data"].target  # that of all groups
+    decoding = wanted["data"].target  # all groups have the same
     if decoding != settings.target:
         target = load_target(decoding)
     for distillation in wanted.values():
@@ -64,7 +64,7 @@ def distilled_rows(
 
 
 def row_lengths(rows: datasets.Dataset) -> np.ndarray:
-    """Tokens of source and output of each row. Shapes: -> [rows, 2]."""
+    """Returns the number of source and output tokens of each row. Shapes: -> [rows, 2]."""
     columns = rows.with_format("arrow")
     sizes = [
         np.concatenate([np.diff(c.offsets) for c in columns[:][name].chunks])
@@ -74,9 +74,9 @@ def row_lengths(rows: datasets.Dataset) -> np.ndarray:
 
 
 def taught_rows(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
-    """Rows of which something is learned: where the target reads prompts, as for state drafters,
-    and tells the first token of outputs with them, outputs of two tokens or more. Raises
-    ConfigError where there is none.
+    """Returns the rows with at least one label. If the target reads prompts, as for state drafters,
+    it supplies the first output token, so only outputs of two or more tokens have labels. Raises
+    ConfigError if there is no such row.
 
     Shapes: -> [N], N at most the rows.
     """
@@ -93,11 +93,11 @@ def taught_rows(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
 def choose_mask(
     trained: int | None, tokenizer: PreTrainedTokenizerBase, vocabulary: int, rows: datasets.Dataset
 ) -> int:
-    """A token that stands for a mask, which no distilled row holds.
+    """Chooses a mask token that occurs in no distilled row.
 
-    First the one that a drafter was trained with, then the tokenizer's own mask, ids without a
-    token, special tokens and all others, each from the last one on; never what ends, begins or pads
-    texts, or is unknown. Raises ConfigError where rows hold all.
+    In order of preference: `trained` (of an earlier training), the tokenizer's mask token, ids
+    without a token, special tokens, all others; within each, the largest id. Never the BOS, EOS,
+    padding or unknown token. Raises ConfigError if every token occurs.
     """
     count = count_tokens(rows, ("source_ids", "target_ids"), vocabulary)
     t = tokenizer
@@ -118,7 +118,7 @@ def choose_mask(
 
 
 def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
-    """Raises ConfigError for rows with more tokens than a decoder-only drafter has positions."""
+    """Raises ConfigError if a row has more tokens than a decoder-only drafter has positions."""
     limit = position_limit(drafter)
     longest = int(row_lengths(rows).sum(axis=1).max()) - 1  # an output's last token is never fed
     if limit is not None and longest > limit:
@@ -132,10 +132,10 @@ def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
 def frequent_tokens(
     rows: datasets.Dataset, count: int | None, vocabulary: int, ends: int | Sequence[int] | None
 ) -> list[int]:
-    """The tokens that a drafter with `count` output tokens can draft, in rising order: those that
-    end outputs, then those most frequent in them, then the first of the vocabulary.
+    """Returns the vocabulary of a drafter with `count` output tokens, in ascending order: EOS
+    tokens first, then the most frequent in outputs, then the smallest ids.
 
-    count: None for the tokens that occur in outputs or end them, and no others.
+    count: None for exactly the EOS tokens and those that occur in outputs.
     """
     counts = count_tokens(rows, ("target_ids",), vocabulary)
     counts[[] if ends is None else np.atleast_1d(ends)] = counts.max() + 1
@@ -144,7 +144,7 @@ def frequent_tokens(
 
 
 def count_tokens(rows: datasets.Dataset, columns: Sequence[str], vocabulary: int) -> np.ndarray:
-    """How often each token occurs in these columns. Shapes: -> [V]."""
+    """Counts the occurrences of each token in these columns. Shapes: -> [V]."""
     table = rows.with_format("arrow")[:]
     tokens = [table[name].combine_chunks().flatten().to_numpy() for name in columns]
     return np.bincount(np.concatenate(tokens), minlength=vocabulary)

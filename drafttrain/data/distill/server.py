@@ -1,11 +1,10 @@
-"""The backend `server`: outputs of a decoder-only target that an OpenAI-compatible server runs.
+"""The backend `server`: outputs of a decoder-only target that runs on an OpenAI-compatible server.
 
-The `openai` client asks `/v1/completions`; it retries and backs off. The target's folder is read
-for its tokenizer and settings alone. Prompts go out as token ids, so that the server reads exactly
-what the drafter will. An answer comes back as text, or as `token_ids` where the server gives them
-(vLLM with `server.extra_body.return_token_ids=true`). Text is tokenised again: where that gives
-another number of tokens than the server made, the drafter would learn tokens that the target never
-wrote, and the row is an error.
+Uses the `openai` client, with retries and backoff, and `/v1/completions`. Only the tokenizer and
+the settings of the target's folder are read. Prompts are sent as token ids, so the server reads
+exactly the drafter's prompt. An answer contains text, or `token_ids` if the server supports them
+(vLLM with `server.extra_body.return_token_ids=true`). Text is tokenised again; if the number of
+tokens differs from the server's, the tokens may not be the target's, and the row is an error.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from drafttrain.models.loading import LoadedTarget, check_target
 KEY = "OPENAI_API_KEY"
 """Environment variable that the API key is read from."""
 TIMEOUT, RETRIES = 600.0, 6
-"""Seconds that an answer may take."""
+"""Timeout of a request for an output in seconds, and number of retries."""
 PROBE_SECONDS = 10.0
-"""Timeout of the request for the list of models."""
+"""Timeout in seconds of requests for the list of models."""
 ROUNDS = 16
-"""Rows of a batch for each open request."""
+"""Batch size in rows, as a multiple of the concurrent requests."""
 FEW = 4
-"""If this many rows or more all fail, the run ends."""
+"""Minimal batch size at which the failure of all rows ends the run."""
 ENDS = dict.fromkeys((401, 403), f"set {KEY} in the environment, or correct it")
 ENDS |= dict.fromkeys((404, 405), "give the address that ends in /v1, and check server.model")
 ENDS |= dict.fromkeys((429, 503), "see to the server")
 """HTTP statuses that end the run, with the remedy."""
 SHOWN = 200
-"""Characters of a server's own words in a message."""
+"""Maximal number of characters of a server's error in a message."""
 UNSENT = (
     "no_repeat_ngram_size bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens "
     "forced_bos_token_id forced_eos_token_id min_length min_new_tokens "
@@ -54,11 +53,11 @@ UNSENT = (
 
 
 class ServerGone(OSError):
-    """The server answers no more; what was finished is kept."""
+    """The server no longer answers; finished shards are kept."""
 
 
 def check_server(config: DistillConfig) -> None:
-    """Check the settings before any request. Raises ConfigError."""
+    """Raises ConfigError for invalid settings, before any request."""
     if config.server.url is None:
         raise ConfigError(
             "backend = 'server', but there is no address; give --server http://localhost:8000/v1"
@@ -72,7 +71,7 @@ def check_server(config: DistillConfig) -> None:
 
 
 def read_address(text: str) -> str:
-    """The address of a server, ending in /v1. Raises ConfigError, naming nothing secret."""
+    """Returns the address, ending in /v1. Raises ConfigError that quotes nothing: no secrets."""
     try:
         parts = urlsplit(text if "//" in text else f"http://{text}")
         valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -87,7 +86,7 @@ def read_address(text: str) -> str:
 
 
 def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """Finds the server's model. Raises ConfigError for one that cannot be used."""
+    """Opens the backend `server`. Raises ConfigError if the server or its model cannot be used."""
     check_server(config)
     given = config.server
     url = read_address(given.url)
@@ -99,7 +98,7 @@ def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
 
 
 def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:
-    """Arguments of a client. Servers without a key take any."""
+    """Returns the arguments of a client; the default key is "none". Raises ConfigError."""
     key = os.environ.get(KEY, "").strip() or "none"
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{KEY} holds characters that no key has; set it anew")
@@ -107,8 +106,8 @@ def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:
 
 
 def find_model(url: str, wanted: str | None, path: str) -> str:
-    """The name that a server has for its model: server.model, the only one there is, or the
-    target's path. Raises ConfigError."""
+    """Returns the server's name for the target: server.model, else the target's path or the only
+    model. Raises ConfigError."""
     given = connection(url, PROBE_SECONDS, 1)
     try:
         with OpenAI(**given) as client:
@@ -128,7 +127,7 @@ def find_model(url: str, wanted: str | None, path: str) -> str:
 
 
 def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
-    """Refuse settings of the target that cannot be sent. Raises ConfigError."""
+    """Raises ConfigError for settings of the target that cannot be sent to the server."""
     values = target.model.generation_config.to_dict()
     if unsent := {name: values[name] for name in UNSENT if values.get(name)}:
         raise ConfigError(
@@ -151,7 +150,7 @@ def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
 
 
 def words(url: str, error: Exception) -> str:
-    """The error on one line, without the API key, which some servers repeat."""
+    """Formats an error on one line and masks the API key, which some servers repeat."""
     cause = "" if isinstance(error, openai.APIStatusError) else error.__cause__ or ""
     said = " ".join(f"{error} {cause}".split())
     if key := os.environ.get(KEY, "").strip():
@@ -161,7 +160,7 @@ def words(url: str, error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Server:
-    """Rows that a server answers, `concurrency` requests at once."""
+    """A server that decodes rows, with `server.concurrency` requests at once."""
 
     config: DistillConfig
     target: LoadedTarget
@@ -169,10 +168,10 @@ class Server:
     model: str
 
     def decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
-        """The answer to each row, in order.
+        """Returns the output of each row, in order.
 
-        Raises ServerGone where it answers no more, or all of several rows fail: no shard is
-        written then, and an interrupted run goes on with the same command.
+        Raises ServerGone if the server no longer answers, or if all of FEW or more rows fail: the
+        shard is not written, and the same command continues the run.
         """
         found = asyncio.run(self._decode(rows))
         failed = [one.reason for one in found if isinstance(one, Refused)]
@@ -191,7 +190,7 @@ class Server:
             return await asyncio.gather(*(answer(client, row) for row in rows))
 
     async def _answer(self, client: AsyncOpenAI, row: ShardRow) -> Decoded:
-        """A row's output, or why it has none. Raises ServerGone."""
+        """Returns a row's output, or the reason why it has none. Raises ServerGone."""
         try:
             answer = await client.completions.create(**self._request(row))
             return self._tokens(row, answer)
@@ -231,7 +230,7 @@ class Server:
         return asked
 
     def _tokens(self, row: ShardRow, answer: Completion) -> Decoded:
-        """The tokens of an answer, once they are known to be the target's."""
+        """Returns an answer's tokens, or Refused if they may not be the target's."""
         [choice], usage = answer.choices, answer.usage
         tokenizer, ended = self.target.tokenizer, choice.finish_reason == "stop"
         tokens, most = getattr(choice, "token_ids", None), self.config.sampling.max_new_tokens
@@ -255,7 +254,7 @@ class Server:
             return Refused(f"{len(tokens)} tokens where {most} were asked for")
         if not ended and len(tokens) < most:
             return Refused(f"{choice.finish_reason}: cut after {len(tokens)} tokens")
-        # decoders treat white space and marks at the edges differently
+        # white space and punctuation at the edges may differ between decoders
         texts = tokenizer.decode(tokens, skip_special_tokens=True), choice.text
         if ended and len({"".join(filter(str.isalnum, text)) for text in texts}) > 1:
             return Refused("the target's tokenizer makes another text of the server's tokens")
@@ -263,7 +262,7 @@ class Server:
 
     @property
     def _end(self) -> int:
-        """The token that ends outputs; of several, the tokenizer's own."""
+        """The EOS token; if the target has several, the tokenizer's if it is one of them."""
         own: Any = self.target.model.generation_config.eos_token_id
         ends, end = own if isinstance(own, list) else [own], self.target.tokenizer.eos_token_id
         return end if end in ends else ends[0]
