@@ -1,1 +1,1 @@
-"""What a drafter is worth: acceptance, speed, quality."""
+"""Evaluation of drafters and methods: acceptance, speed, output quality."""

@@ -1,9 +1,9 @@
 """Bootstrap intervals over prompts.
 
-A resample draws as many prompts as there are, with replacement. It is kept as the number of times
-each prompt was drawn, so a statistic of sums over prompts (a ratio, a BLEU score) needs one matrix
-product for all resamples. One matrix serves every statistic of a report: differences between
-methods are therefore paired.
+A resample draws P of the P prompts with replacement and is stored as the number of times each
+prompt was drawn. A statistic of sums over prompts (a ratio, a BLEU score) then needs one matrix
+product for all resamples. All statistics of a report use the same resamples, so differences
+between methods are paired.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 Array = np.ndarray
 Statistic = Callable[[Array], Array]
-"""How often each prompt counts [B, P] -> the value in each of the B cases."""
+"""Maps the count of each prompt in each resample [B, P] to the B values of the statistic."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +32,36 @@ class Ratio:
     """A statistic that is a sum over prompts divided by a sum over prompts."""
 
     numerators: Array
-    """[P], one for each prompt."""
+    """[P], one value per prompt."""
     denominators: Array
-    """[P]; a prompt that does not count has 0 in both."""
+    """[P]; a prompt to leave out has 0 in both arrays."""
 
     def __call__(self, counts: Array) -> Array:
         return (counts @ self.numerators) / (counts @ self.denominators)
 
 
 def mean(values: Array) -> Statistic:
-    """Mean over prompts. Shapes: values [P]."""
+    """Returns the mean over prompts. Shapes: values [P]."""
     return Ratio(values, np.ones(len(values)))
 
 
 def quotient(above: Statistic, below: Statistic) -> Statistic:
-    """One statistic over another, of the same prompts."""
+    """Returns the quotient of two statistics of the same prompts."""
     return lambda counts: above(counts) / below(counts)
 
 
 def difference(ours: Statistic, theirs: Statistic) -> Statistic:
-    """One statistic less another, of the same prompts (Koehn 2004 for scores of translations)."""
+    """Returns the paired difference of two statistics (Koehn 2004 for translation scores)."""
     return lambda counts: ours(counts) - theirs(counts)
 
 
 def median(values: Array) -> Statistic:
-    """Median over prompts, of an even number the mean of the middle two. Shapes: values [P]."""
+    """Returns the median over prompts; of an even number, the mean of the middle two. Shapes:
+    values [P]."""
     order = np.argsort(values, kind="stable")
 
     def middle(counts: Array) -> Array:
-        reached = np.cumsum(counts[:, order], axis=1)  # prompts drawn up to each, rising
+        reached = np.cumsum(counts[:, order], axis=1)  # cumulative counts in order of value
         place = (reached[0, -1] - 1) / 2.0
         low, high = ((reached <= one).sum(axis=1) for one in (np.floor(place), np.ceil(place)))
         return (values[order][low] + values[order][high]) / 2.0
@@ -69,7 +70,7 @@ def median(values: Array) -> Statistic:
 
 
 def score(of_sums: Callable[[Array], float], statistics: Array) -> Statistic:
-    """A function of summed statistics (BLEU, chrF). Shapes: statistics [P, S], sums [S]."""
+    """Returns a function (BLEU, chrF) of summed statistics. Shapes: statistics [P, S], sums [S]."""
     return lambda counts: np.array([of_sums(summed) for summed in counts @ statistics])
 
 
@@ -77,7 +78,10 @@ RESAMPLES = 1000
 
 
 def draw_resamples(prompts: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
-    """How often each prompt is drawn in each resample. Shapes: -> [B, P], rows sum to P."""
+    """Draws resamples: how often each prompt occurs in each. Shapes: -> [B, P], rows sum to P.
+
+    Raises ValueError for 0 prompts.
+    """
     if prompts < 1:
         raise ValueError("0 prompts: there is nothing to measure; give data with at least one row")
     generator = np.random.default_rng(seed)
@@ -86,9 +90,9 @@ def draw_resamples(prompts: int, resamples: int = RESAMPLES, seed: int = 0) -> A
 
 
 def estimate(statistic: Statistic, resamples: Array) -> Estimate | None:
-    """The value over all prompts with the 2.5 % and 97.5 % points of the resampled ones.
+    """Returns the value over all prompts and the 2.5 % and 97.5 % quantiles over the resamples.
 
-    Resamples without a finite value are left out. None where the value itself is not finite.
+    Resamples without a finite value are ignored. Returns None if the value itself is not finite.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         [value] = statistic(np.ones((1, resamples.shape[1])))
@@ -103,6 +107,6 @@ def estimate(statistic: Statistic, resamples: Array) -> Estimate | None:
 def estimate_all(
     statistics: Mapping[str, Statistic | None], resamples: Array
 ) -> dict[str, Estimate]:
-    """Every statistic that has a value, by name."""
+    """Estimates the statistics by name; omits those that are None or not finite."""
     found = {name: one and estimate(one, resamples) for name, one in statistics.items()}
     return {name: one for name, one in found.items() if one is not None}

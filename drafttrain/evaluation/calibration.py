@@ -1,6 +1,6 @@
-"""SpecDec++'s analyses: how well acceptance heads are calibrated, the oracle, and Theorem 3.1.
+"""Analyses of SpecDec++: calibration of acceptance heads, the oracle, and Theorem 3.1.
 
-Labels are soft: the probability that a draft token is accepted, not whether it was.
+Labels are soft: the probability that a draft token is accepted, not whether it was accepted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from drafttrain.models.acceptance_head import AcceptanceHead
 BINS = 15
 """Bins of the calibration error and of the reliability diagram."""
 ROWS = 200
-"""Most held-out outputs that heads are judged on."""
+"""Maximal number of held-out outputs used to evaluate heads."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Positions by predicted acceptance: mean prediction and mean label of each bin."""
+    """Reliability diagram: mean prediction, mean label and number of positions of each bin."""
 
     predicted: list[float]
     observed: list[float]
@@ -42,7 +42,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """How well a head predicts acceptance on held-out draft tokens."""
+    """Calibration of a head on held-out draft tokens."""
 
     name: str
     depth: int
@@ -52,9 +52,10 @@ class HeadFacts:
 
 
 def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadFacts]:
-    """Calibration of every head on cached held-out rows, best binary KL first.
+    """Evaluates the calibration of every head on cached held-out rows; best binary KL first.
 
-    folder: a hidden cache of held-out outputs, its first mix. Raises ConfigError as `open_cache`.
+    folder: a cache of hidden states of held-out outputs, of which the first mix is read. Raises
+    ConfigError as `open_cache` does.
     """
     cache = open_cache(folder)
     hidden, acceptance = cache.read(0, range(min(ROWS, len(cache.rows))))
@@ -76,7 +77,8 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
 
 
 def binary_kl(labels: Array, predicted: Array) -> Array:
-    """P log(P / Q) + (1 - P) log((1 - P) / (1 - Q)), 0 log 0 = 0 (SpecDec++ Appendix C.3). [N]."""
+    """Returns P log(P / Q) + (1 - P) log((1 - P) / (1 - Q)) with P the labels, Q the predictions
+    and 0 log 0 = 0 (SpecDec++ Appendix C.3). Shapes: [N], [N] -> [N]."""
     tiny = np.finfo(np.float64).tiny
 
     def part(p: Array, q: Array) -> Array:
@@ -86,8 +88,8 @@ def binary_kl(labels: Array, predicted: Array) -> Array:
 
 
 def reliability(labels: Array, predicted: Array) -> Reliability:
-    """Mean prediction and mean label of each bin of equal width that holds positions. Shapes: [N],
-    [N]."""
+    """Sorts positions into `BINS` bins of equal width by prediction; empty bins are left out.
+    Shapes: labels [N], predicted [N]."""
     place = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(place, minlength=BINS)
     held = count > 0
@@ -99,17 +101,18 @@ def reliability(labels: Array, predicted: Array) -> Reliability:
 
 
 def calibration_error(labels: Array, predicted: Array) -> float:
-    """ECE: mean over positions of |mean label - mean prediction| in the position's bin."""
+    """Returns the ECE: the mean of |mean label - mean prediction| over bins, weighted by size."""
     bins = reliability(labels, predicted)
     gaps = np.abs(np.array(bins.observed) - np.array(bins.predicted))
     return float(np.average(gaps, weights=bins.positions))
 
 
 def area_under_curve(labels: Array, predicted: Array) -> float:
-    """AUC with soft labels: each position counts as accepted P times and as rejected 1 - P times.
+    """Returns the AUC with soft labels: a position with label P counts as accepted with weight P
+    and as rejected with weight 1 - P.
 
-    The probability that an accepted one is ranked above a rejected one, ties half; NaN where one
-    kind is missing. Shapes: [N] each.
+    It is the probability that an accepted position has a higher prediction than a rejected one,
+    ties counting half; NaN if all are accepted or all rejected. Shapes: [N] each.
     """
     values, place = np.unique(predicted, return_inverse=True)
     accepted = np.bincount(place, weights=labels, minlength=len(values))
@@ -121,11 +124,11 @@ def area_under_curve(labels: Array, predicted: Array) -> float:
 
 
 def stop_threshold(t_draft: float, t_target: float, kind: DrafterKind) -> float | None:
-    """SpecDec++ Theorem 3.1: stop where a rejection is at least as likely as
+    """Returns h by SpecDec++ Theorem 3.1: stop if the probability of a rejection is at least
     (c2 + delta) / (c1 + c2 + delta), with c1 = t_draft and c2 = t_target - t_draft.
 
-    The condition is sufficient and delta depends on the policy itself: it is taken as 0. None where
-    a pass drafts a block, or where the drafter is no faster than the target.
+    The condition is sufficient. delta depends on the policy itself and is taken as 0. Returns None
+    if one pass does not draft one token, or if the drafter is not faster than the target.
     """
     if kind.drafts != "tokens" or not 0.0 < t_draft < t_target:
         return None
@@ -134,7 +137,7 @@ def stop_threshold(t_draft: float, t_target: float, kind: DrafterKind) -> float 
 
 @dataclass(frozen=True)
 class OracleCounts:
-    """What the oracle of SpecDec++ Lemma 2.1 would do along greedy outputs; it discards nothing."""
+    """Counts of the oracle of SpecDec++ Lemma 2.1 on greedy outputs; it discards no token."""
 
     tokens: int
     drafted: int
@@ -142,9 +145,9 @@ class OracleCounts:
 
 
 def round_starts(runs: Array) -> list[int]:
-    """Prefixes at which rounds of greedy decoding begin, given the draft tokens accepted at each.
+    """Returns the prefix lengths at which rounds of greedy decoding begin.
 
-    A round emits one token more than it accepts. Shapes: runs [L].
+    runs: [L] number of draft tokens accepted after each prefix. A round emits one more.
     """
     starts, place = [], 0
     while place < len(runs):
@@ -154,11 +157,11 @@ def round_starts(runs: Array) -> list[int]:
 
 
 def oracle_counts(agrees: Sequence[Array]) -> OracleCounts:
-    """Greedy decoding by a policy that stops just before each disagreement (SpecDec++ Lemma 2.1).
+    """Counts greedy decoding with a policy that stops just before each disagreement (SpecDec++
+    Lemma 2.1): a round drafts up to there, at most K tokens, and the target adds one.
 
-    agrees: [L, K] of each output; entry (p, d) says whether a draft after the first p tokens that
-    holds the output's own tokens up to place d holds its token there too. A round drafts up to the
-    next disagreement, at most K tokens, and the target adds one.
+    agrees: [L, K] per output; entry (p, d) is whether the drafter, given the output's tokens before
+    position p + d, drafts its token there in a draft that begins after p tokens.
     """
     drafted = calls = 0
     for output in agrees:
@@ -175,10 +178,10 @@ def follow_oracle(
     prompts: Sequence[Prompt],
     longest: int,
 ) -> OracleCounts | None:
-    """The oracle along the target's plain greedy outputs, by what the drafter drafts along them.
+    """Counts the oracle on the target's plain greedy outputs, with the drafter teacher-forced.
 
-    longest: most draft tokens of a round. None where tokens are sampled, or the drafter cannot be
-    asked so.
+    longest: maximal draft length of a round. Returns None if tokens are sampled, or if the drafter
+    does not support teacher forcing.
     """
     kind, model, drafter = KINDS.get(pair.drafter.name), pair.model, pair.drafter
     if kind is None or kind.teacher_forced_probs is None or sampling.temperature > 0.0:

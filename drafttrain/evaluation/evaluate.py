@@ -1,6 +1,6 @@
-"""Measures methods on inputs: decoded and interleaved, or teacher-forced along plain outputs.
+"""Measures methods on inputs, by interleaved decoding or teacher-forced on plain outputs.
 
-Both give figures, statistics over prompts by name, all estimated with the same resamples.
+Both modes compute statistics over prompts, which are all estimated with the same resamples.
 """
 
 from __future__ import annotations
@@ -62,25 +62,26 @@ from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
 
 OPTIONS = {"compile", "baselines", "batch_sizes", "repeats", "warmup"}
 OPTIONS |= {"bleu_tokenizer"}
-"""Settings that a report has in addition to sampling, methods and data."""
+"""Settings that a report records in addition to sampling, methods and data."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report and the samples that it is computed from."""
+    """A report and the decoded samples behind it."""
 
     report: Report
     samples: list[dict[str, Any]]
-    """One for each prompt: texts, and draft tokens and accepted ones of every round. Empty where
-    nothing was decoded."""
+    """One per prompt: texts, and the draft and accepted tokens of every round. Empty in
+    teacher-forced mode."""
 
 
 def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
-    """Writes report.json, its plot and page, and the samples, if there are any: samples.jsonl
-    next to report.json, NAME.samples.jsonl next to NAME.json.
+    """Writes the report at `path`, its plot and page, and any samples: samples.jsonl next to
+    report.json, NAME.samples.jsonl next to NAME.json.
 
-    Returns the report's file: a report of `eval` leaves one of more inputs or methods where it is,
-    and goes to NAME.smaller.json. Raises Interrupted after writing a partial one.
+    Returns the file written: if `path` holds a report of more inputs or methods, a report of `eval`
+    does not replace it but goes to NAME.smaller.json. Raises Interrupted after writing a partial
+    report.
     """
     report = evaluation.report
     if (report.search is None or report.partial) and path.exists():
@@ -104,18 +105,18 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Context:
-    """All that was decoded, which every run is compared with."""
+    """All decoded runs, with the models and prompts, for comparisons between runs."""
 
     pair: Pair
     prompts: Sequence[Prompt]
     settings: EvalConfig
     decoded: Sequence[Decoded]
-    """By batch size, 1 first; of each plain decoding first."""
+    """Ordered by batch size, 1 first; plain decoding is the first run of each size."""
     texts: Mapping[str, Sequence[str]]
-    """[P] decoded texts at batch size 1, by the job's name."""
+    """[P] output texts at batch size 1, by job name."""
 
     def alone(self, run: Decoded) -> Decoded:
-        """The same job at batch size 1."""
+        """Returns the run of the same job at batch size 1."""
         return next(other for other in self.decoded if other.job is run.job)
 
 
@@ -126,12 +127,12 @@ def evaluate(
     settings: EvalConfig,
     progress: bool = False,
 ) -> Evaluation:
-    """Decodes the rows of `settings.data` with every method and the baselines, and reports the
-    figures of each; teacher-forced: what each method would accept along the plain outputs.
+    """Decodes the rows with plain decoding, every method and the baselines, and measures each; in
+    teacher-forced mode counts what each method would accept on the plain outputs.
 
-    The report's first run is plain decoding in the same engine. On Ctrl-C it is `partial`: of what
-    was decoded by then. Raises ValueError where no row can be decoded, or methods do not fit
-    (`make_jobs`).
+    The report's first run is plain decoding in the same engine. After Ctrl-C the report is
+    `partial` and covers what was decoded until then. Raises ValueError if no row can be decoded, or
+    as `make_jobs` does.
     """
     if settings.mode == "teacher-forced":
         settings = settings.model_copy(update={"baselines": ()})
@@ -194,8 +195,8 @@ def decode_batches(
     device: torch.device,
     progress: bool = False,
 ) -> list[Decoded]:
-    """The jobs at every batch size, interleaved wave by wave (assisted generation takes one
-    sequence at a time); of several sizes each job decodes one more wave for its memory."""
+    """Runs the jobs at every batch size, interleaved wave by wave; assisted generation only at
+    batch size 1. With several sizes each job decodes one more wave to measure its memory."""
     found = []
     for size in settings.batch_sizes:
         able = [job for job in jobs if size == 1 or job.way != ASSISTED]
@@ -213,9 +214,8 @@ def decode_batches(
 
 
 def peak_growth(work: Callable[[], object], device: torch.device) -> int | None:
-    """Bytes that torch has allocated on a CUDA device at the worst moment of some work, beyond
-    those before it; the engine's own caches are emptied first. None on another device, where work
-    is not done at all."""
+    """Runs `work` and returns the peak growth in bytes of torch's memory on a CUDA device; the
+    engine's caches are released first. Returns None on other devices, without running it."""
     if device.type != "cuda":
         return None
     gc.collect()
@@ -229,7 +229,7 @@ def peak_growth(work: Callable[[], object], device: torch.device) -> int | None:
 
 
 def measure(context: Context, run: Decoded, resamples: Array) -> Run:
-    """All figures of one run; above batch size 1 its speed, parity and memory."""
+    """Computes all metrics of one run; above batch size 1 only speed, parity and memory."""
     method, sampling, plain = run.job.method, context.settings.decode.sampling, context.decoded[0]
     sampled, facts = sampling.temperature > 0.0, job_facts(run.job, sampling)
     counts = metrics.count_rounds(run.outputs)
@@ -259,7 +259,7 @@ def measure(context: Context, run: Decoded, resamples: Array) -> Run:
 
 
 def measure_along(job: Job, found: ForcedCounts, sampling: SamplingConfig, resamples: Array) -> Run:
-    """All figures of a teacher-forced run."""
+    """Computes all metrics of a teacher-forced run."""
     facts = job_facts(job, sampling)
     facts["totals"] = {"prompts": len(found.counts.tokens), **found.counts.totals()}
     facts["acceptance_rate_per_position"] = metrics.position_rates(found.positions, resamples)
@@ -268,7 +268,7 @@ def measure_along(job: Job, found: ForcedCounts, sampling: SamplingConfig, resam
 
 
 def job_facts(job: Job, sampling: SamplingConfig) -> dict[str, Any]:
-    """The fields of a run that are known before it."""
+    """Returns the fields of a run that are known before decoding."""
     facts = {"name": job.name, "kind": job.kind, "method": job.way}
     facts |= {"lossless": job.lossless, "sampling": asdict(build_sampling(sampling))}
     if (method := job.method) is not None:
@@ -280,7 +280,8 @@ def job_facts(job: Job, sampling: SamplingConfig) -> dict[str, Any]:
 
 
 def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
-    """How good the outputs are and how near those of plain decoding; of clips also how fast."""
+    """Returns the quality of the outputs and their agreement with plain decoding; for audio clips
+    also the real-time factor."""
     plain, prompts = context.decoded[0], context.prompts
     greedy = context.settings.decode.sampling.temperature == 0.0
     texts, references = context.texts[run.job.name], [prompt.reference for prompt in prompts]
@@ -298,8 +299,8 @@ def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
 
 
 def check_parity(context: Context, run: Decoded) -> list[Parity]:
-    """Compares lossless greedy outputs, token for token, with plain decoding and with `generate`;
-    above batch size 1 with those of batch size 1."""
+    """Compares lossless greedy outputs token by token with plain decoding and `generate`; above
+    batch size 1 with the same method at batch size 1."""
     sampling, job = context.settings.decode.sampling, run.job
     if sampling.temperature > 0.0 or not job.lossless or job.kind == "baseline":
         return []
@@ -314,7 +315,7 @@ def check_parity(context: Context, run: Decoded) -> list[Parity]:
 
 
 def make_samples(context: Context) -> list[dict[str, Any]]:
-    """One line for each prompt: every run's text, and its rounds as pieces of text."""
+    """Returns one line per prompt: each run's text, and its rounds with token strings."""
     pieces, found = context.pair.target.tokenizer.convert_ids_to_tokens, []
     for place, prompt in enumerate(context.prompts):
         outputs: dict[str, dict[str, Any]] = {}

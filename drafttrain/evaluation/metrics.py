@@ -1,13 +1,13 @@
-"""Every figure of decoding: acceptance and cost of rounds, speed, real-time factors.
+"""Metrics of decoding: acceptance and cost of rounds, and speed.
 
-Everything is counted for each prompt first and divided once, at the end, so that rates over
-prompts are ratios of sums and can be bootstrapped.
+Everything is first counted per prompt and divided once, at the end: rates over prompts are ratios
+of sums and can be bootstrapped.
 
-The counts of a round, where the drafter proposed `drafted`, the verifier accepted `path`, and
-`emitted` was committed (cut after the first EOS and at the maximal length):
-- tokens: what was emitted;
+In a round the drafter proposed `drafted`, the verifier accepted `path`, and `emitted` was committed
+(cut after the first EOS and at the maximal length). Its counts are:
+- tokens: the emitted tokens;
 - accepted: the draft tokens among them; accepted tokens that were cut do not count;
-- discarded: drafted but not emitted, whether rejected or cut; of a tree, every node off the path.
+- discarded: draft tokens not emitted, rejected or cut; in a tree every node off the path.
 """
 
 from __future__ import annotations
@@ -42,54 +42,55 @@ class Counts:
     passes: Array
     """Sequential drafter calls: a chain's tokens, a tree's levels, one for a block."""
     draft_seconds: Array | float = 0.0
-    """Wall clock of drafting."""
+    """Wall-clock time of drafting."""
     calls: Mapping[str, Array] = field(default_factory=dict)
-    """Calls of each drafter, where several have a part in a draft."""
+    """Calls of each drafter by name, if several contribute to a draft."""
     call_seconds: Mapping[str, Array] = field(default_factory=dict)
-    """Their wall clock."""
+    """Wall-clock time of these calls."""
     expected: Array | None = None
-    """Drafted tokens that the drafter expected to be accepted; None where it works out nothing."""
+    """Accepted tokens that the drafter expected; None if it estimates none."""
 
     @property
     def discarded(self) -> Array:
         return self.drafted - self.accepted
 
     def totals(self) -> dict[str, int | float]:
-        """Over all prompts, as reports have them."""
+        """Returns the sums over all prompts, as in reports."""
         names = ("tokens", "rounds", "drafted", "accepted", "discarded", "passes")
         return {name: as_counted(getattr(self, name).sum()) for name in names}
 
     def by_drafter(self, names: Iterable[str]) -> Mapping[str, Array]:
-        """Calls counted apart; where none are, all are those of the one drafter named."""
+        """Returns the calls of each drafter; if not counted separately, all passes are given to
+        each of `names`."""
         return self.calls or dict.fromkeys(names, self.passes)
 
 
 @dataclass(frozen=True)
 class PositionRates:
-    """Acceptance by draft position, 1-based position i at index i - 1."""
+    """Acceptance by draft position; 1-based position i is at index i - 1."""
 
     drafted: list[int | float]
-    """Rounds; not whole where they are expected, not played."""
+    """Numbers of rounds, here and below; not integers if they are expectations."""
     accepted: list[int | float]
     reached: list[int | float]
     conditional: list[Estimate | None]
-    """Of the rounds that reached the position, the share that accepted it."""
+    """Share of the rounds that reached the position that also accepted it."""
 
 
 @dataclass(frozen=True)
 class CallCosts:
-    """What a call of each drafter costs, in target calls, and how many it made; by its name."""
+    """Cost of a call of each drafter in target calls, and its number of calls, by drafter name."""
 
     parameters: dict[str, float]
-    """Parameters over the target's, on which `mbsu` rests."""
+    """Parameters divided by the target's; the cost in `mbsu`."""
     measured: dict[str, float]
-    """Mean seconds over those of a call of the target as it decodes plainly, for `swi`; 0 of a
-    drafter that made no call."""
+    """Mean seconds of a call divided by those of a target call in plain decoding, the cost in
+    `swi`; 0 for a drafter that made no call."""
     calls: dict[str, int]
 
     @staticmethod
     def of(counts: Counts, parameters: Mapping[str, float], target_seconds: float) -> CallCosts:
-        """target_seconds: the mean of a target call of plain decoding."""
+        """Computes the costs. target_seconds: mean of a target call in plain decoding."""
         measured, calls = {}, {}
         for name, made in counts.by_drafter(parameters).items():
             seconds = np.sum(counts.call_seconds.get(name, counts.draft_seconds))
@@ -99,21 +100,21 @@ class CallCosts:
 
 
 def as_counted(value: float) -> int | float:
-    """A whole number where it is one, up to rounding; else an expectation as it is."""
+    """Converts to int a value that is an integer up to rounding; others are expectations."""
     whole = round(value)
     return whole if abs(value - whole) < 1e-9 * max(1.0, abs(value)) else float(value)
 
 
 def accepted_tokens(round: Round) -> int:
-    """Drafted tokens that were accepted and emitted."""
+    """Returns the number of draft tokens that were accepted and emitted."""
     return min(len(round.path), len(round.emitted))
 
 
 def round_facts(
     round: Round, show: Callable[[list[int]], list[Any]] = list
 ) -> dict[str, int | list[Any]]:
-    """A round as samples and `generate --json` have it; of a tree also which of the drafted tokens
-    were accepted. show: how tokens are written."""
+    """Returns a round in the format of samples and `generate --json`; for a tree with the indices
+    of the accepted draft tokens. show: converts token ids for output."""
     accepted = accepted_tokens(round)
     path = {} if round.depth is None else {"path": list(round.path[:accepted])}
     drafted, emitted = show(list(round.drafted)), show(list(round.emitted))
@@ -121,7 +122,7 @@ def round_facts(
 
 
 def count_rounds(outputs: Sequence[Output]) -> Counts:
-    """Sums over the rounds of each output."""
+    """Sums the counts of the rounds of each output."""
 
     def summed(fact) -> Array:
         return np.array([sum(map(fact, output.rounds)) for output in outputs], dtype=np.float64)
@@ -145,12 +146,12 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
 
 
 def count_positions(outputs: Sequence[Output]) -> Array:
-    """Rounds of each prompt by draft position, [3, P, K]: those that drafted it, those whose
-    accepted tokens reach it, and those that drafted it, accepted all before it, and emitted a token
-    at it: the drafted one, or the target's correction.
+    """Counts the rounds of each prompt by draft position: drafted, accepted, reached. [3, P, K].
 
-    A position is a place in a chain and a level in a tree: a level counts as drafted, and a token
-    at it as missed, wherever in the tree its nodes hang.
+    A round counts as accepted at a position if its accepted tokens extend to it, and as reached if
+    it drafted the position, accepted all before it and emitted a token there, either the draft
+    token or the target's correction. A position is a level in a tree; it counts as drafted, and its
+    token as missed, wherever the level's nodes are attached.
     """
     depth = max((r.levels for output in outputs for r in output.rounds), default=0)
     drafted, accepted, reached = counts = np.zeros((3, len(outputs), depth))
@@ -163,7 +164,8 @@ def count_positions(outputs: Sequence[Output]) -> Array:
 
 
 def time_shares(outputs: Sequence[Output]) -> dict[str, float]:
-    """Shares of the wall clock of decoding, by the rounds' clocks; `other` includes encoding."""
+    """Returns the shares of wall-clock decoding time from the rounds' timings; `other` includes
+    encoding."""
     total = sum(output.seconds for output in outputs)
     rounds = [round for output in outputs for round in output.rounds]
     draft = sum(round.draft_seconds for round in rounds) / total
@@ -172,8 +174,8 @@ def time_shares(outputs: Sequence[Output]) -> dict[str, float]:
 
 
 def call_seconds(outputs: Sequence[Output]) -> tuple[float, float]:
-    """t_draft and t_target: mean seconds of a draft token and of a target call, by the rounds' own
-    clocks."""
+    """Returns t_draft and t_target, the mean seconds of a draft token and of a target call, from
+    the rounds' timings."""
     rounds = [one for output in outputs for one in output.rounds]
     drafted = sum(len(one.drafted) for one in rounds)
     return (
@@ -183,12 +185,12 @@ def call_seconds(outputs: Sequence[Output]) -> tuple[float, float]:
 
 
 def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
-    """Tokens over the time of all calls, in target calls: n / (target calls + sum of c_i calls_i).
+    """Returns tokens per cost in target calls: n / (target calls + sum of c_i calls_i).
 
-    With measured costs c_i: the standardised walltime improvement (CS Drafting, Section 5). With
-    parameter ratios: the same by model size, which is RSD's memory-bound speed-up, tokens per round
-    / (L r + 1), L being the sequential drafter calls a round (a tree's levels, 1 for a block) and r
-    the ratio. Of drafters side by side, L is the sum of their calls and r the mean of their ratios.
+    With measured costs c_i it is the standardised walltime improvement (CS Drafting, Section 5).
+    With parameter ratios it is RSD's memory-bound speed-up: tokens per round / (L r + 1), with L
+    the sequential drafter calls per round (a tree's levels, 1 for a block) and r the ratio. For
+    several drafters of one draft, L is the sum of their calls and r the mean of their ratios.
     Raises KeyError for a drafter without a cost.
     """
     drafting = sum(costs[name] * calls for name, calls in counts.by_drafter(costs).items())
@@ -198,7 +200,7 @@ def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
 def acceptance_figures(
     counts: Counts, parameter_ratios: Mapping[str, float] | None = None
 ) -> dict[str, Statistic]:
-    """Every acceptance metric that the counts allow, by its name in reports."""
+    """Returns the acceptance metrics that the counts allow, by name in reports."""
     figures: dict[str, Statistic] = {
         # tokens emitted per target call, correction or bonus included (block efficiency)
         "mean_acceptance_length": Ratio(counts.tokens, counts.rounds),
@@ -207,7 +209,7 @@ def acceptance_figures(
         "discard_rate": Ratio(counts.discarded, counts.tokens),
         "verification_rate": Ratio(counts.rounds, counts.tokens),
     }
-    if counts.expected is not None:  # OPT-Tree's mean E(A); rounds without a draft expect none
+    if counts.expected is not None:  # OPT-Tree's mean E(A); 0 in rounds without a draft
         figures["expected_accepted"] = Ratio(counts.expected, counts.rounds)
     if parameter_ratios:
         figures["mbsu"] = walltime_improvement(counts, parameter_ratios)
@@ -215,11 +217,11 @@ def acceptance_figures(
 
 
 def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dict[str, Statistic]:
-    """Tokens a second, latency and speed-ups over `others`; times are medians over the repeats.
+    """Returns tokens per second, latency and speedups over `others`; times are medians of repeats.
 
-    Tokens a second and speed-ups are of all inputs together, latency is the median of single ones.
-    A speed-up compares the time for the same inputs, whatever the lengths of the outputs; where
-    outputs are sampled, and differ in length by chance alone, it compares tokens a second.
+    Tokens per second and speedups are over all inputs together, latency is the median over inputs.
+    A speedup is the ratio of times for the same inputs, whatever the output lengths; if outputs are
+    sampled, so that lengths differ by chance, it is the ratio of tokens per second.
     """
     tokens = token_counts(run)
     figures: dict[str, Statistic] = {
@@ -238,14 +240,14 @@ def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dic
 
 
 def token_counts(run: Decoded) -> Array:
-    """[P] tokens of every output."""
+    """Returns the number of tokens of each output, [P]."""
     return np.array([float(len(output.tokens)) for output in run.outputs])
 
 
 def position_rates(counts: Array, resamples: Array) -> PositionRates | None:
-    """Acceptance by position with intervals; None where nothing was drafted.
+    """Returns acceptance by position with intervals; None if nothing was drafted.
 
-    counts: as of `count_positions`, [3, P, K].
+    counts: [3, P, K] from `count_positions`.
     """
     if counts.shape[2] == 0:
         return None
@@ -257,9 +259,9 @@ def position_rates(counts: Array, resamples: Array) -> PositionRates | None:
 
 
 def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
-    """Position of the first token that differs, counted from 0; None where all are equal.
+    """Returns the 0-based position of the first different token; None if all are equal.
 
-    Where one is the beginning of the other, it is the length of the shorter.
+    If one sequence is a prefix of the other, it is the length of the shorter.
     """
     for position, (token, other) in enumerate(zip(tokens, others, strict=False)):
         if token != other:
@@ -268,6 +270,6 @@ def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None
 
 
 def identical(outputs: Sequence[Output], others: Sequence[Output]) -> Array:
-    """1 where two outputs are equal token for token, else 0. Shapes: -> [P]."""
+    """Returns 1 for each prompt whose two outputs have equal tokens, else 0. Shapes: -> [P]."""
     pairs = zip(outputs, others, strict=True)
     return np.array([float(list(a.tokens) == list(b.tokens)) for a, b in pairs])

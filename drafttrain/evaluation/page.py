@@ -1,5 +1,4 @@
-"""A report as one HTML page, which needs no other file and no network, and is light or dark as its
-reader's screen."""
+"""A report as a self-contained HTML page, in the reader's light or dark colour scheme."""
 
 from __future__ import annotations
 
@@ -51,12 +50,12 @@ th:first-child, td:first-child { text-align: left; } tr.best td { background: va
 
 
 def escape(text: str) -> str:
-    """Text as HTML, without the folders of this machine."""
+    """Escapes text for HTML and hides the folders of this machine."""
     return escape_html(hide_folders(text))
 
 
 def render_page(report: Report, plot: bytes) -> str:
-    """Returns the page as HTML, with style and plot (PNG) inside and all text escaped."""
+    """Returns the page as HTML, with style and plot (PNG) embedded and all text escaped."""
     title, subtitle = map(escape, heading(report))
     label = "fastest" if report.search is None else "chosen"
     cards = []
@@ -87,7 +86,7 @@ def render_page(report: Report, plot: bytes) -> str:
 
 
 def table_html(table: Table) -> str:
-    """The table under its title; the best rows are marked."""
+    """Returns the title and the table as HTML; the best rows have a class of their own."""
     header = "".join(f"<th>{escape(column.title)}</th>" for column in table.columns)
     lines = [f"<h2>{escape(table.title)}</h2>", '<div class="wide"><table>', f"<tr>{header}</tr>"]
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""What `drafttrain eval` will measure, checked before any weights are read."""
+"""The plan of `drafttrain eval`, checked before any weights are read."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from drafttrain.models.drafters import read_drafter_settings, read_kind, vocabul
 from drafttrain.models.loading import cache_is_deep_enough, check_target
 
 FORCED_VERIFIERS = ("auto", "greedy", "rejection")
-"""Rules whose acceptance follows from the target's own output."""
+"""Verifiers whose acceptance can be computed from the target's plain output."""
 
 
 class PlannedMethod(NamedTuple):
-    """A method, and its name where it is one of `others`."""
+    """A method, and its name if it is one of `others`."""
 
     config: DecodeConfig
     other: str | None = None
@@ -46,18 +46,18 @@ class PlannedMethod(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Methods and inputs, checked, and the models to load for them."""
+    """Checked methods and inputs, and the drafters to load."""
 
     settings: EvalConfig
     methods: list[PlannedMethod]
-    """Those of the drafter first, then `others`."""
+    """The drafter's methods, then `others`."""
     rows: Dataset
     rank_rows: Dataset | None
-    """Prompts to measure acceptance by rank on, where a tree needs it."""
+    """Prompts for measuring acceptance by rank, if a tree needs it."""
     drafters: Drafters
 
     def lines(self) -> list[str]:
-        """What would be measured, a line each."""
+        """Returns the lines that a dry run prints."""
         settings = self.settings
         baselines = settings.baselines if settings.mode == "decode" else ()
         return [
@@ -74,9 +74,9 @@ class Plan:
 
 
 def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
-    """Reads the inputs and checks everything but the weights.
+    """Reads the inputs and checks everything except the weights.
 
-    variants: the methods of the drafter. Raises ValueError for settings that do not go together.
+    variants: the drafter's methods. Raises ValueError for settings that are incompatible.
     """
     check_report_file(settings.report)
     bleu_metric(settings.bleu_tokenizer)
@@ -100,7 +100,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
 
 
 def build_methods(plan: Plan, pair: Pair) -> list[Method]:
-    """The planned methods; acceptance by rank is measured first where a tree needs it."""
+    """Builds the planned methods; first measures acceptance by rank if a tree needs it."""
     by_rank = None
     if plan.rank_rows is not None:
         by_rank = measure_ranks(pair, plan.settings, plan.rank_rows)
@@ -109,7 +109,7 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
     for config, other in plan.methods:
         method, name = build_method(with_ranks(config, by_rank), pair), str(config.drafter)
         called = None
-        if config.cascade is None:  # whose own name has those of its levels
+        if config.cascade is None:  # a cascade's name contains its levels' names
             shape = method.drafter.name.removeprefix(pair.drafters[name].name).strip()
             called = f"{names[name]} {shape}".strip()
         found.append(replace(method, label=other, other=other, called=called))
@@ -117,7 +117,8 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
 
 
 def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
-    """The methods of `others`, decoding as the drafter does. Raises ConfigError."""
+    """Returns the methods of `others` with the sampling of `decode`. Raises ConfigError for
+    reserved names, sampling of their own, and a missing drafter."""
     found = []
     for name, other in settings.others.items():
         if name.partition(" ")[0] in RESERVED:
@@ -141,7 +142,7 @@ def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
 
 
 def check_forced(settings: EvalConfig, methods: Sequence[PlannedMethod]) -> None:
-    """Refuse methods whose acceptance does not follow from plain outputs. Raises ConfigError."""
+    """Raises ConfigError for methods whose acceptance cannot be computed from plain outputs."""
     wrong = ["batch_sizes"] if max(settings.batch_sizes, default=1) > 1 else []
     for method in methods:
         config, name = method.config, str(method.config.drafter)
@@ -166,7 +167,7 @@ def check_forced(settings: EvalConfig, methods: Sequence[PlannedMethod]) -> None
 
 
 def check_batches(batch_sizes: Sequence[int], rows: int) -> None:
-    """Refuse a batch that would never be full. Raises ConfigError."""
+    """Raises ConfigError for a batch size larger than the number of inputs."""
     largest = max(batch_sizes, default=1)
     if largest > rows:
         raise ConfigError(
@@ -176,8 +177,8 @@ def check_batches(batch_sizes: Sequence[int], rows: int) -> None:
 
 
 def check_assisted(drafters: Sequence[str], target: PretrainedConfig) -> None:
-    """Raises ConfigError for assisted generation without a drafter that Transformers can use: one
-    with another number of rows, or with a decoder deeper than its encoder (T5), it cannot."""
+    """Raises ConfigError if assisted generation is requested without a language model that has the
+    target's vocabulary size, or if a decoder is deeper than its encoder (T5)."""
     models = [read_drafter_settings(one) for one in drafters if read_kind(one).is_language_model]
     able = [one for one in models if vocabulary_size(one) == vocabulary_size(target)]
     if not able or not all(map(cache_is_deep_enough, able)):
@@ -199,10 +200,10 @@ def measure_acceptance_by_rank(
     prompts: Sequence[Prompt],
     ranks: int = RANKS,
 ) -> tuple[float, ...]:
-    """Share of the drafter's rows in which the target's token has rank 0, 1, ...
+    """Returns the share of draft rounds in which the target's token has rank 0, 1, ...
 
-    The prompts are decoded with the drafter's `ranks` best next tokens as a tree of one level: a
-    round accepts the one that is the target's. Raises ValueError where nothing was drafted.
+    The prompts are decoded with a tree of one level, the drafter's `ranks` most likely tokens; a
+    round accepts the one equal to the target's token. Raises ValueError if nothing was drafted.
     """
     ranks = min(ranks, drafter.vocabulary)
     level = Fixed(frozenset((rank,) for rank in range(ranks)), "ranks")
@@ -216,14 +217,14 @@ def measure_acceptance_by_rank(
 
 
 def with_ranks(method: DecodeConfig, by_rank: tuple[float, ...] | None) -> DecodeConfig:
-    """The method with this acceptance by rank, where its tree is built from it and has none."""
+    """Sets this acceptance by rank in a method with a Sequoia tree that has none."""
     if by_rank is None or method.tree.kind != "sequoia" or method.tree.by_rank is not None:
         return method
     return method.model_copy(update={"tree": method.tree.model_copy(update={"by_rank": by_rank})})
 
 
 def measure_ranks(pair: Pair, settings: EvalConfig, rows: Dataset) -> tuple[float, ...]:
-    """Acceptance by rank of a pair's drafter on the rows of `rank_data`, printed too."""
+    """Measures and prints the acceptance by rank of the pair's drafter on `rank_data`."""
     prompts, _ = read_prompts(pair, rows)
     sampling = settings.decode.sampling
     by_rank = measure_acceptance_by_rank(pair.model, pair.drafter, sampling, prompts)

@@ -1,9 +1,9 @@
-"""The plot of a report: one message, with an x axis for what was varied.
+"""The plot of a report; its x axis shows what the report varied.
 
-Speedup against batch size (SpecDec, Figure 5), quality (the trade-off of lossy rules) or draft
-tokens per round (lengths, stop policies, trees); teacher-forced acceptance against the position in
-the draft. A line joins points of one method that differ in one setting; every point is drawn. A
-report of `tune` has Figure 4 of SpecDec++ and the reliability of heads.
+Speedup against batch size (SpecDec, Figure 5), quality (the trade-off of lossy verifiers) or draft
+tokens per round (lengths, stop policies, trees); in teacher-forced mode acceptance against the
+position in the draft. A line joins runs of one method that differ in one setting. A report of
+`tune` has Figure 4 of SpecDec++ and a reliability diagram of the heads.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from drafttrain.evaluation.report import Report, Run, Search
 from drafttrain.evaluation.tables import heading
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B8A800")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart, and two more."""
+"""Okabe and Ito's palette for colour-blind readers, and two more colours."""
 GREY = "#9A9A9A"
 MARKERS = "osD^vP*X"
 QUALITY = {
     "bleu_difference": "BLEU, difference to plain decoding",
     "consistency_bleu": "BLEU against plain decoding",
 }
-"""Quality metrics of the trade-off, best first."""
+"""Quality metrics for the x axis; the first one that a report has is used."""
 SPEEDUP = "speedup over plain decoding"
 
 
 def error_lengths(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Distances below and above; never negative, as a resampled interval may miss the value."""
+    """Returns error bar lengths below and above; 0 if the bootstrap interval misses the value."""
     below = [max(0.0, one.value - one.low) for one in estimates]
     above = [max(0.0, one.high - one.value) for one in estimates]
     return [below, above]
@@ -68,13 +68,13 @@ class Curve(NamedTuple):
     xs: Sequence[float | Estimate]
     ys: Sequence[Estimate]
     notes: Sequence[str] = ()
-    """A word at each point."""
+    """A label for each point."""
     filled: bool = True
-    """Whether its markers are: those of lossy methods are not."""
+    """Whether markers are filled; those of lossy methods are not."""
 
 
 class Plot(NamedTuple):
-    """What is drawn."""
+    """Curves, reference lines and axis labels of a plot."""
 
     title: str
     xlabel: str
@@ -83,11 +83,11 @@ class Plot(NamedTuple):
     levels: dict[str, float] = {}
     """Horizontal lines by name."""
     ticks: Sequence[float] = ()
-    """Of the x axis; logarithmic where they double."""
+    """Ticks of the x axis, logarithmic for three or more that span a factor of at least 4."""
 
 
 def plot_report(report: Report) -> bytes:
-    """The plot as a PNG."""
+    """Draws the report's plot and returns it as PNG."""
     figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
     if report.search is None:
         draw_curves(figure.subplots(), choose_plot(report))
@@ -105,7 +105,8 @@ def plot_report(report: Report) -> bytes:
 
 
 def choose_plot(report: Report) -> Plot:
-    """The plot for what the report varied: batch size, quality, else draft tokens per round."""
+    """Chooses the x axis by what the report varied: batch size, quality, else draft tokens per
+    round."""
     alone = [run for run in report.runs if run.batch_size == 1]
     methods = [run for run in alone if run.kind == "method"]
     if report.mode == "teacher-forced":
@@ -121,7 +122,7 @@ def choose_plot(report: Report) -> Plot:
         quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
     curves = []
     for label, line in lines([run for run in methods if quality is None or quality in run.metrics]):
-        if quality is None:  # which every length, stop policy and tree has
+        if quality is None:
             xs = [run.totals["drafted"] / max(1, run.totals["rounds"]) for run in line]
         else:
             xs = [run.metrics[quality] for run in line]
@@ -135,13 +136,14 @@ def choose_plot(report: Report) -> Plot:
 def _curve(
     label: str, xs: Sequence[float | Estimate], line: Sequence[Run], notes: Sequence[str] = ()
 ) -> Curve:
-    """Speedups of some runs."""
+    """Returns the curve of the runs' speedups at these x values."""
     label = f"{label} (lossy)" if line[0].lossy else label
     return Curve(label, xs, [run.metrics["speedup"] for run in line], notes, not line[0].lossy)
 
 
 def _by_position(methods: Sequence[Run]) -> Plot:
-    """Of methods that differ in length alone the longest: shorter ones are its beginning."""
+    """Returns the plot of acceptance by position; of methods that differ only in draft length it
+    shows the longest, because shorter drafts are its prefixes."""
     curves = []
     for label, line in lines(methods):
         run = max(line, key=lambda run: run.sizes.get("depth", run.settings.get("k", 0)))
@@ -155,13 +157,13 @@ def _by_position(methods: Sequence[Run]) -> Plot:
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs that differ in one setting, or in the size of their trees, in its order, under a label
-    of what they have in common. Beta and tau make a line for each beta."""
+    """Groups runs that differ in one setting, or in tree size, and sorts each group by it. Labels
+    name what a group has in common. If beta and tau vary, each beta has a line of its own."""
     found: dict[tuple[str | None, str], list[tuple[float, Run]]] = {}
     for run in runs:
         varied = [name for name in SWEEPABLE if name in run.settings]
         chain = run.method in ("chain", "cascade")
-        last = varied[-1] if varied and chain else "nodes"  # of trees the size, whatever k says
+        last = varied[-1] if varied and chain else "nodes"  # trees vary in size, whatever their k
         stop = (run.stop or "").partition("(")[0].partition("=")[0]
         drafter = run.other or (run.called or str(run.drafter)).partition(" ")[0]
         words = [drafter, "" if run.method == "chain" else run.method]
@@ -181,14 +183,14 @@ def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 
 
 def _varied(line: Sequence[Run]) -> list[str]:
-    """The setting in which each run differs from the others of its line."""
+    """Returns for each run of a line the settings that vary along it, as text."""
     names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
     own = ([(n, run.settings[n]) for n in names if n in run.settings] for run in line)
     return [" ".join(f"{name}={value:g}" for name, value in pairs) for pairs in own]
 
 
 def draw_curves(axis: Axes, plot: Plot) -> None:
-    """Points with intervals, a line through those of each curve."""
+    """Draws each curve as points with intervals, joined by a line."""
     for place, curve in enumerate(plot.curves):
         colour = COLOURS[place % len(COLOURS)]
         marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
@@ -223,11 +225,11 @@ def draw_curves(axis: Axes, plot: Plot) -> None:
 
 
 def rates_panel(axis: Axes, search: Search) -> None:
-    """Discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle.
+    """Draws discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle.
 
-    All are of the first rung, as every candidate decoded the same prompts there.
+    Uses the first rung, in which every candidate decoded the same prompts.
     """
-    groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}  # k=2 and k=4 are of one group
+    groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}  # k=2 and k=4 share a group
     for name, settings in search.candidates.items():
         if not {"tree", "cascade"} & settings.keys():
             one, stop = search.rungs[0].candidates[name], settings.get("stop") or {}
@@ -250,7 +252,7 @@ def rates_panel(axis: Axes, search: Search) -> None:
 
 
 def reliability_panel(axis: Axes, search: Search) -> None:
-    """Predicted against observed acceptance of the heads; the area of a point is its positions."""
+    """Draws observed against predicted acceptance of the heads; point area shows positions."""
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     for place, head in enumerate(search.heads):
         colour = COLOURS[place % len(COLOURS)]

@@ -25,7 +25,7 @@ from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget
 
 TAUGHT, TAUGHT_CLIPS = 100_000, 2_000
-"""Most inputs of a training, texts or clips, that those of an evaluation are compared with."""
+"""Maximal numbers of training texts and training clips that evaluation inputs are compared with."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Prompt:
     """One input row, tokenised."""
 
     row: int
-    """Number of the row in the original file, from 0."""
+    """0-based row number in the original file."""
     text: str
     reference: str | None
     source: Source
     chat: bool = False
-    """Whether it is turns of a chat, not one text."""
+    """Whether the input is a chat."""
     seconds: float | None = None
-    """Length of a clip; text is its name."""
+    """Duration of an audio clip, whose `text` is its name; None for text."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Skipped:
 
 
 def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]]:
-    """Tokenises the rows of `load_inputs`, texts or chats, or makes features of clips; those that
-    cannot be used are skipped, and printed.
+    """Tokenises rows of texts or chats from `load_inputs`, or computes the features of audio clips;
+    rows that cannot be used are skipped and their reasons printed.
 
-    Raises ConfigError for chats without a template, ValueError if no row is left.
+    Raises ConfigError for chats without a chat template, ValueError if no row is left.
     """
     target, chat = pair.target, CHAT in rows.column_names
     prompts: list[Prompt] = []
@@ -71,13 +71,14 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
 
 
 def say_taught(drafter: str, rows: Dataset) -> None:
-    """Prints how many inputs are among the first ones that the drafter of a run was trained on."""
+    """Prints how many inputs are also among the drafter's first training inputs, if any; does
+    nothing for a drafter that is no run of this machine."""
     run, audio = run_of(drafter), AUDIO in rows.column_names
     if run is None or not Path(run.recipe.data.path).exists():
         return
     most = TAUGHT_CLIPS if audio else TAUGHT
     most = min(run.recipe.data.limit or most, most)
-    with suppress(ConfigError):  # they may have changed since
+    with suppress(ConfigError):  # the data may have changed since
         taught = load_inputs(run.recipe.data.model_copy(update={"limit": most}), audio=audio)
         known, keys = set(input_keys(usable(taught))), input_keys(usable(rows))
         if shared := sum(key in known for key in keys):
@@ -87,8 +88,8 @@ def say_taught(drafter: str, rows: Dataset) -> None:
 def usable_tokens(
     target: LoadedTarget, rows: Dataset, limit: int | None
 ) -> list[list[int] | Refused]:
-    """The tokens of each row, none of clips, or why it is skipped. Prints this, and where
-    the inputs were read from. Raises ValueError if no row is left."""
+    """Returns the tokens of each row ([] for a clip) or why it is skipped. Prints the reasons and
+    which columns were read. Raises ValueError if no row is left."""
     if AUDIO in rows.column_names:
         found = [[] if reason is None else Refused(reason) for reason in rows[REASON][:]]
     else:
@@ -111,5 +112,6 @@ def usable_tokens(
 
 
 def is_cut(model: CachedModel, tokens: Sequence[int], wanted: int) -> bool:
-    """Whether an output ended, before EOS and `wanted` tokens, where the target's positions do."""
+    """Returns whether an output ended because the target has no more positions: before EOS and
+    before `wanted` tokens."""
     return len(tokens) < wanted and tokens[-1] not in model.eos_ids

@@ -1,9 +1,8 @@
-"""How outputs compare: with references, and with the target's own, token by token.
+"""Quality of outputs compared with references, and token-by-token comparison of two runs.
 
-BLEU is kept as sentence-level sufficient statistics, as in sacrebleu's own paired tests,
-so that a bootstrap resample costs a sum and not a new count of n-grams. Greedy choices may differ
-where the target's two highest logits tie up to rounding, which is not an error. Of sampled runs
-only the number of identical outputs is reported.
+BLEU is stored as sentence-level sufficient statistics, as in sacrebleu's paired tests, so a
+bootstrap resample costs one sum. Greedy outputs may differ where the target's two highest logits
+are equal up to rounding; that is not an error.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ def text_figures(
     overlap: bool = True,
     consistent: bool = True,
 ) -> dict[str, Statistic]:
-    """BLEU, and the F-measures of ROUGE-2 and ROUGE-L with stemming, over the rows that have a
-    reference, if any; and compared with the texts of plain decoding. All in percent.
+    """Returns BLEU and the F-measures of ROUGE-2 and ROUGE-L (with stemming) over the rows with a
+    reference, and BLEU compared with the texts of plain decoding. All in percent.
 
-    overlap: whether BLEU, which counts common n-grams, means anything for these texts: a good
-    answer in a chat may share few words with another one. consistent: whether the output should be
-    that of plain decoding, so that BLEU against it says how near it is.
+    overlap: whether to compute BLEU, which counts common n-grams; two good answers in a chat may
+    share few words. consistent: whether to compute BLEU against plain decoding, which makes sense
+    if both should give the same output.
     """
     figures: dict[str, Statistic] = {}
     present = np.array([float(reference is not None) for reference in references])
@@ -66,11 +65,11 @@ def text_figures(
 
 
 def bleu_metric(tokenizer: str) -> BLEU:
-    """sacrebleu's BLEU. Raises ConfigError for a tokenizer that it lacks, or lacks a package or a
-    file for."""
+    """Returns sacrebleu's BLEU. Raises ConfigError for an unknown tokenizer, and for one whose
+    package or file is missing."""
     try:
         return BLEU(tokenize=tokenizer, force=True)
-    except Exception as error:  # of imports and of downloads
+    except Exception as error:  # sacrebleu imports or downloads what the tokenizer needs
         raise ConfigError(
             f"bleu_tokenizer = {tokenizer!r} cannot be used ({first_line(error)}); give one of "
             f"{', '.join(BLEU.TOKENIZERS)}"
@@ -78,8 +77,8 @@ def bleu_metric(tokenizer: str) -> BLEU:
 
 
 def bleu(texts: Texts, references: References, tokenizer: str = "13a") -> Statistic:
-    """BLEU of sacrebleu's default signature (mixed case, exponential smoothing), from the
-    sentences' sufficient statistics; rows without a reference count nothing."""
+    """Returns BLEU with sacrebleu's default signature (mixed case, exponential smoothing) from
+    sentence-level sufficient statistics; rows without a reference are ignored."""
     metric = bleu_metric(tokenizer)
     present = [i for i, reference in enumerate(references) if reference is not None]
     found = metric._extract_corpus_statistics(
@@ -93,8 +92,8 @@ def bleu(texts: Texts, references: References, tokenizer: str = "13a") -> Statis
 def word_error_figures(
     texts: Texts, references: References, plain: Texts | None = None
 ) -> dict[str, Statistic]:
-    """`wer` in percent, errors over words of all references together; where the texts of plain
-    decoding are given, `wer_difference` too: below 0, ours are better."""
+    """Returns `wer`, errors over words of all references in percent; given the texts of plain
+    decoding also `wer_difference`, which is negative if these texts are better."""
     errors, words = word_errors(texts, references)
     figures: dict[str, Statistic] = {"wer": Ratio(100.0 * errors, words)}
     if plain is not None:
@@ -104,9 +103,9 @@ def word_error_figures(
 
 
 def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
-    """Words substituted, left out and put in, and words of the reference; two [P].
+    """Returns the word errors (substitutions, deletions, insertions) and reference words, [P] each.
 
-    Clips without a reference have none of either.
+    Both are 0 for clips without a reference.
     """
     jiwer, normalise = library("jiwer"), EnglishTextNormalizer({})
     errors, words = np.zeros(len(texts)), np.zeros(len(texts))
@@ -124,19 +123,20 @@ def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
 
 
 LOGIT_ROUNDINGS = 2
-"""Roundings of the target's type, at the size of its logits, within which its two best are a tie.
+"""Rounding steps of the target's type, at the size of its logits, up to which the two highest
+logits count as a tie.
 
-In bfloat16 the best logits of SmolLM2-135M are 25 in the median, 12 to 39 in nine of ten rows, and
-first differences of 160 inputs, by four methods each, had gaps of 0.25 at most.
+In bfloat16 the highest logits of SmolLM2-135M are 25 in the median and 12 to 39 in nine of ten
+rows; at the first differences of 160 inputs with four methods the gaps were at most 0.25.
 """
 
 
 def tie_bound(dtype: torch.dtype, logits: Sequence[float]) -> float:
-    """How near the target's two best logits have to be where rounding is to explain a difference.
+    """Returns the top-2 logit gap below which rounding explains a difference.
 
-    1e-4 of float32 (and float64), as its sums are exact to some roundings of what is added up;
-    narrower types round each logit by itself: of bfloat16 0.31 at logits of 20. logits: the best
-    ones where outputs part.
+    At least 1e-4, which is the bound of float32 and float64, whose rounding errors come from sums.
+    Narrower types round each logit: in bfloat16 the bound is 0.31 at logits of 20. logits: the
+    highest ones at the first differences.
     """
     largest = max(map(abs, logits), default=0.0)
     return max(GAP_TOLERANCE, LOGIT_ROUNDINGS * torch.finfo(dtype).eps * largest)
@@ -150,7 +150,7 @@ def compare_outputs(
     max_new_tokens: int,
     against: str,
 ) -> Parity:
-    """Every first difference of two runs, with plain decoding's top-2 logit gap there.
+    """Finds the first difference of each output and plain decoding's top-2 logit gap there.
 
     against: the name of the other run.
     """
@@ -175,10 +175,10 @@ def compare_outputs(
 def top_two(
     model: CachedModel, source: Source, tokens: Sequence[int], max_new_tokens: int
 ) -> tuple[float, float]:
-    """Plain decoding's two highest logits at the token after `tokens`.
+    """Returns plain decoding's two highest logits for the token after `tokens`.
 
-    Plain decoding is run again along `tokens`, one token a call, so that the logits are those
-    that it saw. Small gaps are floating-point ties: other row shapes sum in another order.
+    Repeats plain decoding on `tokens`, one token per call, because calls with more rows may add in
+    another order and round differently.
     """
     state = model.encode(source)
     limit = model.max_new_tokens(state.source, max_new_tokens)

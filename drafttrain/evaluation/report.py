@@ -1,4 +1,4 @@
-"""report.json: its schema, and writing it with its samples. Tables and plots read it back."""
+"""The schema of report.json, which tables, plots and pages are made from."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ PACKAGES = ("torch", "transformers", "datasets", "sacrebleu", "rouge-score")
 
 
 class Environment(Part):
-    """What a reader needs to judge a timing."""
+    """The machine, command and versions behind the timings."""
 
     date: str
     command: str
-    """As others would type it: without private folders."""
+    """The command line, without private folders."""
     cpu: str
     cores: int
     threads: int
-    """Threads that torch computes with."""
+    """torch's CPU threads."""
     gpu: str | None
     python: str
     versions: dict[str, str]
     commit: str | None
-    """Commit of drafttrain's own repository, `-dirty` with local changes; None if installed."""
+    """Commit of drafttrain's repository, `-dirty` with local changes; None if installed."""
 
 
 def describe_environment() -> Environment:
-    """The environment of this process."""
+    """Returns the environment of this process."""
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=describe_command(sys.argv),
@@ -88,16 +88,16 @@ def _commit(repository: Path) -> str | None:
 
 
 class Difference(Part):
-    """The first token at which an output leaves the one it should equal."""
+    """The first difference between two outputs that should be equal."""
 
     row: int
     position: int
     gap: float
-    """Plain decoding's top-2 logit gap there."""
+    """Plain decoding's top-2 logit gap at this position."""
 
 
 class Parity(Part):
-    """Token-for-token comparison of a lossless greedy run with another one."""
+    """Token-by-token comparison of a lossless greedy run with another run."""
 
     against: str
     compared: int
@@ -108,7 +108,7 @@ class Parity(Part):
 
     @property
     def unexplained(self) -> int:
-        """Differences that rounding does not explain; none should be found."""
+        """Number of differences that rounding does not explain; it should be 0."""
         return sum(one.gap >= self.bound for one in self.differences)
 
 
@@ -119,43 +119,43 @@ class Run(Part):
     """DRAFTER STOP VERIFIER; `plain` is plain decoding in the same engine."""
     kind: Literal["plain", "method", "baseline"]
     method: str
-    """What it is, without sizes: plain; chain, cascade, or the kind of its trees (rsd-s, opt-tree,
-    ...); generate, beam or assisted, Transformers' own."""
+    """The method without sizes: plain; chain, cascade or the tree kind (rsd-s, opt-tree, ...);
+    generate, beam or assisted for Transformers' methods."""
     batch_size: int = 1
-    """Sequences decoded at once, at most. Above 1 only speed, parity and memory are measured."""
+    """Maximal number of sequences per batch. Above 1 only speed, parity and memory are measured."""
     sizes: dict[str, int] = {}
-    """How large its drafts are: depth (most levels) and nodes (most draft tokens)."""
+    """Maximal size of a draft: depth (levels) and nodes (draft tokens)."""
     drafter: str | None = None
     other: str | None = None
-    """Which of `others` it is; None: the drafter that is measured, plain decoding, a baseline."""
+    """Its name in `others`; None: a method of the main drafter, plain decoding or a baseline."""
     called: str | None = None
-    """The drafter, or the tree of it, by the user's name; None: by its kind."""
+    """Display name of the drafter and tree; None: the drafter's kind is shown."""
     parameters: int | None = None
-    """Of all models that draft."""
+    """Parameters of all models that draft."""
     stop: str | None = None
     verifier: str | None = None
     sampling: dict[str, float]
     lossless: bool
     settings: dict[str, float] = {}
-    """What a sweep varies: k, h, ..., beta, tau, rule, alpha."""
+    """The settings that a sweep can vary: k, h, ..., beta, tau, rule, alpha."""
     metrics: dict[str, Estimate]
     acceptance_rate_per_position: PositionRates | None = None
     parity: list[Parity] = []
-    """Of lossless greedy methods: against plain decoding and `generate`; above batch size 1 against
+    """Lossless greedy methods compared with plain decoding and `generate`; above batch size 1 with
     batch size 1."""
     memory_bytes: int | None = None
-    """Peak memory of a wave on a CUDA device beyond what torch had allocated before it, where
-    several batch sizes were measured."""
+    """Peak growth of torch's memory while decoding a wave on a CUDA device; only if several batch
+    sizes were measured."""
     totals: dict[str, int | float] = {}
-    """Prompts, tokens, rounds, drafted, accepted, discarded, passes; not whole where rounds are
-    expected, not played (mode teacher-forced, sampling)."""
+    """Prompts, tokens, rounds, drafted, accepted, discarded, passes; not integers if they are
+    expectations (teacher-forced with sampling)."""
     time: dict[str, float] | None = None
-    """Shares of the wall clock: draft, target, other."""
+    """Shares of wall-clock time: draft, target, other."""
     costs: CallCosts | None = None
 
     @property
     def lossy(self) -> bool:
-        """Whether to mark the run as lossy (baselines promise nothing)."""
+        """Whether it is a method that is not lossless; baselines are never marked."""
         return self.kind == "method" and not self.lossless
 
 
@@ -169,13 +169,13 @@ class TargetFacts(Part):
 class DataFacts(Part):
     path: str
     columns: str | None = None
-    """Which columns the inputs and references were read from."""
+    """The columns that inputs and references were read from."""
     prompts: int
     references: int
-    """Prompts that have a reference."""
+    """Number of prompts with a reference."""
     skipped: list[Skipped] = []
     cut_by_positions: int = 0
-    """Plain outputs that ended, before EOS and max_new_tokens, where the target's positions do."""
+    """Number of plain outputs that ended because the target has no more positions."""
 
     @staticmethod
     def of(
@@ -191,28 +191,28 @@ class DataFacts(Part):
 
 
 class Tried(Part):
-    """A candidate of `drafttrain tune` on all prompts that it has decoded at a batch size."""
+    """Result of a candidate of `drafttrain tune` on all prompts it has decoded at a batch size."""
 
     tokens_per_second: Estimate
     against_best: Estimate
-    """Its speed over that of the fastest one, paired by prompt."""
+    """Its speed divided by the fastest candidate's, paired by prompt."""
     discard_rate: float
     verification_rate: float
     """Discarded draft tokens and target calls per token (SpecDec++ Eq. 2.2, 2.3)."""
     stays: bool
-    """Whether it is decoded further."""
+    """Whether it enters the next rung."""
 
 
 class Rung(Part):
-    """A comparison of the candidates that were left; afterwards the slower half left."""
+    """One comparison of the remaining candidates; the slower half is then eliminated."""
 
     batch_size: int
     prompts: int
-    """Decoded so far by each."""
+    """Number of prompts that each candidate has decoded so far."""
     tokens: float
-    """Mean tokens of an output."""
+    """Mean output length in tokens."""
     candidates: dict[str, Tried]
-    """The fastest first."""
+    """Results by candidate name, fastest first."""
 
 
 class Choice(Part):
@@ -220,41 +220,41 @@ class Choice(Part):
 
     batch_size: int
     best: str
-    """`plain`: nothing is drafted."""
+    """The fastest candidate; `plain` is plain decoding."""
     best_chain: str | None
-    """The fastest chain of the drafter alone, which every program can draft."""
+    """The fastest chain of the drafter, without tree or cascade."""
     best_fixed: str | None
-    """The fastest one of fixed length."""
+    """The fastest chain of fixed length."""
     best_head: str | None
 
 
 class Search(Part):
-    """How `drafttrain tune` chose among candidates; the runs of the report are the final figures,
-    on other prompts."""
+    """How `drafttrain tune` chose among candidates. The report's runs are final measurements on
+    other prompts."""
 
     drafter: str
     candidates: dict[str, dict[str, Any]]
-    """Settings of decoding, without drafter and sampling, by name."""
+    """Decoding settings by candidate name, without drafter and sampling."""
     data: DataFacts
-    """The prompts to choose on."""
+    """The prompts used for the choice."""
     minutes: float
     rungs: list[Rung]
     choices: list[Choice]
-    """By batch size, rising."""
+    """One per batch size, in ascending order."""
     t_draft: float
     t_target: float
-    """Mean seconds of a draft token and of a target call."""
+    """t_draft and t_target: mean seconds of a draft token and of a target call."""
     threshold: float | None = None
-    """h by SpecDec++ Theorem 3.1."""
+    """h by SpecDec++ Theorem 3.1, if it applies."""
     heads: list[HeadFacts] = []
-    """Calibration on held-out draft tokens."""
+    """Calibration of heads on held-out draft tokens."""
     oracle: OracleCounts | None = None
-    """Lemma 2.1, along the plain outputs of the final figures; greedy decoding only."""
+    """The oracle of Lemma 2.1 on plain outputs; greedy decoding only."""
 
 
 def standings(rungs: Sequence[Rung], batch_size: int) -> dict[str, tuple[Rung, Tried]]:
-    """The last rung that decoded each candidate, and its speed there: who stayed longest first,
-    of these the fastest."""
+    """Returns the last rung of each candidate and its result there, ordered by how long candidates
+    stayed, then by speed."""
     found: dict[str, tuple[Rung, Tried]] = {}
     for rung in reversed(rungs):
         if rung.batch_size == batch_size:
@@ -264,30 +264,30 @@ def standings(rungs: Sequence[Rung], batch_size: int) -> dict[str, tuple[Rung, T
 
 
 class Report(Part):
-    """What `drafttrain eval` or `drafttrain tune` measured."""
+    """The results of `drafttrain eval` or `drafttrain tune`."""
 
     mode: Literal["decode", "teacher-forced"]
     target: TargetFacts
     data: DataFacts
     environment: Environment
     options: dict[str, Any]
-    """Seed, maximal length, repeats."""
+    """Settings such as seed, maximal length and repeats."""
     runs: list[Run]
     search: Search | None = None
-    """Of `drafttrain tune`: how the methods were chosen."""
+    """How `drafttrain tune` chose the methods; None in reports of `eval`."""
     partial: str | None = None
-    """How far it came, where it was interrupted; None: it is whole."""
+    """What was done before an interruption; None: the report is complete."""
 
     @property
     def machine(self) -> str:
-        """The device that decoded, and on a CPU its threads."""
+        """Name of the GPU, or of the CPU with its number of threads."""
         if "cuda" in self.target.device and self.environment.gpu:
             return self.environment.gpu
         return f"{self.environment.cpu}, {counted(self.environment.threads, 'thread')}"
 
     @property
     def size(self) -> tuple[int, int]:
-        """Inputs, and methods; these count once at each batch size."""
+        """Numbers of inputs and of methods, which count once per batch size."""
         return self.data.prompts, sum(run.kind == "method" for run in self.runs)
 
     @property
@@ -295,7 +295,7 @@ class Report(Part):
         return sorted({run.batch_size for run in self.runs})
 
     def run(self, name: str, batch_size: int = 1) -> Run:
-        """The run of that name. Raises ValueError naming those there are."""
+        """Returns the run of that name. Raises ValueError listing the existing names."""
         own = [run for run in self.runs if run.batch_size == batch_size]
         for run in own:
             if run.name == name:
@@ -305,7 +305,7 @@ class Report(Part):
 
 
 def read_report(path: Path) -> Report:
-    """Read report.json. Raises ValueError for a file that is none."""
+    """Reads a report. Raises ValueError for a file that cannot be read or is not a report."""
     try:
         return Report.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -319,7 +319,7 @@ def read_report(path: Path) -> Report:
 
 
 def check_report_file(file: Path) -> None:
-    """Raises ConfigError where a report cannot be written, or where another file would be lost."""
+    """Raises ConfigError if no report can be written to `file`, or if `file` is something else."""
     if file.suffix != ".json" or file.is_dir():
         raise ConfigError(f"report = {str(file)!r} is no file name ending in .json; give one")
     check_writable(file.parent, f"report = {str(file)!r}")

@@ -1,9 +1,10 @@
-"""Decodes the same inputs with every method and baseline, interleaved.
+"""Interleaved decoding of the same inputs with every method and baseline.
 
-Timings on a shared machine drift. So every input is decoded by all methods in turn, plain decoding
-and Transformers' `generate` among them, in an order that rotates from input to input; the whole is
-repeated, and medians over the repeats are taken for each input. With batches, a wave of consecutive
-inputs is decoded in turn: sequences enter as others end. Tokenisation is not timed; encoding is.
+Timings on a shared machine drift. Every input is therefore decoded by all methods in turn,
+including plain decoding and Transformers' `generate`, in an order that rotates from input to input.
+This is repeated, and medians over the repeats are taken per input. With batches, the unit is a wave
+of consecutive inputs, in which a sequence enters when another ends. Tokenisation is not timed;
+encoding is.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from drafttrain.models.loading import cache_for_generate
 
 RESERVED = PLAIN, GENERATE, BEAM, ASSISTED = "plain", "generate", "beam", "assisted"
 BEAMS = 5
-"""Beams of beam search."""
+"""Number of beams of beam search."""
 WAVE_BATCHES = 4
-"""Batches in a wave, at least."""
+"""Minimal size of a wave in batches."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class Job:
 
     name: str
     way: str
-    """Its name in reports, without sizes: chain, rsd-s, ... of a method; plain; generate, beam or
+    """The method without sizes, as `Run.method`: plain, chain, rsd-s, ..., generate, beam or
     assisted."""
     decode: Callable[[Sequence[Prompt], int], list[Output]]
-    """(prompts, batch size) -> their outputs. `Output.seconds` of a prompt in a batch counts from
-    when its sequence entered; that of a prompt decoded alone is set by `run_interleaved`."""
+    """(prompts, batch size) -> outputs. In a batch `Output.seconds` is the time from when the
+    sequence entered until it ended; at batch size 1 `run_interleaved` sets it."""
     method: Method | None = None
-    """None: a baseline, which is Transformers' own."""
+    """None: a baseline of Transformers."""
 
     @property
     def kind(self) -> Literal["plain", "method", "baseline"]:
@@ -65,35 +66,36 @@ class Job:
 
     @property
     def lossless(self) -> bool:
-        """Whether the output (or its law, when sampling) is the target's own by construction."""
+        """Whether the output (when sampling: its distribution) is exactly the target's."""
         return self.way != BEAM if self.method is None else self.method.verifier.lossless
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one job did with every prompt at a batch size."""
+    """Outputs and times of one job for all prompts at a batch size."""
 
     job: Job
     batch_size: int
     outputs: list[Output]
-    """[P], each of the repeat that took the (lower) median time; all have the same tokens."""
+    """[P], each from the repeat with the (lower) median time; all repeats give the same tokens."""
     seconds: Array
-    """[R, P], wall clock of each repeat and prompt, from when its sequence entered to its end."""
+    """[R, P] wall-clock time of each repeat and prompt, from when its sequence entered to its
+    end."""
     cost_seconds: Array
-    """[P], the part of the wall clock that each prompt took: throughput. They add up to all of it:
-    the median time of every wave is shared out by what its sequences took of shared calls."""
+    """[P] each prompt's share of wall-clock time, for throughput. The median time of every wave is
+    divided among its sequences in proportion to their shares of the batched calls."""
     memory_bytes: int | None = None
-    """Peak memory of a wave, where it was measured."""
+    """Peak memory of a wave, if measured."""
 
     @property
     def median_seconds(self) -> Array:
-        """[P], medians over the repeats: latency."""
+        """[P] latency: medians over the repeats."""
         return np.median(self.seconds, axis=0)
 
 
 class DecodingInterrupted(KeyboardInterrupt):
-    """Ctrl-C while methods decode, with what all of them had decoded: the first prompts once, or
-    all of them in fewer repeats."""
+    """Ctrl-C during decoding. Carries what every job had decoded: the first prompts once, or all
+    prompts in fewer repeats."""
 
     def __init__(self, decoded: list[Decoded]) -> None:
         super().__init__()
@@ -108,9 +110,10 @@ def run_interleaved(
     progress: bool = False,
     batch_size: int = 1,
 ) -> list[Decoded]:
-    """What every job did with the prompts, in the order of the jobs; all must take the batch size.
+    """Decodes the prompts with every job, interleaved, and returns the results in job order.
 
-    Of the settings `repeats` and `warmup` count. Raises DecodingInterrupted.
+    All jobs must support the batch size. Uses `repeats` and `warmup` of the settings. Raises
+    DecodingInterrupted on Ctrl-C, or KeyboardInterrupt if no wave was complete.
     """
     waves, repeats = make_waves(len(prompts), batch_size), range(settings.repeats)
     chosen = [[prompts[place] for place in wave] for wave in waves]
@@ -148,9 +151,9 @@ def _account(
     wave_seconds: Array,
     found: Sequence[Sequence[Sequence[Output]]],
 ) -> list[Decoded]:
-    """What each job did with the prompts of the waves.
+    """Divides wave times among the prompts and selects their outputs.
 
-    Shapes: wave_seconds [J, R, W]; found [J][P][at least R].
+    wave_seconds: [J, R, W]. found: outputs by job, prompt and repeat, at least R repeats.
     """
     decoded, prompts = [], sum(map(len, waves))
     for job, times, every in zip(jobs, np.median(wave_seconds, axis=1), found, strict=True):
@@ -167,8 +170,8 @@ def _account(
 
 
 def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
-    """Consecutive groups of prompts: one each at batch size 1; else at least `WAVE_BATCHES`
-    times the batch size, of nearly one size, or all where there are fewer."""
+    """Divides prompts into consecutive groups: single prompts at batch size 1; else groups of
+    nearly equal size, at least `WAVE_BATCHES` times the batch size, or one group of all."""
     if batch_size == 1:
         return [[prompt] for prompt in range(prompts)]
     waves = max(1, prompts // (WAVE_BATCHES * batch_size))
@@ -176,7 +179,8 @@ def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
 
 
 def own_seconds(output: Output) -> float:
-    """A sequence's part of shared calls, by its rounds' clocks; without rounds, all its time."""
+    """Returns a sequence's share of batched calls, summed over its rounds; without rounds, its
+    total time."""
     rounds = sum(round.draft_seconds + round.target_seconds for round in output.rounds)
     return rounds if output.rounds else output.seconds
 
@@ -184,7 +188,7 @@ def own_seconds(output: Output) -> float:
 def _timed(
     job: Job, wave: Sequence[Prompt], batch_size: int, device: torch.device
 ) -> tuple[list[Output], float]:
-    """A wave decoded by a job, and its wall clock, with all that a GPU still does."""
+    """Decodes a wave and returns its outputs and wall-clock time, including pending GPU work."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
     wait(device)
     began = perf_counter()
@@ -197,9 +201,9 @@ def _timed(
 
 
 def make_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -> list[Job]:
-    """Plain decoding first, then the methods, then the baselines.
+    """Returns plain decoding, then the methods, then the baselines.
 
-    Raises ValueError for methods of the same name.
+    Raises ValueError if two methods have the same name.
     """
     sampling = settings.decode.sampling
     methods = [method for method in methods if method.drafter.name != NONE.name]
@@ -214,7 +218,7 @@ def make_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -> li
 
 
 def plain_method(sampling: SamplingConfig) -> Method:
-    """Plain decoding by this engine."""
+    """Returns plain decoding in this engine."""
     verifier = build_verifier(AUTO, build_sampling(sampling))
     return Method(NoDrafter(), FixedLength(1), verifier, label=PLAIN, kind=PLAIN)
 
@@ -226,7 +230,7 @@ def decode_by(
     prompts: Sequence[Prompt],
     batch_size: int = 1,
 ) -> list[Output]:
-    """Decodes prompts by this engine."""
+    """Decodes prompts with a method in this engine."""
     given, seed = build_sampling(sampling), sampling.seed
     decoder = method.decoder(model, given, seed, lambda number: prompts[number].row)
     sources = [prompt.source for prompt in prompts]
@@ -234,11 +238,11 @@ def decode_by(
 
 
 def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -> list[Job]:
-    """The baselines asked for, which are Transformers' own ways to decode.
+    """Returns the requested baselines, which are decoding methods of Transformers.
 
-    `assisted` drafts with the language models that the methods draft with, a job for each of them
-    and each draft length. It takes one sequence at a time, and drops a speech target's
-    begin_suppress_tokens: the job's name says so.
+    `assisted` uses the methods' language models as assistants, one job per model and draft length.
+    It decodes one sequence at a time and ignores a speech target's begin_suppress_tokens, which is
+    stated in the job's name.
     """
 
     def job(name: str, way: str, **how: Any) -> Job:
@@ -265,8 +269,8 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
 
 
 def steady_assistant(model: PreTrainedModel, k: int) -> PreTrainedModel:
-    """A copy that shares the weights, whose own settings make assisted generation draft k tokens in
-    every round."""
+    """Returns a copy that shares the weights and has a generation_config with which assisted
+    generation drafts k tokens in every round."""
     assistant = copy.copy(model)
     assistant.generation_config = copy.deepcopy(model.generation_config)
     assistant.generation_config.update(
@@ -285,10 +289,10 @@ def generate_by(
     prompts: Sequence[Prompt],
     batch_size: int = 1,
 ) -> list[Output]:
-    """Decodes prompts by Transformers' `generate`, in padded batches as they come; a sequence takes
-    as long as its batch, in which prompts with fewer positions left are decoded apart.
+    """Decodes prompts with Transformers' `generate` in padded batches of consecutive prompts.
 
-    how: more arguments, as num_beams or assistant_model.
+    Every sequence's time is that of its batch. Within a batch, prompts with fewer positions left
+    are generated separately. how: more arguments of `generate`, for example num_beams.
     """
     outputs = []
     for start in range(0, len(prompts), batch_size):
@@ -309,7 +313,7 @@ def generate_by(
 def _generate(
     pair: Pair, sampling: SamplingConfig, how: dict[str, Any], batch: Sequence[Prompt], limit: int
 ) -> list[list[int]]:
-    """The new tokens of one padded batch."""
+    """Generates with one padded batch and returns the new tokens."""
     target, first = pair.target.model, 0
     given = {"num_beams": 1, "max_new_tokens": limit, "max_length": None, **how}  # else a warning
     given["num_return_sequences"] = 1
@@ -324,7 +328,7 @@ def _generate(
         decoder_only = not pair.model.is_encoder_decoder
         given["inputs"], given["attention_mask"] = padded(
             [prompt.source.input_ids for prompt in batch],
-            target.generation_config.pad_token_id or 0,  # masked, so that any token will do
+            target.generation_config.pad_token_id or 0,  # masked, so any token is allowed
             "left" if decoder_only else "right",
         )
         given |= cache_for_generate(target)
@@ -334,13 +338,13 @@ def _generate(
         if given["do_sample"]:
             torch.manual_seed(sampling.seed + batch[0].row)
         generated = target.generate(**given)[:, first:].tolist()
-    if audio:  # returned without EOS, which ends an output that is shorter than it might be
+    if audio:  # returned without EOS; added to outputs shorter than the limit
         [end] = pair.model.eos_ids
         return [[*tokens, end][:limit] for tokens in generated]
     return generated
 
 
 def cut_after_eos(tokens: Sequence[int], eos_ids: frozenset[int]) -> list[int]:
-    """The tokens up to the first EOS, which is kept."""
+    """Returns the tokens up to and including the first EOS."""
     end = next((place for place, token in enumerate(tokens) if token in eos_ids), len(tokens))
     return list(tokens[: end + 1])

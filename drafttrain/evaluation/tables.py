@@ -1,8 +1,8 @@
-"""The tables of a report: columns and rows once, for a terminal, Markdown and the HTML page.
+"""The tables of a report, defined once for the terminal, Markdown and the HTML page.
 
-A row is a method at a batch size. What differs between methods (k, h, beta, tau, tree sizes) are
-columns, and so is every metric that some row has. A report of `tune` also shows all candidates and
-the calibration of heads.
+A row is a method at a batch size. Settings that differ between methods (k, h, beta, tau, tree
+sizes) are columns, and so are the metrics that some row has. A report of `tune` also has tables of
+all candidates and of the calibration of heads.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from drafttrain.evaluation.report import Parity, Report, Run, standings
 from drafttrain.evaluation.runner import PLAIN
 
 WIDE = 110
-"""Columns of a terminal from which on intervals are printed; report.json always has them."""
+"""Minimal terminal width at which intervals are printed; report.json always has them."""
 LOG_WIDTH = 132
-"""Columns of what is no terminal: a log file has room for whole columns."""
+"""Output width if stdout is not a terminal, for example a log file."""
 LONGEST_NAME, SHORTENED_NAME = 26, 18
-"""Columns of a terminal that a row's name takes; a longer one goes on in the next line. The second
-is that of a narrow terminal, and of titles."""
+"""Widths at which row names wrap in a wide and in a narrow terminal; titles wrap at the second."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: what it shows of a row, and how."""
+    """A column of a table: the value it takes from a row and its format."""
 
     title: str
     of: Callable[[Any], Estimate | float | int | str | None]
@@ -44,14 +43,14 @@ class Column:
     percent: bool = False
     suffix: str = ""
     narrow: bool = True
-    """Whether a narrow terminal has room for it."""
+    """Whether it is shown in a narrow terminal."""
 
     def number(self, value: float) -> str:
         shown = f"{100 * value if self.percent else value:,.{self.digits}f}{self.suffix}"
         return shown.replace("-", "−")
 
     def parts(self, row: object) -> tuple[str, str]:
-        """A row's value and its interval as text; the interval is empty where there is none."""
+        """Returns a row's value and interval as text; the interval is empty if there is none."""
         value = self.of(row)
         if isinstance(value, Estimate):
             low, high = self.number(value.low), self.number(value.high)
@@ -65,7 +64,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; Rich prints it with intervals where the terminal has room for them."""
+    """A table; in a wide terminal Rich prints it with intervals."""
 
     title: str
     columns: Sequence[Column]
@@ -77,12 +76,12 @@ class Table:
     """Whether the page highlights a row."""
 
     def cells(self, row: object, intervals: bool = True) -> list[str]:
-        """A row as text, intervals in brackets."""
+        """Returns a row's cells as text, with intervals in parentheses."""
         parts = [column.parts(row) for column in self.columns]
         return [f"{value} ({more})" if more and intervals else value for value, more in parts]
 
     def markdown(self, intervals: bool = True) -> str:
-        """The table for documents and model cards."""
+        """Returns the table in Markdown."""
         header = [column.title for column in self.columns]
         lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
         lines += [self.cells(row, intervals) for row in self.rows]
@@ -111,7 +110,7 @@ class Table:
 
 
 def print_findings(tables: Sequence[Table], lines: Sequence[str], files: Sequence[str]) -> None:
-    """The tables, then sentences, then where the files lie."""
+    """Prints the tables, then the sentences, then the paths of the files."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
@@ -124,11 +123,11 @@ def print_findings(tables: Sequence[Table], lines: Sequence[str], files: Sequenc
 
 
 POSITIONS = 6
-"""Positions of a draft that the table has room for; report.json has them all."""
+"""Maximal number of draft positions shown; report.json has all."""
 
 
 def _metric(name: str, title: str, digits: int = 2, **how: bool | str) -> tuple[str, Column]:
-    """A column of anything that has metrics, by the metric's name."""
+    """Returns a metric's name and its column, for rows with `metrics`."""
     return name, Column(title, lambda row: row.metrics.get(name), digits, **{"narrow": False} | how)
 
 
@@ -160,8 +159,8 @@ CALIBRATION |= {"label_mean": "acceptance", "predicted_mean": "predicted"}
 
 
 def main_table(report: Report) -> Table:
-    """All runs by batch size. Columns: the method, what differs between methods, the metrics that
-    say something there; each where some run has a value."""
+    """Returns the table of all runs. Columns: the method, the settings, and the metrics that are
+    informative for this report; columns without any value are left out."""
     runs, forced = report.runs, report.mode == "teacher-forced"
     batches = len(report.batch_sizes) > 1
     trees = any(r.kind == "method" and r.method not in ("chain", "cascade") for r in runs)
@@ -202,7 +201,7 @@ def _setting(name: str, run: Run) -> str | None:
 
 
 def _positions(run: Run) -> str | None:
-    """Conditional acceptance at each position of the draft."""
+    """Returns the conditional acceptance rate at each draft position in percent, as text."""
     rates = run.acceptance_rate_per_position
     cells = [
         "–" if rate is None else f"{100 * rate.value:.0f}"
@@ -212,7 +211,7 @@ def _positions(run: Run) -> str | None:
 
 
 def heading(report: Report) -> tuple[str, str]:
-    """What was measured, target and drafters; on which prompts, machine and day."""
+    """Returns a title (target and drafters) and a subtitle (prompts, data type, machine, date)."""
     methods = [run for run in report.runs if run.kind == "method"]
     drafters = dict.fromkeys(run.other or run.called or run.drafter or "" for run in methods)
     names = ", ".join(drafters) if report.search is None else report.search.drafter
@@ -224,7 +223,7 @@ def heading(report: Report) -> tuple[str, str]:
 
 
 def note(report: Report) -> str:
-    """How to read the table, the machine and the number type."""
+    """Returns the note under the table: data type, machine, and explanations it needs."""
     text = f"95 % bootstrap intervals over inputs. {report.target.dtype}, {report.machine}."
     if report.partial:
         text += f" INTERRUPTED: {report.partial}."
@@ -247,8 +246,8 @@ def note(report: Report) -> str:
 
 
 def winners(report: Report) -> dict[int, Run]:
-    """At each batch size the choice of `tune`, else the fastest of the methods and plain decoding;
-    none untimed."""
+    """Returns the best run at each batch size: the choice of `tune`, else the fastest of the
+    methods and plain decoding. Untimed runs are not considered."""
     if report.search is not None:
         chosen = {one.batch_size: one.best for one in report.search.choices}
         return {size: report.run(name, size) for size, name in chosen.items()}
@@ -263,8 +262,8 @@ def winners(report: Report) -> dict[int, Run]:
 
 
 def parity_lines(report: Report) -> list[str]:
-    """The results of comparing lossless runs token by token, one comparison a line; above batch
-    size 1 those that differ."""
+    """Returns one line per token-by-token comparison of lossless runs; above batch size 1 only
+    those with differences."""
     return [
         _parity_line(
             run.name if run.batch_size == 1 else f"{run.name}, batch {run.batch_size}", one
@@ -276,7 +275,7 @@ def parity_lines(report: Report) -> list[str]:
 
 
 def _parity_line(name: str, parity: Parity) -> str:
-    """How many outputs are equal, and whether rounding explains the others."""
+    """Describes how many outputs are equal and whether rounding explains the differences."""
     line = f"{name}: {parity.identical} of {parity.compared} equal to {parity.against}"
     if not parity.differences:
         return line
@@ -289,8 +288,8 @@ def _parity_line(name: str, parity: Parity) -> str:
 
 
 def search_tables(report: Report) -> list[Table]:
-    """Of `tune`: calibration of the heads on held-out draft tokens, if there are any, and all
-    candidates at each batch size, in the last rung that decoded them."""
+    """Returns the tables of `tune`: calibration of the heads, if any, and all candidates at each
+    batch size with the results of their last rung."""
     search, tables = report.search, []
     if search is None:
         return []
@@ -317,7 +316,7 @@ def search_tables(report: Report) -> list[Table]:
 
 
 def verdict_lines(report: Report) -> list[str]:
-    """What `tune` chose and what it is worth on the final prompts, a sentence each."""
+    """Returns sentences on what `tune` chose and its speedup on the final prompts."""
     search, lines, lengths = report.search, [], []
     if search is None:
         return []
@@ -331,7 +330,7 @@ def verdict_lines(report: Report) -> list[str]:
                 if name not in (None, choice.best):
                     lines.append(f"  {name}: {speedup_text(report.run(name, size))}")
         run = report.run(str(choice.best_fixed), size)
-        if run.drafter == "causal":  # what engines load; they draft chains of fixed length
+        if run.drafter == "causal":  # engines load causal drafters and draft chains of fixed length
             k = int(run.settings["k"]) if run.metrics["speedup"].value > 1.0 else 0
             lengths.append(f"{k} at batch size {size}")
     if lengths:
@@ -355,6 +354,6 @@ def verdict_lines(report: Report) -> list[str]:
 
 
 def speedup_text(run: Run) -> str:
-    """A run's speedup in words, with its interval."""
+    """Returns a run's speedup and its interval in words."""
     value, interval = METRICS["speedup"].parts(run)
     return f"{value} plain decoding" + (f" ({interval})" if interval else "")

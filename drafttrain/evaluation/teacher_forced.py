@@ -1,11 +1,11 @@
-"""Teacher-forced acceptance: how much of drafts along known outputs would be accepted.
+"""Teacher-forced acceptance: which drafts would be accepted on known outputs of the target.
 
-A drafter says how likely it drafts an output's own tokens at every prefix. In greedy decoding that
-is 1 or 0, so its rounds follow exactly: they are counted along the output, as decoding would play
-them. Where the target sampled the output, a drafted token is accepted by rejection sampling with
-the expected probability min(1, draft / target) given the output's token; a draft is accepted up to
-a position with the product of these. Its rates are averages over all prefixes of the outputs;
-decoding begins rounds at some of them only, so its own may differ a little. Nothing is timed.
+A drafter computes the probability of drafting the output's tokens at every prefix. In greedy
+decoding it is 1 or 0 and determines the rounds of decoding exactly. If the target sampled the
+output, rejection sampling accepts the draft token with expected probability min(1, draft / target)
+given the output's token, and a draft up to a position with the product of these. The rates are
+averages over all prefixes; decoding begins rounds at only some of them, so its rates may differ
+slightly. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.draftable import UNDRAFTED
 
 DECODED_AT_ONCE = 16
-"""Outputs that the target decodes in one batch."""
+"""Batch size with which the target decodes."""
 OVERLAPS = ("greedy_match", "sampled_acceptance", "first_choice_acceptance")
-"""How often engines accept a language model's draft after a right one. Drafted from the whole
-vocabulary, as they do."""
+"""Acceptance of a language model's next draft token in inference engines, which draft from the
+whole vocabulary; see `measure_overlaps`."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,24 @@ class TargetOutput:
     """An output of the target, decoded plainly."""
 
     known: KnownOutput
-    """Source and tokens, with what drafters read of the target along them."""
+    """Source and tokens, with the target states that drafters read."""
     target_probs: Tensor | None
-    """[L, V] the target's distributions along it, warped; None where nobody needs them."""
+    """[L, V] the target's warped distribution at each token; None if not needed."""
     room: int
-    """Most new tokens of this prompt: a draft leaves room for the token after it."""
+    """Maximal number of new tokens; a draft leaves room for the bonus token."""
 
 
 @dataclass(frozen=True)
 class ForcedCounts:
-    """What one method would accept along all outputs."""
+    """Teacher-forced counts of one method over all outputs."""
 
     counts: Counts
     positions: Array
-    """[3, P, K], as of `count_positions`."""
+    """[3, P, K] as returned by `count_positions`."""
     overlaps: dict[str, Ratio] = field(default_factory=dict)
-    """Of language models, by metric: see `measure_overlaps`."""
+    """Metrics of `measure_overlaps` by name; only for language models."""
     cut: int = 0
-    """Of plain decoding: outputs that end where the target's positions do."""
+    """Plain decoding only: number of outputs cut where the target's positions end."""
 
 
 def measure_forced(
@@ -79,10 +79,10 @@ def measure_forced(
     sampling: SamplingConfig,
     progress: bool = False,
 ) -> list[ForcedCounts]:
-    """Decodes every prompt plainly, and counts along the output what each method would accept.
+    """Decodes every prompt plainly and counts what each method would accept on the outputs.
 
-    Methods draft chains of fixed lengths, verified by greedy match or rejection. Returns plain
-    decoding's counts first, then those of each method; on Ctrl-C those of the prompts done.
+    Methods draft chains of fixed length and verify by greedy match or rejection. Returns the counts
+    of plain decoding, then of each method; after Ctrl-C of the prompts done, if any.
     """
     models = {
         id(method.drafter): method.drafter.model.drafting_all()
@@ -132,8 +132,8 @@ def decode_outputs(
     sampling: SamplingConfig,
     needs_probs: bool,
 ) -> Iterator[list[TargetOutput]]:
-    """The target's plain outputs, those of `drafttrain eval`, with what the drafters read of it;
-    some at a time."""
+    """Decodes the prompts plainly as `drafttrain eval` does, and yields the outputs in batches
+    together with the target states that the drafters read."""
     plain, drawn = plain_method(sampling), build_sampling(sampling)
     wanted = TargetRequirements.union(method.drafter.requires for method in methods)
     for start in range(0, len(prompts), DECODED_AT_ONCE):
@@ -162,7 +162,8 @@ def decode_outputs(
 def _draft_along(
     methods: Sequence[Method], output: TargetOutput, sampling: Sampling
 ) -> BatchedSteps[list[Tensor]]:
-    """How likely each method drafts the output's own tokens at every prefix. [L, k] of each."""
+    """Returns for each method the probability of drafting the output's tokens at every prefix:
+    [L, k], NOT_DRAFTED at positions that it does not draft."""
     length, found = len(output.known.tokens), []
     for method in methods:
         k = method.stop.longest
@@ -177,15 +178,15 @@ def _draft_along(
 
 
 def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: bool) -> Array:
-    """Sums over the rounds of a method along an output: tokens, rounds, drafted, accepted and
+    """Sums the counts of a method's rounds on an output: tokens, rounds, drafted, accepted and
     passes, then drafted, accepted and reached by position.
 
-    Position i of the draft at prefix s is accepted with min(1, draft / target) at token s + i,
-    given that those before it were; greedily that is 1 or 0. Greedily a round begins where the one
-    before it ended, and a draft is taken to be as long as it may (it may end by EOS after a wrong
-    token). Where tokens were sampled the sums are expectations, as if a round began
-    at every prefix, and positions beyond the output's end are not counted.
-    Shapes: probs [L, k] -> [5 + 3 k].
+    Position i of the draft at prefix s is accepted with probability min(1, draft / target) at token
+    s + i if all before it were; in greedy decoding this is 1 or 0. Greedy rounds begin where the
+    previous one ended, and a draft counts with its maximal length (it could end earlier, with an
+    EOS after a wrong token). With sampling the sums are expectations as if a round began at every
+    prefix, and positions beyond the output's end are not counted. Shapes: probs [L, k] ->
+    [5 + 3 k].
     """
     length, k = probs.shape
     kind = KINDS[method.drafter.name]
@@ -208,7 +209,7 @@ def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: boo
     if greedy:
         runs = accepted.sum(axis=1).astype(int)
         starts, counted = round_starts(runs), drafted
-        ended = (runs > 0) & (prefixes[:, 0] + runs == length)  # with EOS, which ends a draft
+        ended = (runs > 0) & (prefixes[:, 0] + runs == length)  # with EOS; the draft ends there
         counted = drafted = np.where(ended[:, None], inside, drafted)
     places, drafted, counted, accepted, reached = (
         one[starts] for one in (places, drafted, counted, accepted, reached)
@@ -220,11 +221,12 @@ def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: boo
 
 
 def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampling) -> Tensor:
-    """Sums of the rates named by OVERLAPS over an output's positions, and their number. [2 or 4]
+    """Sums the rates in OVERLAPS over an output's positions and appends the number of positions.
 
-    At each position: whether target and drafter have the same likeliest token; sum of min(p, q),
-    the acceptance of rejection sampling; p(argmax q), which engines accept that verify greedy
-    drafts against samples of the target. Of greedy decoding only the first: there all are one.
+    At each position, with p the target's and q the drafter's distribution: whether both have the
+    same most likely token; the sum of min(p, q), the acceptance of rejection sampling; and
+    p(argmax q), the acceptance of greedy drafts that are compared with the target's samples. In
+    greedy decoding the three are equal, and only the first is returned. Shape: [4], greedy [2].
     """
     known = output.known
     logits = teacher_forced_rows(drafter, known.source, known.tokens)[: max(output.room - 1, 0)]
@@ -238,9 +240,9 @@ def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampl
 
 
 def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
-    """Draft tokens at every prefix of an output that are its next ones. Shapes: [L, k] -> [L].
+    """Counts the leading draft tokens at every prefix that equal the output's next tokens.
 
-    blocks: -1 where a draft ended before.
+    blocks: draft tokens, -1 after the end of a draft. Shapes: blocks [L, k], output [L] -> [L].
     """
     tokens, k = torch.as_tensor(output, dtype=torch.long), blocks.shape[1]
     own = F.pad(tokens, (0, k - 1), value=-2).unfold(0, k, 1)
@@ -248,32 +250,33 @@ def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
 
 
 class Drafts(NamedTuple):
-    """What a drafter in training drafts along an output."""
+    """Drafts on one output of a drafter in training."""
 
     blocks: Tensor
-    """[L, k] at every prefix; -1 where a draft ends before."""
+    """[L, k] draft tokens at every prefix; -1 after the end of a draft."""
     acceptance: Tensor | None = None
-    """[N] expected acceptance of its sampled tokens, where that is known."""
+    """[N] expected acceptance of sampled draft tokens, if known."""
     slots: Tensor | None = None
-    """[N] their slots."""
+    """[N] slots of these tokens."""
 
 
 @dataclass(frozen=True)
 class BlockValidation:
-    """Validates a drafter while it trains, on held-out rows.
+    """Validates a drafter on held-out rows during training.
 
-    Teacher-forced mean acceptance length (exact for greedily distilled rows), loss, slot accuracy,
-    and where drafts tell it the acceptance of sampled tokens, slot by slot.
+    Computes the teacher-forced mean acceptance length (exact for greedily distilled rows), loss,
+    slot accuracy and, if the drafts have it, the acceptance of sampled tokens by slot.
     """
 
     rows: Examples
     collate: Callable[[Sequence[Example]], Any]
     draft: Callable[[nn.Module, Example], Drafts]
-    """The objective, a row -> drafts along its output."""
+    """(objective, row) -> the drafts on its output."""
     batch_rows: int = 64
 
     def __call__(self, objective: nn.Module) -> dict[str, float]:
-        """The objective's `model` is validated; it maps (batch, progress) to LossSums."""
+        """Validates the `model` of an objective, which maps (batch, progress) to LossSums, and
+        returns the metrics by name."""
         device, found = objective.model.device, []
         tokens = rounds = 0
         sums = torch.zeros(4, dtype=torch.float64)
@@ -300,8 +303,8 @@ class BlockValidation:
 
 
 def slot_validation(rows: Examples, collate: BlocksCollator) -> BlockValidation:
-    """Validates a drafter of masked blocks, whose objective has `rows`, `overlap` and `tokens` of
-    the collator's batches; none of them is dropped."""
+    """Returns the validation of a drafter of masked blocks, whose objective computes `rows`,
+    `overlap` and `tokens` for the collator's batches. No block is dropped from them."""
 
     def draft(objective: nn.Module, example: Example) -> Drafts:
         batch = collate.alone([example]).to(objective.model.device)
@@ -315,21 +318,20 @@ def slot_validation(rows: Examples, collate: BlocksCollator) -> BlockValidation:
 
 COOLEST, HOTTEST, STEPS = 0.1, 4.0, 24
 TEMPERATURES = [COOLEST * (HOTTEST / COOLEST) ** (step / STEPS) for step in range(STEPS + 1)]
-"""Grid of slot temperatures; the best lies on a parabola through three of them."""
+"""Grid of slot temperatures; the optimum is interpolated by a parabola through three of them."""
 ROWS_ENOUGH = 400
-"""Rows of a slot that its temperature is fitted to."""
+"""Maximal number of rows that a slot's temperature is fitted to."""
 
 
 def fit_slot_temperatures(blocks: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
-    """The temperature of each slot's logits under which the tokens of outputs are likeliest.
+    """Fits a temperature per slot that maximises the likelihood of the outputs' tokens.
 
-    Temperature scaling (Guo et al. 2017): trees score nodes by draft probabilities, so a slot that
-    is less sure than it is right gets too many siblings, and one that is surer too few. Outputs are
-    read until every slot has rows enough, or none is left; a slot that no output reaches has the
-    temperature of the one before it. Tokens that cannot be drafted do not count.
+    Temperature scaling (Guo et al. 2017): trees score nodes by draft probabilities, so an
+    underconfident slot gets too many siblings and an overconfident slot too few. Outputs are read
+    until every slot has enough rows; a slot without rows gets the temperature of the slot before
+    it, the first one 1. Tokens outside the draft vocabulary do not count.
 
-    blocks: of each output the logits at every prefix, given its own tokens [L, K, V], and its
-    tokens [L].
+    blocks: per output the teacher-forced logits at every prefix [L, K, V] and its tokens [L].
     """
     losses: list[Tensor] = []
     counts: list[int] = []
@@ -356,7 +358,7 @@ def fit_slot_temperatures(blocks: Iterable[tuple[Tensor, Tensor]]) -> list[float
 
 
 def _least(losses: Tensor) -> float:
-    """The temperature of the least loss, to two places."""
+    """Returns the temperature of minimal loss, rounded to two decimal places."""
     best = int(losses.argmin())
     if best in (0, STEPS):
         return round(TEMPERATURES[best], 2)

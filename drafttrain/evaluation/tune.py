@@ -1,9 +1,8 @@
-"""Choose how to draft by decoding: all candidates in turn, in rungs, the slower half leaves.
+"""Chooses how to draft by successive halving: candidates decode in rungs, the slower half leaves.
 
-A rung decodes new prompts, twice as many as the one before, with every candidate that is left, and
-compares them on all prompts so far: they are paired by prompt, and no prompt is decoded twice while
-new ones are left. Once all were decoded they come again, sampled from other seeds. The final
-figures are those of `evaluate`, on prompts that chose nothing.
+A rung decodes new prompts, twice as many as the one before, with every remaining candidate and
+compares candidates on all prompts so far, paired by prompt. Prompts are reused only after all were
+decoded, then with other seeds. The final measurements are made by `evaluate` on other prompts.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from drafttrain.evaluation.runner import PLAIN, Decoded, make_jobs, run_interlea
 from drafttrain.evaluation.tune_plan import Candidate
 
 FIRST = 8
-"""Prompts of the first rung at batch size 1."""
+"""Number of prompts of the first rung at batch size 1."""
 FEWEST = 4
-"""Prompts with which a comparison is worth making, at batch size 1."""
+"""Minimal number of prompts of a rung at batch size 1."""
 FINALISTS = 4
 FINAL_SHARE = 0.25
-"""Share of the minutes that is kept for the final figures."""
+"""Share of the time that is reserved for the final measurements."""
 
 FACTS = ("tokens", "seconds", "rounds", "drafted", "accepted")
 Facts = Array
-"""[FACTS, P] of a candidate on some prompts."""
+"""[FACTS, P] sums of a candidate for P prompts."""
 DecodeAll = Callable[[Sequence[str], Sequence[int], int], Mapping[str, Facts]]
-"""(names of candidates, numbers of prompts, turn) -> what each did, decoded interleaved."""
+"""(candidate names, prompt indices, turn) -> Facts by name, from interleaved decoding."""
 Left = Callable[[], float]
-"""Seconds that are left."""
+"""Returns the remaining seconds."""
 
 
 def compare(facts: Mapping[str, Facts]) -> dict[str, Tried]:
-    """Candidates that decoded the same prompts, the fastest first; all stay."""
+    """Compares candidates that decoded the same prompts; fastest first, all marked as staying."""
     resamples = draw_resamples(next(iter(facts.values())).shape[1])
     totals = {name: own.sum(axis=1) for name, own in facts.items()}
     order = sorted(facts, key=lambda name: -totals[name][0] / totals[name][1])
@@ -72,14 +71,15 @@ def compare(facts: Mapping[str, Facts]) -> dict[str, Tried]:
 
 
 def halve(tried: Mapping[str, Tried], fixed: Collection[str]) -> dict[str, Tried]:
-    """The slower half leaves; of the fixed lengths the fastest stays, for the final comparison.
+    """Marks the slower half as leaving; the fastest fixed length always stays, for the final
+    comparison.
 
-    Those that are slower than the fastest beyond doubt (their paired interval is wholly below 1)
-    leave before others, whatever their speed. tried: the fastest first.
+    Candidates that are significantly slower than the fastest (their paired interval is below 1)
+    leave before others, whatever their speed. tried: fastest first.
     """
     kept = next((name for name in tried if name in fixed), None)
     others = [name for name in tried if name != kept]
-    others.sort(key=lambda name: tried[name].against_best.high < 1.0)  # stable: by speed within
+    others.sort(key=lambda name: tried[name].against_best.high < 1.0)  # stable sort
     staying = {kept, *others[: (len(others) + 1) // 2]}
     return {name: one.model_copy(update={"stays": name in staying}) for name, one in tried.items()}
 
@@ -93,12 +93,12 @@ def search(
     first_seconds: float,
     batch_size: int = 1,
 ) -> list[Rung]:
-    """The rungs at a batch size, until one candidate is left next to the best fixed length, and one
-    of these two is faster beyond doubt or all prompts were decoded.
+    """Runs the rungs at a batch size until at most the fastest candidate and the best fixed length
+    remain, and one is significantly faster or all prompts were decoded.
 
-    fixed: names of fixed lengths; first_seconds: what a prompt takes all candidates, to begin with.
-    Where the time is short, the rungs to come share it equally, and have fewer prompts; one that it
-    is too short for is left out.
+    fixed: names of fixed lengths. first_seconds: estimated time of all candidates per prompt for
+    the first rung. If time is short, the remaining rungs share it equally and have fewer prompts;
+    the search ends at a rung for which it is too short.
     """
     order, alive, rungs = np.random.default_rng(0).permutation(prompts), list(names), []
     sums = {name: np.zeros((len(FACTS), prompts)) for name in names}
@@ -106,7 +106,7 @@ def search(
     seconds, decoded = first_seconds, 0
     while True:
         turn, start = divmod(decoded, prompts)
-        share = left() / max(1.0, np.ceil(np.log2(len(alive))))  # of the rungs to come
+        share = left() / max(1.0, np.ceil(np.log2(len(alive))))  # of each remaining rung
         least, count = min(fewest, prompts - start), min(size, prompts - start)
         if least * seconds > left():
             break
@@ -128,8 +128,8 @@ def search(
 
 
 def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choice]:
-    """At each batch size the fastest at the end of its search; of each kind the fastest of those
-    that stayed longest."""
+    """Chooses at each batch size the fastest candidate of the last rung, and of each kind of
+    candidate the fastest of those that stayed longest."""
     kinds = {
         "best_chain": [one.name for one in candidates if one.is_chain],
         "best_fixed": [one.name for one in candidates if one.is_fixed],
@@ -147,24 +147,24 @@ def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choic
 
 @dataclass(frozen=True)
 class Bench:
-    """What a tuning decodes with."""
+    """Models, candidates and prompts of a tuning run."""
 
     pair: Pair
     candidates: Sequence[Candidate]
     prompts: Sequence[Prompt]
-    """To choose on."""
+    """The prompts used for the choice."""
     settings: TuneConfig
 
     @cached_property
     def methods(self) -> dict[str, Method]:
-        """By the candidate's name."""
+        """The candidates' methods by candidate name."""
         built = ((one.name, build_method(one.decode, self.pair)) for one in self.candidates)
         return {name: replace(method, label=name) for name, method in built}
 
 
 def search_all(bench: Bench, left: Left) -> list[Rung]:
-    """A search at every batch size, each with its share of the time; larger batch sizes that there
-    is no time for are left out. Raises ConfigError where there is none at all."""
+    """Runs a search at every batch size, each with an equal share of the remaining time; skips
+    batch sizes for which there is no time. Raises ConfigError if there is none for the first."""
     fixed = [one.name for one in bench.candidates if one.is_fixed]
     names, sizes = [PLAIN, *(one.name for one in bench.candidates)], bench.settings.batch_sizes
     rungs: list[Rung] = []
@@ -172,9 +172,9 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
         decode = partial(decode_all, bench, size)
         own = time_left(left() / (len(sizes) - done))
         if bench.pair.model.engine.compiled is not None:
-            decode(names, range(size), 0)  # shapes that occur are compiled
+            decode(names, range(size), 0)  # compiles the shapes that occur
         began = perf_counter()
-        decode(names, range(size), 0)  # nothing is timed before everything was called once
+        decode(names, range(size), 0)  # warm-up before anything is timed
         warmed = (perf_counter() - began) / size
         found = search(names, fixed, len(bench.prompts), decode, own, warmed, size)
         if not found and not rungs:
@@ -189,13 +189,13 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
 
 
 def time_left(seconds: float) -> Left:
-    """Counts down from now."""
+    """Starts a countdown."""
     deadline = perf_counter() + seconds
     return lambda: deadline - perf_counter()
 
 
 def eval_settings(settings: TuneConfig, **changes: object) -> EvalConfig:
-    """How the final figures are measured; with changes in the sampling, how candidates decode."""
+    """Returns the settings of the final measurements, and with changed sampling of candidates."""
     sampling = settings.sampling.model_copy(update=changes)
     return EvalConfig(
         data=settings.report_data or settings.data,
@@ -210,7 +210,7 @@ def eval_settings(settings: TuneConfig, **changes: object) -> EvalConfig:
 def decode_all(
     bench: Bench, batch_size: int, names: Sequence[str], places: Sequence[int], turn: int
 ) -> dict[str, Facts]:
-    """Decode some prompts with some candidates, interleaved; a later turn draws other samples."""
+    """Decodes prompts with candidates, interleaved; each turn samples with another seed."""
     settings = eval_settings(bench.settings, seed=bench.settings.sampling.seed + turn)
     methods = [bench.methods[name] for name in names if name != PLAIN]
     jobs = [job for job in make_jobs(bench.pair, methods, settings) if job.name in names]
@@ -239,8 +239,8 @@ def print_rung(rung: Rung) -> None:
 
 
 def finalists(rungs: Sequence[Rung], choices: Sequence[Choice]) -> list[str]:
-    """Names of what the final figures are of, next to plain decoding: at each batch size the
-    choices, and as many of the last rung as make FINALISTS."""
+    """Returns the names for the final measurements, without plain decoding: at each batch size the
+    choices, then candidates of the last rung, at most FINALISTS together."""
     found: list[str | None] = []
     for one in choices:
         last = [rung for rung in rungs if rung.batch_size == one.batch_size][-1]
@@ -252,7 +252,7 @@ def finalists(rungs: Sequence[Rung], choices: Sequence[Choice]) -> list[str]:
 def measure_finalists(
     bench: Bench, names: Sequence[str], rows: Dataset, rungs: Sequence[Rung], left: Left
 ) -> Evaluation:
-    """The final figures: these and plain decoding on as many rows as there is time for."""
+    """Measures the finalists and plain decoding on as many rows as there is time for."""
     sizes = sorted({rung.batch_size for rung in rungs})
     last = [standings(rungs, size)[name] for size in sizes for name in (PLAIN, *names)]
     each = sum(rung.tokens / one.tokens_per_second.value for rung, one in last)
@@ -266,8 +266,9 @@ def measure_finalists(
 def policy_of(
     choice: Choice, candidates: Mapping[str, Candidate], sampling: dict[str, float]
 ) -> Policy:
-    """The best chain, with the best head and its h even where it does not stop by it; the tree or
-    cascade that is faster, if one is; whether plain decoding is faster than all."""
+    """Returns the policy of a batch size: the best chain; the best head with its h and max_draft,
+    also if the chain does not use it; a tree or cascade if it is the fastest; and `speculate`,
+    False if plain decoding is the fastest."""
     chain = candidates[str(choice.best_chain)]
     stop, values, method = chain.decode.stop, {}, None
     if choice.best_head is not None:
@@ -293,8 +294,8 @@ def policy_of(
 def write_policy(
     report: Report, candidates: Sequence[Candidate], sampling: SamplingConfig, file: Path
 ) -> None:
-    """policy.json: the policy of the smallest batch size with those of the others in it, and what
-    it rests on."""
+    """Writes policy.json: the policy of the smallest batch size, those of the other sizes in its
+    `batches`, and the machine, models, data and speedup of the measurement."""
     search, by_name = report.search, {one.name: one for one in candidates}
     assert search is not None
     speedup = report.run(search.choices[0].best).metrics["speedup"]

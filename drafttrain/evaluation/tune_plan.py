@@ -1,5 +1,5 @@
-"""What `drafttrain tune` will decode: candidates, which are settings of decoding that a user could
-give to `eval`, heads and prompts; checked before weights load."""
+"""The plan of `drafttrain tune`: candidates (decoding settings that `eval` accepts), heads and
+prompts, checked before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import read_drafter_settings
 
 MOST = 40
-"""Candidates in all, plain decoding included."""
+"""Maximal number of candidates, including plain decoding."""
 LENGTHS = {"tokens": (1, 2, 3, 4, 6, 8), "blocks": (2, 3, 4, 6, 8, 12), "copies": (2, 4, 8, 16)}
-"""Fixed draft lengths by `DrafterKind.drafts`; of blocks also the length trained for."""
+"""Fixed draft lengths by `DrafterKind.drafts`; for blocks also the trained length is tried."""
 BY_ROWS = ("entropy", "confidence", "cumulative")
-"""Stops that use the drafter's distributions, each with a threshold of its name."""
+"""Stop policies based on the drafter's distributions; each has a threshold of the same name."""
 VALUES = {
     "h": (0.3, 0.5, 0.7),
     "entropy": (1.0, 2.0),
@@ -45,27 +45,27 @@ VALUES = {
     "cumulative": (0.2, 0.4, 0.6),
     "nodes": (8, 16, 30),
 }
-"""What is tried where `sweep` says nothing else."""
+"""Values tried unless `sweep` sets others."""
 MOST_DRAFTED = 20
-"""Draft tokens of a round that a stop ends, at most."""
+"""Maximal draft length with adaptive stop policies."""
 LEVELS = 4
-"""Levels of trees that have a fixed number of them."""
+"""Number of levels of trees with fixed depth."""
 GAIN = 0.2
-"""Least gain of expected acceptance for which an opt-tree grows another level."""
+"""Minimal gain in expected accepted tokens for which an opt-tree grows another level."""
 MOST_ROWS, MOST_REPORTED = 512, 200
-"""Prompts to choose on and for the final figures, at most."""
+"""Maximal number of prompts for the choice and for the final measurements."""
 HELD_OUT = "held_out_cache"
-"""Folder of a run of heads with states and labels of held-out outputs."""
+"""Folder in a run of heads with hidden states and labels of held-out outputs."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to decode, under the name that the report gives it."""
+    """Decoding settings and their name in the report."""
 
     name: str
     decode: DecodeConfig
     head: str | None = None
-    """Name of the acceptance head that it stops by."""
+    """Name of the acceptance head of its stop policy; None: it uses none."""
 
     @property
     def is_chain(self) -> bool:
@@ -77,28 +77,28 @@ class Candidate:
         return self.is_chain and self.decode.stop.kind == "fixed"
 
     def settings(self) -> dict[str, object]:
-        """What is not common to all candidates, as a user would write it."""
+        """Returns the settings that differ between candidates, as a user would write them."""
         common = {"drafter", "sampling"}
         return self.decode.model_dump(mode="json", exclude_unset=True, exclude=common)
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """What the choice of candidates depends on."""
+    """Properties of the drafter that determine the candidates."""
 
     kind: DrafterKind
     longest: int | None
-    """Slots of a block drafter; None: any number of tokens."""
+    """Number of slots of a block drafter; None: unlimited."""
     grows_trees: bool
 
     @property
     def most(self) -> int:
-        """Most draft tokens of a round, where a stop ends it."""
+        """Maximal draft length with adaptive stop policies."""
         return min(MOST_DRAFTED, self.longest or MOST_DRAFTED)
 
     @staticmethod
     def of(drafter: str) -> Drafting:
-        """Of the drafter that settings name. Raises ConfigError as `read_drafter_settings`."""
+        """Reads the drafter's settings. Raises ConfigError as `read_drafter_settings` does."""
         named = named_kind(drafter)
         if named is not None:
             return Drafting(named, None, grows_trees=False)
@@ -111,12 +111,12 @@ class Drafting:
 def make_candidates(
     settings: TuneConfig, drafting: Drafting, heads: Mapping[str, Path], threshold: float | None
 ) -> list[Candidate]:
-    """All candidates but plain decoding, which is always one too.
+    """Returns all candidates except plain decoding, which is always tried too.
 
-    heads: folders by name; threshold: h by Theorem 3.1, where it is known. Where tokens are
-    sampled, fixed lengths are tried under rejection and block verification, other stops under block
-    verification alone, which accepts at least as much for every draft (Sun et al. 2024).
-    Raises ConfigError for more than MOST, and for values that no candidate has.
+    heads: folders by name. threshold: h by Theorem 3.1, if known. With sampling, fixed lengths are
+    tried with rejection and block verification, other stop policies only with block verification,
+    which accepts at least as much of every draft (Sun et al. 2024). Raises ConfigError for more
+    than MOST candidates, repeated names, and settings that no candidate uses.
     """
     sampled = settings.sampling is not None and settings.sampling.temperature > 0
     values = VALUES | settings.sweep
@@ -166,7 +166,7 @@ def _chains(
     threshold: float | None,
     sampled: bool,
 ) -> list[Candidate]:
-    """Fixed lengths, stops by the drafter's distributions, and stops by heads."""
+    """Returns chains of fixed length, and with stop policies based on distributions or heads."""
     longest, lengths = drafting.longest, LENGTHS[drafting.kind.drafts]
     if longest is not None:
         lengths = sorted({*(k for k in lengths if k <= longest), longest})
@@ -191,14 +191,14 @@ def _chains(
     return [one for one in found if one.is_fixed] + [
         replace(one, name=f"{one.name} block", decode=one.decode.model_copy(update=block))
         for one in found
-        if one.decode.stop.k > 1  # of one token both rules are the same
+        if one.decode.stop.k > 1  # for one token both verifiers are the same
     ]
 
 
 def _trees(
     settings: TuneConfig, drafting: Drafting, nodes: Sequence[float], sampled: bool
 ) -> list[Candidate]:
-    """Trees by their number of draft tokens, or one of a kind whose size is its own."""
+    """Returns trees with each number of draft tokens, or one tree of a kind without a size."""
     levels, found = min(LEVELS, drafting.longest or LEVELS), []
     for kind in map(TREES.__getitem__, settings.trees):
         if kind.shape is None or (kind.drawn and not sampled):
@@ -225,25 +225,25 @@ def _decode(settings: TuneConfig, **parts: object) -> DecodeConfig:
 
 @dataclass(frozen=True)
 class TunePlan:
-    """What will be decoded."""
+    """Checked candidates, heads and prompts, and the drafters to load."""
 
     settings: TuneConfig
     drafting: Drafting
     heads: dict[str, Path]
-    """Folders of the heads that are tried, by name."""
+    """Folders of the heads to try, by name."""
     judged: list[HeadFacts]
-    """Calibration of all heads, the best first; empty without held-out rows."""
+    """Calibration of all heads, best first; empty without held-out rows."""
     candidates: list[Candidate]
-    """Without those by Theorem 3.1, whose threshold is known once calls are timed."""
+    """Without those of Theorem 3.1, whose threshold is known only after calls are timed."""
     drafters: Drafters
-    """Its trees are those that the user gives: others are left out where a model takes none."""
+    """The drafters of the candidates."""
     rows: Dataset
-    """To choose on."""
+    """Rows for the choice."""
     reported: Dataset
-    """For the final figures."""
+    """Rows for the final measurements."""
 
     def lines(self) -> list[str]:
-        """What would be decoded, a line each."""
+        """Returns the lines that a dry run prints."""
         settings, names = self.settings, ", ".join(one.name for one in self.candidates)
         reported = (settings.report_data or settings.data).path
         return [
@@ -258,9 +258,9 @@ class TunePlan:
 
 
 def policy_file(settings: TuneConfig) -> Path:
-    """Where the policy goes: with `write` where other commands look for it, next to the heads or
-    in the drafter's folder; else next to the report. Raises ConfigError where that is impossible or
-    not writable."""
+    """Returns the file for the policy. With `write` it is where other commands find it, next to the
+    heads or in the drafter's folder; otherwise next to the report. Raises ConfigError if the
+    drafter is no folder or the file cannot be written."""
     folder = Path(str(settings.drafter))
     if not settings.write:
         file = settings.report.with_suffix(f".{POLICY}")
@@ -278,7 +278,7 @@ def policy_file(settings: TuneConfig) -> Path:
 
 
 def make_plan(settings: TuneConfig) -> TunePlan:
-    """Check everything but the weights. Raises ValueError for settings that do not go together."""
+    """Checks everything except the weights. Raises ValueError for incompatible settings."""
     check_report_file(settings.report)
     policy_file(settings)
     drafting = Drafting.of(str(settings.drafter))
@@ -296,9 +296,9 @@ def make_plan(settings: TuneConfig) -> TunePlan:
 
 
 def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]]:
-    """Calibration of the heads on the held-out cache of their run, and the folders of those that
-    are tried: the best by binary KL, and the best of those with the fewest blocks, as a head's own
-    time counts. Without a cache: the first two by name."""
+    """Evaluates the heads on the held-out cache of their run and returns their calibration and the
+    folders of those to try: the best by binary KL, and the best of those with the fewest blocks,
+    because a head's own time counts. Without a cache: the first two by name."""
     if settings.heads is None:
         return [], {}
     place = Path(str(settings.heads))
@@ -308,14 +308,14 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
         judged = judge_heads(load_heads(place), run.folder / HELD_OUT)
     names = sorted(found)[:2]
     if judged:
-        shallowest = min(judged, key=lambda one: one.depth)  # the best of them: best KL is first
+        shallowest = min(judged, key=lambda one: one.depth)  # the first has the best KL
         names = list(dict.fromkeys((judged[0].name, shallowest.name)))
     return judged, {name: found[name] for name in names}
 
 
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
-    """Rows to choose on and rows to report on, shuffled; without report_data a third of data is
-    split off. Raises ConfigError where there are too few."""
+    """Returns shuffled rows for the choice and for the final measurements; without report_data the
+    latter are a third of the data. Raises ConfigError for fewer than 3 rows."""
     given = [("data", settings.data)]
     if settings.report_data is not None:
         given.append(("report_data", settings.report_data))
