@@ -1,9 +1,9 @@
-"""The hidden cache: what acceptance heads are trained on, computed once.
+"""Building of the hidden cache: training data of acceptance heads, computed once.
 
-The drafter is frozen while heads learn, so its hidden states at the positions in the loss never
-change; computing them once lets a whole sweep of heads train from the disk. Shards are shared out
-among processes as in distillation: re-running continues with those that are missing, and gives the
-same shards as an uninterrupted run, whatever the number of processes.
+The drafter is frozen while heads are trained, so its hidden states at the positions in the loss do
+not change; with the cache a whole sweep of heads trains from disk. Shards are divided among the
+processes as in distillation: re-running continues with the missing shards and gives the same shards
+as an uninterrupted run, with any number of processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from drafttrain.models.loading import LoadedTarget, check_target, load_target
 from drafttrain.models.speech import takes_audio
 
 SLOTS_SEEN = 4
-"""Slots of a block that are kept, as a guess: up to the first rejection, inclusive."""
+"""Estimated number of slots kept per block: up to and including the first rejection."""
 
 
 def build_cache(
@@ -55,8 +55,8 @@ def build_cache(
     """Writes the missing shards of `config.out` and returns the finished manifest.
 
     Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
-    written, for what `plan_cache` refuses, outputs of another target, and settings other than
-    those of the folder's manifest.
+    written, as `plan_cache` does, for outputs of another target, and for settings that differ from
+    the folder's manifest.
     """
     state = join_processes()  # first: it assigns each process its device
     plan_cache(config)
@@ -71,7 +71,7 @@ def build_cache(
 
 @dataclass(frozen=True)
 class Caching:
-    """A target that judges, and a drafter whose states are kept, shard by shard."""
+    """The `Filling` of a hidden cache: labels the outputs of each shard and stores the states."""
 
     config: CacheConfig
     target: LoadedTarget
@@ -106,7 +106,7 @@ class Caching:
         write_states(path, [labelled.get(row.row, []) for row in rows], manifest)
 
     def complete(self, manifest: CacheManifest) -> CacheManifest:
-        """Counts the positions. Raises ConfigError for a mix that has none."""
+        """Counts the positions. Raises ConfigError for a mix without positions."""
         mixes = read_states(self.config.out, manifest)
         labels = torch.cat([shard["acceptance"] for rows in mixes for shard in rows.shards])
         mean = float(labels.numpy().mean(dtype=np.float64))
@@ -125,9 +125,9 @@ class Caching:
 
 
 def check_own_outputs(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
-    """Labels are the target's opinion of its own outputs. Raises ConfigError for another's."""
+    """Raises ConfigError unless the outputs were distilled from this target: labels need that."""
     weights, tokenizer = distilled.weights_sha256, hash_tokenizer(target.tokenizer)
-    if weights is not None:  # of a server the name of the model has to do
+    if weights is not None:  # outputs of a server have no hash to compare
         weights = hash_weights(target.model, getattr(torch, distilled.settings.target.dtype))
     if (weights, tokenizer) != (distilled.weights_sha256, distilled.tokenizer_sha256):
         raise ConfigError(
@@ -144,9 +144,9 @@ def _labelling(
     target: LoadedTarget,
     drafter: PreTrainedModel,
 ) -> Labelling:
-    """Models and settings together. Raises ValueError where decoding would refuse them."""
+    """Creates the Labelling. Raises ValueError if decoding would not accept models or settings."""
     state, sampling = state_of(config, drafter.config), Sampling()
-    if distilled.settings.method == "sample":  # labels are of the outputs' own distribution
+    if distilled.settings.method == "sample":  # labels need the outputs' distribution
         drawn = distilled.settings.sampling
         sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p)
     k, slots, limits = config.k, None, [position_limit(target.model.config)]
@@ -174,7 +174,7 @@ def _labelling(
 
 
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
-    """An output, as far as both models have positions for it: its last token is fed as well."""
+    """Truncates an output to the positions of both models; its last token is fed too."""
     source_ids, target_ids, places = row["source_ids"], row["target_ids"], labelling.places
     if places is not None:
         before = 1 if labelling.target.config.is_encoder_decoder else len(source_ids)
@@ -184,10 +184,10 @@ def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
 
 
 def plan_cache(config: CacheConfig) -> str:
-    """A line about rows, positions and disk of a cache; nothing is written, no weights are loaded.
+    """Checks the settings and returns a line with the cache's rows, positions and disk use.
 
-    Raises ConfigError for settings that contradict each other, outputs that are not there, and
-    models that do not fit together.
+    Writes nothing and loads no weights. Raises ConfigError for settings that contradict each other,
+    missing outputs, and models that do not match.
     """
     distilled = Manifest.read_finished(config.distilled)
     check_some(config.distilled, distilled)
@@ -206,7 +206,7 @@ def plan_cache(config: CacheConfig) -> str:
 def estimate_cache(
     config: CacheConfig, drafter: PretrainedConfig, rows: int, tokens: int
 ) -> tuple[int, int]:
-    """Positions in each mix, and bytes of all, for outputs of so many rows and tokens."""
+    """Estimates the positions per mix and the bytes of all mixes from the outputs' size."""
     state = state_of(config, drafter)
     if state == "slot":
         blocks = min(tokens, rows * (config.blocks_per_row or tokens))
@@ -218,9 +218,9 @@ def estimate_cache(
 
 
 def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
-    """The kind of states that are cached: as asked, where the drafter has a choice.
+    """Returns the kind of states to cache: config.state if the drafter has it, else its first kind.
 
-    Raises ConfigError for a drafter that has none.
+    Raises ConfigError for a drafter without states.
     """
     kinds = states_of(drafter)
     return config.state if config.state in kinds else kinds[0]
@@ -229,8 +229,8 @@ def state_of(config: CacheConfig, drafter: PretrainedConfig) -> StateKind:
 def check_cache(
     config: CacheConfig, drafter: PretrainedConfig, target: PretrainedConfig
 ) -> StateKind:
-    """The kind of states that are cached. Raises ConfigError as `state_of`, and for settings that
-    contradict each other or count for another kind."""
+    """Returns the kind of states to cache. Raises ConfigError as `state_of` does, and for settings
+    that contradict each other or apply only to another kind."""
     if takes_audio(target):
         raise ConfigError(
             f"target.path = {config.target.path!r} takes audio, where no stop policy was faster "

@@ -1,22 +1,22 @@
-"""Labels and hidden states of drafted tokens and slots, a batch of distilled outputs at a time.
+"""Acceptance labels and hidden states of draft tokens and slots, by batches of distilled outputs.
 
-Tokens: one teacher-forced pass of the target judges; one of the drafter on the outputs draws a
-token Y_i from the row at each position, and gives the `drawn` states at once. The label is the
-probability P_i = min(1, target(Y_i) / draft(Y_i)) that rejection sampling accepts Y_i. For `token`
-states the drafter reads each mix Z once more: Z keeps the output's X_i with probability r and has
-Y_i elsewhere; the positions of Y_i are in the loss (SpecDec++, Section 3.3). Labels are those of
-the prefix X, not recomputed for Z.
+Tokens: teacher-forced passes of target and drafter on the outputs give the distributions of both.
+At each position a token Y_i is drawn from the drafter's; this pass also gives the `drawn` states.
+The label is the probability P_i = min(1, target(Y_i) / draft(Y_i)) that rejection sampling accepts
+Y_i. For `token` states the drafter reads each mix Z in another pass: Z keeps the output's X_i with
+probability r and has Y_i elsewhere; the positions of Y_i are in the loss (SpecDec++, Section 3.3).
+Labels are those for the prefix X, not recomputed for Z.
 
-Slots: a head on a block drafter sees a slot's state, not its token: it predicts the expected
+Slots: a head on a block drafter reads a slot's state, not its token. It predicts the expected
 acceptance of slot i, given that slots 1..i-1 were accepted. Speculative sampling couples draft and
-output: P(accept and emit x) = min(draft(x), target(x)) and P(emit x) = target(x), so, given an
-output X of the target and a block that starts at p, slot j was accepted with x_j emitted with
-probability min(1, draft_j(x_j) / target_j(x_j)). One coin a slot decides; slots up to the first
-rejection, inclusive, are what decoding would have seen. The label is exact:
-sum_v min(target_i(v), draft_i(v)), with slot i's row given y_{i-1} = x_{i-1}. In greedy decoding it
-is 1 where the slot's arg-max is x_i, else 0.
+output: P(accept and emit x) = min(draft(x), target(x)) and P(emit x) = target(x). So given the
+target's output X and a block that starts at p, slot j was accepted, with x_j emitted, with
+probability min(1, draft_j(x_j) / target_j(x_j)). One random number per slot decides; decoding would
+have seen the slots up to and including the first rejection. The label is exact:
+sum_v min(target_i(v), draft_i(v)), with slot i's distribution given y_{i-1} = x_{i-1}. In greedy
+decoding it is 1 if the slot's arg-max is x_i, else 0.
 
-Every row draws from its own random numbers, so neither batches nor processes change anything.
+Every row has its own random numbers, so the result does not depend on batches or processes.
 """
 
 from __future__ import annotations
@@ -54,31 +54,31 @@ from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draft_states import StateKind, drawn_states, state_size
 
 LOGIT_BYTES = 2**29
-"""Most bytes of float32 logits of one model at a time, if a row alone does not exceed it."""
+"""Maximal bytes of one model's float32 logits at a time, unless a single row needs more."""
 
 
 @dataclass(frozen=True)
 class Labelling:
-    """How outputs are labelled, and by which models."""
+    """Models and settings for the labelling of outputs."""
 
     target: PreTrainedModel
     drafter: PreTrainedModel
     processors: TargetProcessors
     sampling: Sampling
     max_new_tokens: int
-    """As the outputs were decoded: some logits processors look at it."""
+    """Value used when the outputs were decoded; some logits processors read it."""
     state: StateKind
     mixing: float
-    """r: share of positions that keep the output's own token (for `token` states)."""
+    """r: share of positions that keep the output's token (for `token` states)."""
     settings: CacheConfig
-    """What else was asked for: seed, mixes, blocks, size of batches."""
+    """Other settings: seed, mixes, blocks, batch size."""
     places: int | None
-    """Positions that both models have; None: no limit."""
+    """Maximal number of positions that both models support; None: no limit."""
     slots: Drafter | None = None
-    """The drafter as it drafts, for states of slots."""
+    """The drafter's decoding interface, for `slot` states."""
 
     def sources(self, outputs: Sequence[ShardRow]) -> list[Source]:
-        """What outputs were made from, as the target has read it."""
+        """Returns the sources of outputs, with encoder states if the target has an encoder."""
         target = self.target
         sources = [make_source(one.source_ids, target) for one in outputs]
         if not target.config.is_encoder_decoder:
@@ -88,7 +88,7 @@ class Labelling:
 
 
 def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[Labelled]]:
-    """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
+    """Yields each output's states and labels by mix, in no particular order of outputs."""
     for group in grouped(labelling, outputs):
         sources = labelling.sources(group)
         own = [own_source(source, labelling.drafter) for source in sources]
@@ -96,12 +96,12 @@ def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[
         along = teacher_force(labelling.drafter, own, targets)
         judged = teacher_force(labelling.target, sources, targets)
         mixed = [_mix(labelling, *one) for one in zip(group, sources, judged, along, strict=True)]
-        if labelling.state == "drawn":  # as the tokens are drawn, all behind the output's own
+        if labelling.state == "drawn":  # before each drawn token, prefixes from the output
             states = (
                 [drawn_states(forced.before, forced.logits, one.tokens) for one in mixes]
                 for forced, mixes in zip(along, mixed, strict=True)
             )
-        else:  # at the tokens' own positions
+        else:  # at the tokens' own positions, after feeding them
             fed = [[one.tokens.tolist() for one in of_mix] for of_mix in zip(*mixed, strict=True)]
             by_mix = [teacher_forced_states(labelling.drafter, own, tokens) for tokens in fed]
             states = zip(*by_mix, strict=True)
@@ -121,7 +121,7 @@ def _mix(
     target: TeacherForced,
     draft: TeacherForced,
 ) -> list[Mixed]:
-    """The mixes of an output: drafted tokens and their labels, by the rows of both models."""
+    """Draws the mixes of an output: draft tokens and their labels, from both models' logits."""
     length, settings = len(output.target_ids), labelling.settings
     uniforms = [
         row_uniforms(settings.seed, mix, output.row, length) for mix in range(settings.mixes)
@@ -138,9 +138,9 @@ def _mix(
 def target_rows(
     labelling: Labelling, source: Source, target_ids: Sequence[int], logits: Tensor
 ) -> Tensor:
-    """The distributions that verification would hold against a draft along a known output.
+    """Returns the target distributions that a verifier would use for drafts along a known output.
 
-    The target's own logits processors see each row's own path. Shapes: logits [L, V] -> [L, V].
+    The target's logits processors see the prefix of each position. Shapes: logits [L, V] -> [L, V].
     """
     tokens = torch.tensor(target_ids[:-1], dtype=torch.long, device=logits.device)
     processors = labelling.processors.start(source, labelling.max_new_tokens)
@@ -148,7 +148,7 @@ def target_rows(
 
 
 def grouped(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[ShardRow]]:
-    """Batches of like length, of at most batch_tokens tokens and LOGIT_BYTES of logits."""
+    """Yields batches by length, of at most batch_tokens tokens and LOGIT_BYTES of logits."""
     positions = max(1, LOGIT_BYTES // (4 * labelling.target.config.vocab_size))
     return batches_by_length(outputs, min(labelling.settings.batch_tokens, positions))
 
@@ -158,23 +158,23 @@ class Mixed:
     """One mix of one output."""
 
     tokens: Tensor
-    """[L] Z: the drafted token, or the output's own."""
+    """[L] Z: the draft token or the output's token."""
     drafted: Tensor
-    """[L] true where the token was drafted: these positions are in the loss."""
+    """[L] true for draft tokens: these positions are in the loss."""
     acceptance: Tensor
-    """[L] P, the label of each drafted token; float32 at least."""
+    """[L] P, the label of each draft token; at least float32."""
 
 
 def row_uniforms(seed: int, mix: int, row: int, count: int, each: int = 2) -> np.ndarray:
-    """Random numbers of one row in one mix, [count, each] in [0, 1).
+    """Returns the random numbers of one row in one mix, [count, each] in [0, 1).
 
-    Number i depends on seed, mix, row and i alone: a longer row begins like a shorter one.
+    Number i depends only on seed, mix, row and i: a longer row begins like a shorter one.
     """
     return np.random.default_rng((seed, mix, row)).random((count, each))
 
 
 def acceptance_of(tokens: Tensor, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """min(1, target / draft) at each token (Leviathan et al. 2023, Algorithm 1).
+    """Returns min(1, target / draft) at each token (Leviathan et al. 2023, Algorithm 1).
 
     Shapes: tokens [L, R], target_probs and draft_probs [L, V] -> [L, R].
     """
@@ -184,7 +184,7 @@ def acceptance_of(tokens: Tensor, target_probs: Tensor, draft_probs: Tensor) -> 
 def mix_tokens(
     output: Tensor, target_probs: Tensor, draft_probs: Tensor, keep: float, uniforms: Tensor
 ) -> list[Mixed]:
-    """R mixes of one output X. `keep` is r, the share of X that stays.
+    """Draws R mixes of one output X. `keep` is r, the share of X that stays.
 
     Shapes: output [L], target_probs and draft_probs [L, V] (warped, row i - 1 for token i),
     uniforms [R, L, 2] -> R mixes.
@@ -205,7 +205,7 @@ Seen = tuple[Tensor, Tensor, Tensor]
 
 @torch.inference_mode()
 def label_slots(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[Labelled]]:
-    """What each output gives to mix 0, 1, ..., in no particular order of outputs."""
+    """Yields each output's states and labels by mix, in no particular order of outputs."""
     drafter = labelling.slots
     assert drafter is not None
     target = CachedModel(labelling.target)
@@ -226,8 +226,8 @@ def label_slots(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[l
 def _label_blocks(
     labelling: Labelling, drafter: Drafter, row: int, known: KnownOutput, target_probs: Tensor
 ) -> BatchedSteps[list[Labelled]]:
-    """The slots that decoding would have seen in blocks along one output, for every mix: all first
-    slots, then the second slots of those whose first was accepted, and so on."""
+    """Labels, for every mix, the slots that decoding would have seen in blocks along one output:
+    all first slots, then the second slots of blocks whose first was accepted, and so on."""
     settings, length = labelling.settings, len(known.tokens)
     numbers = [
         row_uniforms(settings.seed, mix, row, length, settings.k + 1)
@@ -259,7 +259,7 @@ def _label_blocks(
 
 
 def _by_slot(blocks: Sequence[Seen]) -> Seen:
-    """All slots of some blocks, first slots first."""
+    """Concatenates the slots of blocks, ordered by slot: all first slots first."""
     slots = torch.cat([torch.arange(len(positions)) for positions, *_ in blocks])
     positions, states, acceptance = map(torch.cat, zip(*blocks, strict=True))
     order = slots.argsort(stable=True).to(states.device)
@@ -267,18 +267,19 @@ def _by_slot(blocks: Sequence[Seen]) -> Seen:
 
 
 def _survival(overlap: Tensor, target: Tensor) -> Tensor:
-    """P(the slot was accepted | its token was emitted) = min(1, draft / target) at that token.
+    """Returns P(slot accepted | token emitted) = min(1, draft / target) at the emitted token.
 
-    0 where the target would never have emitted it: nothing beyond is what decoding sees.
-    Shapes: [A, 1], [A, 1] -> [A].
+    0 if the target's probability of the token is 0: decoding would not see the later slots.
+    Shapes: overlap (the smaller of both probabilities) and target [A, 1] -> [A].
     """
     return torch.where(target > 0, overlap / target, 0.0).squeeze(-1)
 
 
 def draw_prefixes(numbers: np.ndarray, count: int | None, first: int = 0) -> list[int]:
-    """Prefix lengths at which blocks start, rising: all, or those of the `count` smallest numbers.
+    """Chooses the prefix lengths at which blocks start, ascending: all, or those of the `count`
+    smallest numbers.
 
-    first: 1 where no block starts before the target's first call. Shapes: numbers [L], one random
+    first: 1 if no block starts before the target's first call. Shapes: numbers [L], one random
     number for each prefix length 0..L-1.
     """
     if count is None or count >= len(numbers) - first:

@@ -1,7 +1,7 @@
-"""The hidden cache: hidden states at the positions in the loss, their labels, and batches of them.
+"""Storage of the hidden cache: hidden states at the positions in the loss, labels, and batches.
 
-A shard holds, for each mix, columns of the positions of `shard_rows` distilled rows: `hidden`
-[N, D], `acceptance` [N] (the label) and `positions` [N] (index in the output).
+A shard has for each mix the positions of `shard_rows` distilled rows as columns: `hidden` [N, D],
+`acceptance` [N] (the label) and `positions` [N] (index in the output).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class CacheManifest(DerivedManifest):
     )
 
     settings: CacheConfig
-    """What they left open is decided in the fields below."""
+    """Settings as given; the fields below have the values of those left open."""
     state: StateKind
-    """What the states are of: a token as it was drawn, a token at its own position, or a slot."""
+    """`drawn`: the state a token was drawn from; `token`: at the token's position; or `slot`."""
     drafter: ModelIdentity
     hidden_size: int
     sampling: dict[str, float]
-    """Temperature, top_k, top_p and, unless it is 0, min_p: the warping that the labels are for,
-    as heads record it."""
+    """The sampling settings of the labels: temperature, top_k, top_p and, unless 0, min_p; heads
+    record the same."""
     mixing: float | None
-    """r, the share of positions that keep the output's own token; for `token` states only."""
+    """r, the share of positions that keep the output's token; only for `token` states."""
     k: int | None
-    """Slots of a block; None for tokens."""
+    """Slots per block; None for tokens."""
     counts: tuple[int, ...] | None = None
-    """Positions in each mix; None until every shard is there."""
+    """Number of positions in each mix; None until all shards exist."""
     mean_acceptance: float | None = None
     """Mean label over all mixes."""
 
@@ -77,8 +77,8 @@ class Labelled:
 
 
 def write_states(path: Path, rows: Sequence[Sequence[Labelled]], manifest: CacheManifest) -> None:
-    """One shard, whole or not at all. rows: the mixes of each distilled row, none of a row without
-    positions. Raises ConfigError for states that are out of range."""
+    """Writes one shard atomically. rows: the mixes of each distilled row, an empty list for a row
+    without positions. Raises ConfigError if states overflow the dtype."""
     dtype, tensors = getattr(torch, manifest.settings.dtype), {}
     for mix in range(manifest.mixes):
         own = [mixes[mix] for mixes in rows if mixes]
@@ -97,7 +97,7 @@ def write_states(path: Path, rows: Sequence[Sequence[Labelled]], manifest: Cache
 
 
 def _stored(one: Labelled, dtype: torch.dtype) -> Tensor:
-    """A row's hidden states in the type of the file, on the CPU."""
+    """Converts a row's hidden states to the stored dtype, on the CPU. Raises ConfigError."""
     hidden = one.hidden.to(dtype)
     if not hidden.isfinite().all() or not one.acceptance.isfinite().all():
         raise ConfigError(
@@ -109,10 +109,10 @@ def _stored(one: Labelled, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadBatch(Batch):
-    """The drafted positions of some rows, one after the other; there is no padding."""
+    """The positions in the loss of several rows, concatenated without padding."""
 
     hidden: Tensor
-    """[N, D] the drafter's states, in the type they are stored in."""
+    """[N, D] the drafter's hidden states, in the stored dtype."""
     acceptance: Tensor
     """[N] label P of each position, float32."""
 
@@ -124,30 +124,30 @@ class HiddenCache(Dataset):
     manifest: CacheManifest
     mixes: Sequence[TensorRows]
     rows: np.ndarray
-    """Distilled rows with positions in some mix, by their index: the rows of the cache."""
+    """Indices of the distilled rows with positions in any mix: the rows of the cache."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[HeadBatch]:
-        """One whole batch of (epoch, row), in a list; epoch e reads mix e mod R."""
-        (epoch,) = {epoch for epoch, _ in keys}  # a batch never spans two
+        """Reads (epoch, row) keys as a list of one batch; epoch e reads mix e mod R."""
+        (epoch,) = {epoch for epoch, _ in keys}  # a batch never spans two epochs
         rows = sorted(row for _, row in keys)
         return [HeadBatch(*self.read(epoch % self.manifest.mixes, rows))]
 
     def read(self, mix: int, numbers: Sequence[int]) -> list[Tensor]:
-        """Hidden states [N, D] in the stored type and labels [N] float32 of some of `rows`."""
+        """Reads hidden states [N, D] in the stored dtype and labels [N] float32 of some `rows`."""
         return self.mixes[mix].read(self.rows[list(numbers)], "hidden", "acceptance")
 
     def lengths(self, mix: int | None = None) -> np.ndarray:
-        """Positions of each row in a mix; None: in that where it has most, so that no epoch's batch
-        is larger. Shapes: -> [rows]."""
+        """Returns the number of positions of each row in a mix; None: the maximum over all mixes,
+        which bounds the batches of every epoch. Shapes: -> [rows]."""
         mixes = self.mixes if mix is None else self.mixes[mix : mix + 1]
         return np.max([one.lengths[self.rows] for one in mixes], axis=0)
 
 
 def read_states(folder: Path, manifest: CacheManifest) -> list[TensorRows]:
-    """All mixes of a folder whose shards are all there. Raises ConfigError for a damaged shard and
+    """Opens all mixes of a folder with complete shards. Raises ConfigError for a damaged shard and
     for a mix without positions."""
     widths = {"hidden": (manifest.hidden_size,), "acceptance": (), "positions": ()}
     mixes = [open_tensors(folder, manifest, widths, f"{mix}.") for mix in range(manifest.mixes)]
@@ -161,7 +161,7 @@ def read_states(folder: Path, manifest: CacheManifest) -> list[TensorRows]:
 
 
 def open_cache(folder: Path) -> HiddenCache:
-    """A finished cache. Raises ConfigError if it is unfinished, empty or damaged."""
+    """Opens a finished cache. Raises ConfigError if it is unfinished, empty or damaged."""
     manifest = CacheManifest.read_finished(folder)
     mixes = read_states(folder, manifest)
     counts = tuple(int(rows.lengths.sum()) for rows in mixes)

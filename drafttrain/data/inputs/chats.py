@@ -1,8 +1,8 @@
-"""What a cell holds: a text, or a chat as a tokenizer's template takes it.
+"""Reading of table cells: plain texts, and chats for a tokenizer's chat template.
 
-Chats are lists of turns, {"role": ..., "content": ...} or ShareGPT's {"from": ..., "value": ...},
-with whatever else a turn has: names, tool calls, reasoning. An assistant's turn at the end is the
-reference, what comes before it is the prompt.
+Chats are lists of turns, {"role": ..., "content": ...} or ShareGPT's {"from": ..., "value": ...}.
+Other keys of a turn are kept: names, tool calls, reasoning. If the last turn is the assistant's, it
+is the reference, and the turns before it are the prompt.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from drafttrain.config.inputs import DataConfig
 
 CHAT = "chat"
-"""Column of the arguments of a chat template, as JSON."""
+"""Column with the arguments of the chat template, as JSON."""
 CHAT_SETTINGS = {"tools": list, "chat_template_kwargs": dict}
-"""Columns of a chat's row that its template gets too, and what they hold."""
+"""Further columns that are passed to the chat template, and their types."""
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 ROLES |= {"bard": "assistant", "model": "assistant", "function_call": "assistant"}
 ROLES |= {"observation": "tool", "function_response": "tool"}
-"""ShareGPT's names of roles, and the usual ones."""
+"""Standard role names by ShareGPT's names."""
 NO_USER = "no user turn, or one without text"
 
 
 class Refused(Exception):
-    """A row that cannot be used, or has no output: raised while it is read, kept in its place."""
+    """The reason why a row cannot be used or has no output; raised, or kept in the row's place."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -36,19 +36,19 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat that can be rendered."""
+    """A chat, ready to be rendered by a chat template."""
 
     source: str
     """The user's last turn."""
     template: str
     """Arguments of the chat template, as JSON."""
     answer: str | None
-    """The assistant's turn that ends it."""
+    """The assistant's turn at the end, if any: the reference."""
 
 
 def text_of(value: Any, blank: bool = False) -> str:
-    """The text of a cell, without a byte-order mark. blank: texts may be empty, and numbers are
-    texts. Raises Refused."""
+    """Returns the text of a cell without byte-order mark. blank: accept empty texts and convert
+    numbers to texts. Raises Refused."""
     if blank and isinstance(value, int | float):
         value = str(value)
     if value is None:
@@ -66,23 +66,22 @@ def text_of(value: Any, blank: bool = False) -> str:
 
 
 def reference_of(value: Any) -> str | None:
-    """The text of a reference, which may be empty, or the first of several; None for what is no
-    text."""
+    """Returns a reference text, which may be empty; of several, the first. None if not a text."""
     with suppress(Refused):
         return text_of(value[0] if isinstance(value, list) and value else value, blank=True)
     return None
 
 
 def is_chat(value: Any) -> bool:
-    """Whether a cell holds turns: objects with a role."""
+    """Whether a cell contains turns: objects with a role."""
     return isinstance(value, list) and any(
         isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in value
     )
 
 
 def read_chat(value: Any, row: Mapping[str, Any], config: DataConfig) -> Chat:
-    """The prompt of a chat, prefix and suffix around the user's last turn, and the tools and
-    template settings of its row. Raises Refused."""
+    """Reads a chat with its row's tools and template settings; adds prefix and suffix to the last
+    user turn. Raises Refused."""
     if not is_chat(value):
         raise Refused(NO_USER if value in (None, []) else "no turns of a chat, which others are")
     turns = [_read_turn(turn) for turn in value]
@@ -107,7 +106,7 @@ def read_chat(value: Any, row: Mapping[str, Any], config: DataConfig) -> Chat:
 
 
 def _read_turn(turn: Any) -> dict[str, Any]:
-    """A turn by the names that templates know, its parts joined by new lines (as vLLM does)."""
+    """Converts a turn to standard names and joins its parts with newlines (as vLLM does)."""
     if not isinstance(turn, dict):
         raise Refused(f"a turn is {turn!r:.60}, no object")
     sender = turn.get("from")
@@ -120,7 +119,7 @@ def _read_turn(turn: Any) -> dict[str, Any]:
     if content is not None:
         content = text_of(content, blank=True)
     found = {k: v for k, v in turn.items() if k not in ("from", "value") and v is not None}
-    found |= {"role": role, "content": content or ""}  # templates read it of tool calls too
+    found |= {"role": role, "content": content or ""}  # templates need `content` in tool calls too
     calls = from_json(found.get("tool_calls"))
     if isinstance(calls, list):
         found["tool_calls"] = [_with_arguments(call) for call in calls]
@@ -130,7 +129,7 @@ def _read_turn(turn: Any) -> dict[str, Any]:
 
 
 def _read_part(part: Any) -> str:
-    """A part of a content: its text."""
+    """Returns the text of one part of a turn's content. Raises Refused for other parts."""
     text = part.get("text") if isinstance(part, dict) else part
     if isinstance(text, str):
         return text
@@ -139,7 +138,7 @@ def _read_part(part: Any) -> str:
 
 
 def _with_arguments(call: Any) -> Any:
-    """A tool call whose arguments are an object, as templates expect; servers write JSON."""
+    """Parses a tool call's arguments: templates expect an object, servers write JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
@@ -147,7 +146,7 @@ def _with_arguments(call: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What a text of JSON holds; any other value as it is."""
+    """Parses a JSON text; returns any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:

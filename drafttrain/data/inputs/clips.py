@@ -1,9 +1,9 @@
-"""Recordings as inputs: rows of files, a folder, a jsonl of `file, text`, or a data set's audio;
-and the sources that a speech target's processor makes of them.
+"""Audio clips as inputs (files, a folder, a jsonl of `file, text`, or a data set's audio), and
+their features for a speech target.
 
-soundfile reads the clips, soxr resamples them to 16 kHz. A clip is decoded once when it is listed,
-which finds those that cannot be used before any model loads, and again when it is used; none is
-cut. Files that rows name must lie in the folder of the file that names them.
+soundfile reads the clips, soxr resamples them to 16 kHz. Clips are decoded once when they are
+listed, so that unusable ones are found before any model loads, and again when they are used. They
+are never truncated. Files named in rows must be in the folder of the file that names them.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget
 
 RATE = 16_000
-"""Samples per second that speech models read."""
+"""Sample rate of speech models in Hz."""
 LONGEST = 30.0
-"""Seconds that a speech model reads at once."""
+"""Maximal clip length in seconds."""
 SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".m4a", ".aac", ".wma")
-"""Of the files that are looked for in a folder."""
+"""Suffixes of audio files in a folder."""
 AUDIO = "audio"
-"""Column of rows that are clips: path or bytes."""
+"""Column of the clips: path or bytes."""
 SECONDS = "seconds"
-"""Column of their lengths."""
+"""Column of the clips' lengths."""
 DIGESTS = "sha256"
-"""Column of the SHA-256 of their files."""
+"""Column of the SHA-256 of the clips' files."""
 CLIP_COLUMNS = (AUDIO, "file")
-"""Columns that usually hold clips."""
+"""Usual names of columns with clips."""
 WRITTEN_COLUMNS = ("text", "sentence", "transcription", "transcript", *REFERENCE_COLUMNS)
-"""Columns that usually hold transcripts."""
+"""Usual names of columns with transcripts."""
 TEXT_ONLY = ("reference_path", "template", "prefix", "suffix", "chat")
-"""Settings of texts."""
+"""Settings that apply to texts only."""
 FEATURES = datasets.Features(
     **TEXT_FEATURES,
     audio={"path": datasets.Value("string"), "bytes": datasets.Value("binary")},
@@ -69,7 +69,7 @@ FEATURES = datasets.Features(
 
 
 def find_files(path: Path) -> datasets.Dataset | None:
-    """Rows of the recordings that a path is, or has below it; None where there are none."""
+    """Returns the audio file at a path, or all below a folder, as rows; None if there are none."""
     folder, below = (path, path.rglob("*")) if path.is_dir() else (path.parent, [path])
     files = sorted(one.relative_to(folder) for one in below if one.suffix.lower() in SUFFIXES)
     if not files:
@@ -80,10 +80,10 @@ def find_files(path: Path) -> datasets.Dataset | None:
 def as_clips(
     rows: datasets.Dataset, numbers: Sequence[int], config: DataConfig
 ) -> datasets.Dataset:
-    """The numbered rows, their clips checked: `row`, `source` (the clip's name), `reference`,
-    `audio`, `seconds` and `sha256` (of the file), or `reason`, why a clip cannot be used.
+    """Checks the clips of the numbered rows; returns `row`, `source` (the clip's name),
+    `reference`, `audio`, `seconds` and `sha256` (of the file), or `reason` if a clip is unusable.
 
-    Raises ConfigError for settings of texts and columns that are not there.
+    Raises ConfigError for settings that apply to texts only and for missing columns.
     """
     check_unread(config, TEXT_ONLY, prefix="data.")
     for name, kind in rows.features.items():
@@ -123,7 +123,7 @@ def as_clips(
 
 
 def check_unread(settings: Config, names: Sequence[str], prefix: str = "") -> None:
-    """Refuse settings of texts that are given for a target that takes audio. Raises ConfigError."""
+    """Raises ConfigError if a setting for texts is given with a target that takes audio."""
     for name in names:
         value = getattr(settings, name)
         if value != type(settings).model_fields[name].default:
@@ -134,8 +134,8 @@ def check_unread(settings: Config, names: Sequence[str], prefix: str = "") -> No
 
 
 def find_clip(value: Any, row: int, folder: Path) -> tuple[str, dict[str, Any]]:
-    """A clip's name in messages, and its path or its bytes, from a cell: a file's name, or audio of
-    a data set. Raises ConfigError for anything else, and for files outside the folder."""
+    """Returns a clip's name for messages, and its path or bytes. The cell has a file name, or audio
+    of a data set. Raises ConfigError for other cells and for files outside the folder."""
     content = None
     if isinstance(value, Mapping):
         content, value = value.get("bytes"), value.get("path")
@@ -157,14 +157,14 @@ def find_clip(value: Any, row: int, folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def measure(name: str, audio: Mapping[str, Any]) -> tuple[float, str]:
-    """Seconds of a clip, and the SHA-256 of its file. Raises ConfigError as `decode`."""
+    """Returns a clip's length in seconds and its file's SHA-256. Raises as `decode` does."""
     samples, rate = decode(name, audio)
     content = Path(audio["path"]).read_bytes() if audio["bytes"] is None else audio["bytes"]
     return len(samples) / rate, hashlib.sha256(content).hexdigest()
 
 
 def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
-    """A clip's samples, [T, channels] float32, and their rate.
+    """Returns a clip's samples, [T, channels] float32, and the sample rate in Hz.
 
     Raises ConfigError, naming the clip, for a file that soundfile cannot read, that is empty or
     damaged, or longer than 30 s.
@@ -194,9 +194,9 @@ def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
 
 
 def read_speech(row: Mapping[str, Any]) -> np.ndarray:
-    """A row of `as_clips` as a feature extractor reads it: [T] float32, one channel at 16 kHz.
+    """Reads a row of `as_clips` for a feature extractor: [T] float32, mono, at 16 kHz.
 
-    Raises ConfigError as `decode`.
+    Raises ConfigError as `decode` does.
     """
     samples, rate = decode(row["source"], row[AUDIO])
     samples = samples.mean(axis=1)
@@ -204,9 +204,9 @@ def read_speech(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def hear(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
-    """The log-mel features of a row of `as_clips`, and what the decoder starts from.
+    """Returns the source of a row of `as_clips`: log-mel features and decoder prefix.
 
-    Raises ConfigError for a clip that cannot be used any more.
+    Raises ConfigError for a clip that has become unusable.
     """
     assert target.processor is not None
     found = target.processor.feature_extractor(
@@ -216,14 +216,14 @@ def hear(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
 
 
 def given_outputs(sources: Sequence[Source]) -> BaseModelOutput:
-    """What the encoder made of sources that hold it, as Transformers takes it."""
+    """Returns the stored encoder states of sources as Transformers' encoder output."""
     return BaseModelOutput(last_hidden_state=torch.stack(given_encoding(sources)))
 
 
 @torch.inference_mode()
 def name_languages(model: PreTrainedModel, sources: Sequence[Source]) -> list[Source]:
-    """The same sources with whole prefixes: languages left open are named by the model, as its
-    `generate` does (`detect_language`). One more call of the decoder; sources are encoded."""
+    """Completes the prefixes of encoded sources: the model detects languages that are not set, as
+    its `generate` does (`detect_language`), in one additional decoder call."""
     if not any(source.chosen_from is not None for source in sources):
         return list(sources)
     named = model.detect_language(encoder_outputs=given_outputs(sources))
@@ -238,7 +238,7 @@ def name_languages(model: PreTrainedModel, sources: Sequence[Source]) -> list[So
 
 
 def library(name: str) -> ModuleType:
-    """A library of the extra `audio`. Raises ConfigError where it is not installed."""
+    """Imports a library of the extra `audio`. Raises ConfigError if it cannot be loaded."""
     try:
         return import_module(name)
     except (ImportError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Inputs: any of the places people keep texts or chats in -> rows of (row, source, reference).
+"""Loading of inputs (texts, chats or audio clips) as rows of (row, source, reference).
 
-Read with `datasets`: a Hub name, a local file (json, jsonl, parquet, csv, tsv, txt, the text kinds
+Read with `datasets`: a Hub name, a local file (json, jsonl, parquet, csv, tsv, txt; all but parquet
 also .gz), two line-aligned files, a folder written by `save_to_disk`, or a folder of data files.
-For targets that hear: recordings, a folder of them, or rows that name or hold them.
+For targets that take audio: a clip, a folder of clips, or rows that name or contain clips.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from drafttrain.models.loading import check_target, load_tokenizer
 from drafttrain.models.speech import takes_audio
 
 TEXT_KINDS = (".json", ".jsonl", ".csv", ".tsv", ".txt")
-"""Suffixes of files of rows that are text; .gz may follow."""
+"""Suffixes of text files with rows; .gz may follow."""
 KINDS = (*TEXT_KINDS, ".parquet")
 LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError, zlib.error, csv.Error)
 LOADING_ERRORS += (datasets.exceptions.DatasetsError,)
 DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
-"""`data.` before a setting's name; messages are worded for the group that is called so."""
+"""Matches `data.` before a setting's name; messages replace it by the actual settings group."""
 SAVED = ("dataset_dict.json", "dataset_info.json")
-"""One of these lies in what `save_to_disk` wrote."""
+"""Files of which `save_to_disk` writes at least one."""
 LARGEST_FIELD = 2**31 - 1
-"""Characters of a field of a csv file."""
+"""Maximal number of characters of a csv field."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -47,11 +47,10 @@ def load_prompts(
     group: str = "data",
     texts: Sequence[str] | None = None,
 ) -> datasets.Dataset:
-    """`load_inputs` for a target: recordings where it takes audio, chats where its tokenizer has a
-    template for them. No weights are read.
+    """Loads the inputs of a target: clips if it takes audio, else texts or chats. Reads no weights.
 
-    texts: in place of what lies at config.path. Raises ConfigError as `load_inputs`, `check_target`
-    and `check_chats`, and for texts where the target takes audio.
+    texts: inputs to use instead of those at config.path. Raises ConfigError as `load_inputs`,
+    `check_target` and `check_chats` do, and for texts if the target takes audio.
     """
     settings = check_target(target)
     if texts is not None and takes_audio(settings):
@@ -71,15 +70,14 @@ def load_inputs(
     audio: bool = False,
     texts: Sequence[str] | None = None,
 ) -> datasets.Dataset:
-    """The inputs as rows of `row`, `source` and `reference` (None where there is none).
+    """Loads inputs as rows of `row`, `source`, `reference` (None if there is none) and `reason`.
 
-    audio: they are recordings, with more columns (`clips.as_clips`). texts: as in `load_prompts`.
-    `row` counts the records of the original file from 0; `skip` and `limit` do not
-    renumber. `source` has prefix and suffix applied. A row that cannot be used has no text, and
-    `reason` says why. Chats have a column `chat` too, and `source` is the user's last turn:
-    `tokens.tokenize_prompts` renders them. Raises ConfigError naming the field, the value and the
-    remedy, also where no row can be used; `group` is how the user calls these settings (held_out,
-    report_data).
+    audio: the inputs are clips, with more columns (`clips.as_clips`). texts: as in `load_prompts`.
+    `row` is the record's number in the original file, from 0, unchanged by `skip` and `limit`.
+    `source` includes prefix and suffix. An unusable row has an empty source, and `reason` states
+    why. Chats also have a column `chat`, and `source` is the last user turn;
+    `tokens.tokenize_prompts` renders them. Raises ConfigError with field, value and remedy, also if
+    no row is usable; `group` is the user's name of these settings (held_out, report_data).
     """
     path = Path(config.path)
     try:
@@ -147,15 +145,15 @@ def _load_rows(config: DataConfig, path: Path, audio: bool) -> datasets.Dataset:
 
 
 def _text_files(config: DataConfig) -> list[str]:
-    """The files of a folder's split, as `datasets` finds them, where all are text: rows of these
-    are read one by one. Empty for others."""
+    """Returns the files of a folder's split, found by `datasets`, if all are text files, whose rows
+    are read one by one; else an empty list."""
     builder = datasets.load_dataset_builder(config.path, config.config_name)
     files = [str(one) for one in (builder.config.data_files or {}).get(config.split, ())]
     return files if all(_kind_suffix(Path(one)) in TEXT_KINDS for one in files) else []
 
 
 def _load_aligned(config: DataConfig) -> datasets.Dataset:
-    """Two files of texts, a line a row: sources and references."""
+    """Loads sources and references from two line-aligned text files."""
     sources = _load_file(config.path, "data.path")
     references = _load_file(str(config.reference_path), "data.reference_path")
     if sources.column_names != ["text"] or references.column_names != ["text"]:
@@ -174,8 +172,8 @@ def _load_aligned(config: DataConfig) -> datasets.Dataset:
 
 
 def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
-    """One local file; a suffix that says nothing (train.en) is read as lines of text. Rows of JSON
-    and CSV are lines of JSON, each read for itself."""
+    """Loads one local file; unknown suffixes (train.en) are read as lines of text. Rows of JSON and
+    CSV become lines of JSON (column `LINE`), which are parsed one by one."""
     kind = _kind_suffix(Path(path))
     try:
         if kind == ".parquet":
@@ -186,7 +184,7 @@ def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
             lines = [json.dumps(one) for one in found]
             return datasets.Dataset.from_dict({LINE: lines})
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
-            if not file.read(1):  # `datasets` has no rows without an example
+            if not file.read(1):  # `datasets` needs at least one row
                 return datasets.Dataset.from_dict({"text": []})
         lines = datasets.load_dataset("text", data_files=path, split=split)
         if kind not in (".json", ".jsonl"):
@@ -200,7 +198,7 @@ def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
 
 
 def _read_objects(path: str, kind: str) -> list[Any] | None:
-    """The rows of a file that is read as a whole; None for .json that holds lines of JSON."""
+    """Reads the rows of a .json, .csv or .tsv file; None if .json has one object per line."""
     with (gzip.open if path.endswith(".gz") else open)(
         path, "rt", encoding="utf-8-sig", newline=""
     ) as file:
@@ -216,7 +214,7 @@ def _read_objects(path: str, kind: str) -> list[Any] | None:
 
 
 def _kind_suffix(path: Path) -> str:
-    """The suffix that tells the kind, .gz set aside."""
+    """Returns the lower-case suffix of a file, ignoring .gz."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 

@@ -1,8 +1,8 @@
-"""Rows of any data set -> rows of `row`, `source`, `reference`, `reason`, for chats `chat`.
+"""Conversion of data set rows to `row`, `source`, `reference`, `reason`, and `chat` for chats.
 
-Which columns hold inputs and references is found by their usual names or told by the settings. Each
-cell is read by itself: what it holds makes a text, a chat, or `reason`, why the row cannot be used.
-Rows with several questions (`turns`, as in Spec-Bench) give the first.
+The columns with inputs and references are set by the user or found by their usual names. Each cell
+is read individually, as a text or a chat; if that fails, `reason` states why the row is unusable.
+For rows with several questions (`turns`, as in Spec-Bench) the first one is used.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from drafttrain.data.inputs.chats import (
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 INPUT_COLUMNS = (*CHAT_COLUMNS, "source", "prompt", "text", "document", "turns")
 RIVALS = ("question", "instruction", "input", "query", "article", "content")
-"""Columns that may hold the inputs as well: one of them beside a usual one leaves it open."""
+"""Columns that may also have the inputs; with one of `INPUT_COLUMNS` the choice is ambiguous."""
 REFERENCE_COLUMNS = ("reference", "target", "response", "summary", "canonical_solution")
 LINE = "line of json"
-"""The only column of rows that are read from lines of JSON, one at a time."""
+"""The only column of rows that are lines of JSON, parsed one at a time."""
 REASON = "reason"
-"""Column that says why a row cannot be used; None where it can."""
+"""Column with the reason why a row is unusable; None if it is usable."""
 FEATURES = datasets.Features(
     row=datasets.Value("int64"),
     source=datasets.Value("string"),
@@ -46,16 +46,16 @@ FEATURES = datasets.Features(
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a data set that are read."""
+    """The input and reference columns of a data set."""
 
     input: str
     reference: str | None
     named: str
-    """What they are called in messages."""
+    """Description of the columns in messages."""
 
 
 def read_rows(batch: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any] | Refused]:
-    """The rows of a batch of columns, by the columns' names; of lines of JSON, what each holds."""
+    """Yields the rows of a batch of columns as dicts by column name; parses lines of JSON."""
     if LINE in batch:
         yield from map(_parse_line, batch[LINE])
         return
@@ -76,26 +76,26 @@ def _parse_line(line: str) -> dict[str, Any] | Refused:
 
 
 def _without_none(value: Any) -> Any:
-    """What Arrow adds where rows have different keys is taken out again."""
+    """Removes the None values that Arrow adds to objects for keys of other rows."""
     if isinstance(value, dict):
         return {k: _without_none(own) for k, own in value.items() if own is not None}
     return list(map(_without_none, value)) if isinstance(value, list) else value
 
 
 def shortened(text: str, most: int = 72) -> str:
-    """A text on one line, as far as it fits."""
+    """Puts a text on one line and truncates it to `most` characters."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def iterate_rows(rows: datasets.Dataset) -> Iterator[dict[str, Any] | Refused]:
-    """All rows in order, a batch in memory at a time."""
+    """Yields all rows in order, with one batch in memory at a time."""
     for batch in rows.iter(batch_size=1000):
         yield from read_rows(batch)
 
 
 def column_names(rows: datasets.Dataset, path: str) -> list[str]:
-    """Of lines of JSON those of all objects. Raises ConfigError where no line holds one."""
+    """Returns column names; of lines of JSON, all keys. Raises ConfigError if there are none."""
     if LINE not in rows.column_names:
         return list(_names(rows.features))
     read = (row for row in iterate_rows(rows) if isinstance(row, dict))
@@ -111,7 +111,7 @@ def column_names(rows: datasets.Dataset, path: str) -> list[str]:
 
 
 def _names(columns: Mapping[str, Any]) -> Iterator[str]:
-    """Columns, each with the fields of the objects in it: translation, translation.en, ..."""
+    """Yields column names and the fields of their objects: translation, translation.en, ..."""
     for name, held in columns.items():
         yield name
         fields = held.flatten() if isinstance(held, datasets.Translation) else held
@@ -120,7 +120,7 @@ def _names(columns: Mapping[str, Any]) -> Iterator[str]:
 
 
 def cell_of(row: Mapping[str, Any], column: str | None) -> Any:
-    """What a row has in a column, or in a field of it; None where it has nothing."""
+    """Returns a row's value in a column or in a field of it (`name.field`); None if missing."""
     if column is None or column in row:
         return row.get(column)
     name, _, field = column.partition(".")
@@ -131,9 +131,9 @@ def cell_of(row: Mapping[str, Any], column: str | None) -> Any:
 def as_inputs(
     rows: datasets.Dataset, numbers: Sequence[int], config: DataConfig
 ) -> datasets.Dataset:
-    """The chosen columns of the numbered rows, renamed; prefix and suffix applied.
+    """Converts the numbered rows to inputs, with prefix and suffix applied.
 
-    Raises ConfigError for columns that are not there.
+    Raises ConfigError for missing or ambiguous columns, and chat settings without chats.
     """
     rows = rows.select(numbers)
     columns = _choose_columns(rows, config)
@@ -171,8 +171,8 @@ def as_inputs(
 
 
 def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:
-    """What is read of a row as its input; a chat may be JSON in a text. Raises Refused for a row
-    that the template does not fit, and for a list of texts that are no turns."""
+    """Returns a row's input value; parses chats that are JSON text. Raises Refused if the template
+    does not fit the row, and for a list of several values that is not a chat."""
     if config.template is not None:
         return _fill(config.template, row)
     value = cell_of(row, columns.input)
@@ -191,7 +191,7 @@ def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:
 def as_input(
     row: dict[str, Any] | Refused, columns: Columns, config: DataConfig, chats: bool
 ) -> dict[str, Any]:
-    """The columns of one input: `source`, `reference`, `chat`, or why it cannot be used."""
+    """Returns the columns of one input: `source`, `reference`, `chat`, or `reason` if unusable."""
     found: dict[str, Any] = {"source": ""}
     try:
         if isinstance(row, Refused):
@@ -212,7 +212,7 @@ def as_input(
 
 
 def _fill(template: str, row: Mapping[str, Any]) -> str:
-    """The template with a row's values in it."""
+    """Fills the template with a row's values. Raises Refused if they do not fit."""
     there = {name: value for name, value in row.items() if value is not None}
     try:
         return template.format(**there)
@@ -225,7 +225,7 @@ def _fill(template: str, row: Mapping[str, Any]) -> str:
 
 
 def _choose_columns(rows: datasets.Dataset, config: DataConfig) -> Columns:
-    """The columns of inputs and references. Raises ConfigError for none, and for several."""
+    """Finds the input and reference columns. Raises ConfigError for none or several candidates."""
     names = column_names(rows, config.path)
     references = find_column(names, config, "reference_column", REFERENCE_COLUMNS)
     if config.template is not None:
@@ -254,8 +254,8 @@ def find_column(
     usual: Sequence[str],
     rivals: Iterable[str] = (),
 ) -> str | None:
-    """The column that a setting names, or the one of the usual names that is there. Raises
-    ConfigError for a name that is no column, and where there are two."""
+    """Returns the column that a setting names, else the one with a usual name, else None. Raises
+    ConfigError for an unknown column, and if several columns match."""
     named, there = getattr(config, field), ", ".join(names)
     if named is not None:
         if named not in names:
@@ -276,12 +276,12 @@ def find_column(
 
 
 def usable(rows: datasets.Dataset) -> datasets.Dataset:
-    """The rows of `load_inputs` that have no reason against them."""
+    """Selects the usable rows of `load_inputs`: those without a reason."""
     return rows.select([i for i, reason in enumerate(rows[REASON][:]) if reason is None])
 
 
 def check_some(rows: datasets.Dataset, path: str) -> None:
-    """Raises ConfigError where no row can be used."""
+    """Raises ConfigError if no row is usable."""
     reasons = rows[REASON][:]
     if None not in reasons:
         raise ConfigError(
@@ -291,6 +291,6 @@ def check_some(rows: datasets.Dataset, path: str) -> None:
 
 
 def describe_inputs(rows: datasets.Dataset) -> str:
-    """The columns that inputs were read from, and the first one that can be used, shortened."""
+    """Describes inputs: their number, columns, and the first usable source, shortened."""
     first = rows[rows[REASON][:].index(None)]["source"]
     return f"{len(rows):,} inputs of {rows.info.description}, the first: {shortened(first)!r}"

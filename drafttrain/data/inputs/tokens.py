@@ -1,9 +1,8 @@
-"""Inputs -> tokens, or why a row has none.
+"""Tokenisation of inputs, with a reason for each row that has no tokens.
 
-Encoder-decoder targets get what their tokenizer makes of a text, end of sentence included.
-Decoder-only targets go on with the prompt, so it keeps the tokens that the tokenizer puts before a
-text (BOS) and loses those it puts after it (EOS). Chats are rendered with the tokenizer's template,
-which writes all special tokens itself.
+Encoder-decoder targets get all tokens of a text, including EOS. Decoder-only targets continue the
+prompt, so special tokens before the text (BOS) are kept and those after it (EOS) removed. Chats are
+rendered with the tokenizer's chat template, which writes all special tokens itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from drafttrain.data.shards.writing import say
 
 TEMPLATE_ERRORS = (TemplateError, AttributeError, KeyError, IndexError, TypeError, ValueError)
 ROWS_NAMED = 20
-"""Most rows that are printed with a reason."""
+"""Maximal number of rows that are printed with a reason."""
 
 
 def tokenize_prompts(
@@ -34,12 +33,11 @@ def tokenize_prompts(
     limits: Mapping[str, int] | None = None,
     vocabulary: int | None = None,
 ) -> list[list[int] | Refused]:
-    """The tokens of every row of `load_inputs`; of chats, up to where the assistant is to speak.
+    """Tokenises every row of `load_inputs`; chats up to the start of the assistant's answer.
 
-    limits: the most tokens, by the reason for it. Refused for rows that cannot be used:
-    those that were refused when they were read, that the template refuses, that have no tokens,
-    more than a limit, or one of those that a tokenizer has beyond its model's vocabulary. Chats
-    need a template (`check_chats`).
+    limits: maximal numbers of tokens, by the reason for each. Returns Refused for unusable rows:
+    those refused when read or by the chat template, without tokens, with more tokens than a limit,
+    or with a token id beyond the model's vocabulary. Chats need a template (`check_chats`).
     """
     prompts: list[str | Refused]
     if chats := CHAT in rows.column_names:
@@ -75,8 +73,8 @@ def _checked(
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], decoder_only: bool
 ) -> list[list[int]]:
-    """The tokens of plain texts. Nothing is added to them but the tokenizer's special tokens; for
-    decoder-only targets without those after the text, and none at all where there is no text."""
+    """Tokenises plain texts with the tokenizer's special tokens. For decoder-only targets, special
+    tokens after the text are removed, and an empty text has no tokens at all."""
     if not texts:
         return []
     if not decoder_only:
@@ -92,8 +90,8 @@ def tokenize_texts(
 def check_chats(
     tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset, decoder_only: bool
 ) -> None:
-    """Chats need a decoder-only target whose tokenizer has a template, which reads the settings
-    given for it. Raises ConfigError."""
+    """Raises ConfigError if the target is not decoder-only, its tokenizer has no chat template, or
+    the template does not read a setting in chat_template_kwargs."""
     if not decoder_only:
         raise ConfigError(
             "the inputs are chats, but an encoder-decoder target needs one text a row: name its "
@@ -127,14 +125,14 @@ def _render(tokenizer: PreTrainedTokenizerBase, chat: str) -> str | Refused:
 
 
 def say_skipped(skipped: Mapping[int, str], rows: int) -> None:
-    """A line with the number of rows that are not used, and a line with the reason of each."""
+    """Prints the number of skipped rows and the reason of each, as `say_reasons` does."""
     if skipped:
         say(f"{len(skipped)} of {rows} rows are skipped:")
         say_reasons(skipped)
 
 
 def say_reasons(reasons: Mapping[int, str]) -> None:
-    """A line with the reason of each of these rows."""
+    """Prints one line per row with its reason, for at most ROWS_NAMED rows."""
     for row, reason in [*reasons.items()][:ROWS_NAMED]:
         say(f"  row {row}: {reason}")
     if len(reasons) > ROWS_NAMED:
