@@ -1,9 +1,8 @@
-"""The target's likeliest tokens at every token of its own outputs, computed once.
+"""Cache of the target's likeliest tokens at every token of its outputs.
 
-A run that reads them from a store calls the target once for each output, not in every epoch. A
-shard holds `tokens` [N, k], int32, the likeliest first, and `log_probs` [N, k], float32, or
-[N, k + 1] if there are more than k tokens: the last column is the log-probability of all others
-together.
+With the cache, a run calls the target once per output instead of in every epoch. A shard has
+`tokens` [N, k], int32, the likeliest first, and `log_probs` [N, k], float32, or [N, k + 1] if there
+are more than k tokens: the last column is the log-probability of all other tokens together.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from drafttrain.decoding.sampling import exact_enough, likeliest
 from drafttrain.models.loading import LoadedTarget
 
 SHARD_ROWS = 256
-"""Distilled rows of a shard."""
+"""Number of distilled rows per shard."""
 
 
 class TeacherManifest(DerivedManifest):
-    """Manifest of the likeliest tokens."""
+    """Manifest of a cache of the likeliest tokens."""
 
     COMMAND: ClassVar[str] = "recipes/train_causal_drafter.py"
     SETTING: ClassVar[str] = "distilled"
@@ -43,15 +42,15 @@ class TeacherManifest(DerivedManifest):
 
     shard_rows: int
     top_k: int
-    """k, or the number of draftable tokens if it is smaller."""
+    """k, at most the number of draftable tokens."""
     draftable: int
-    """Tokens that the drafter can draft, of which these are the likeliest."""
+    """Number of tokens that the drafter can draft; the likeliest are chosen from these."""
     draftable_sha256: str | None
-    """Of these tokens; None: all of the vocabulary."""
+    """Hash of the draftable tokens; None: the whole vocabulary."""
     counts: int | None = None
-    """Tokens of all outputs; None until every shard is there."""
+    """Tokens of all outputs; None until all shards exist."""
     top_k_share: float | None = None
-    """Mean probability of the k likeliest tokens together."""
+    """Mean total probability of the k likeliest tokens."""
 
     @property
     def widths(self) -> dict[str, tuple[int]]:
@@ -64,12 +63,12 @@ def training_examples(
     target: LoadedTarget,
     draftable: Tensor | None,
 ) -> Examples:
-    """Distilled rows; with teacher.kind=cached with the target's likeliest tokens, which are made
-    where they are missing, in a folder next to the rows.
+    """Returns the distilled rows as examples. With teacher.kind=cached they include the target's
+    likeliest tokens; missing ones are computed and stored in a folder next to the rows.
 
-    draftable [C]: as the drafter has it. Runs in every process of an `accelerate launch`. Raises
-    ConfigError, before anything is written, for a folder of other settings, another target or other
-    rows.
+    draftable [C]: the drafter's tokens; None for all. Runs in every process of an `accelerate
+    launch`. Raises ConfigError, before anything is written, if the folder was made with other
+    settings, another target or other rows.
     """
     if settings.teacher.kind == "online":
         return Examples(rows)
@@ -89,7 +88,7 @@ def training_examples(
 
 @dataclass(frozen=True)
 class TeacherCaching:
-    """A target that reads its own outputs, shard by shard."""
+    """The `Filling` of the teacher cache: runs the target on its outputs, shard by shard."""
 
     settings: CausalDrafterRecipe
     folder: Path
@@ -114,7 +113,7 @@ class TeacherCaching:
         )
 
     def write(self, manifest: TeacherManifest, shard: int, work: tqdm) -> None:
-        """Rows of like length together, in batches of as many tokens as in training."""
+        """Writes one shard, computed in batches of rows of similar length (train.batch_tokens)."""
         numbers, found = manifest.rows_of(shard), {}
         rows = zip(numbers, self.outputs.select(numbers), strict=True)
         rows = [ShardRow(n, row["source_ids"], row["target_ids"]) for n, row in rows]
@@ -132,7 +131,7 @@ class TeacherCaching:
         write_tensors(manifest.path(self.folder, shard), tensors)
 
     def complete(self, manifest: TeacherManifest) -> TeacherManifest:
-        """Counts the tokens, and the probability of the likeliest."""
+        """Counts the tokens and computes `top_k_share`."""
         rows = open_tensors(self.folder, manifest, manifest.widths)
         count = int(rows.lengths.sum())
         shares = [
@@ -150,9 +149,9 @@ class TeacherCaching:
 
 
 def top_rows(logits: Tensor, top_k: int, draftable: Tensor | None = None) -> TopRows:
-    """The likeliest tokens of each row, and the probability of all others together, if any.
+    """Returns the likeliest tokens of each row, with log-probabilities, and one for all others.
 
-    draftable [C]: the tokens that count. Probabilities are those of the whole row in any case.
+    draftable [C]: the tokens to choose from; the softmax is over the whole vocabulary in any case.
     Shapes: logits [T, V] -> tokens [T, k], log_probs [T, k] or [T, k + 1], k <= C.
     """
     log_probs = exact_enough(logits).log_softmax(-1)

@@ -1,6 +1,6 @@
-"""Distilled outputs on disk: Parquet shards and the manifest that accounts for them.
+"""Distilled outputs on disk: Parquet shards, and a manifest with their row counts.
 
-ok + skipped + error = rows. Pages of a shard carry checksums, so damaged rows are found.
+ok + skipped + error = rows. The pages of a shard have checksums, so damaged rows are detected.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ SCHEMA = pyarrow.schema(
 HEARD_SCHEMA = pyarrow.schema(
     [*SCHEMA, ("prefix_ids", pyarrow.list_(pyarrow.int32())), ("seconds", pyarrow.float32())]
 )
-"""Of shards whose inputs are clips."""
+"""Schema of shards whose inputs are audio clips."""
 
 
 WHICH_TARGET = frozenset(
     f"settings.target.{name}" for name in ("path", "revision", "device", "trust_remote_code")
 )
-"""Settings that say where a target lies and runs, which its weights are compared for."""
+"""Settings of a target's location and device; the hash of its weights is compared instead."""
 
 
 @dataclass(frozen=True)
@@ -55,47 +55,47 @@ class ShardRow:
     """One input row and its output."""
 
     row: int
-    """Number in the original file, from 0."""
+    """Row number in the original file, from 0."""
     source_ids: Sequence[int] = ()
-    """None of a clip, which is not copied."""
+    """Empty for a clip, which is not copied."""
     target_ids: Sequence[int] = ()
     """All tokens after the decoder start token, EOS included, no padding."""
     status: Literal["ok", "skipped", "error"] = "ok"
     reason: str = ""
-    """Why it was skipped or failed; for ok, whether the output was cut at max_new_tokens."""
+    """Why it was skipped or failed; for ok, `TRUNCATED` if the output was cut at max_new_tokens."""
     prefix_ids: Sequence[int] = ()
-    """Of a clip: what stands between the decoder start token and the output."""
+    """For a clip: tokens between the decoder start token and the output."""
     seconds: float | None = None
-    """Of a clip: its length."""
+    """For a clip: its length in seconds."""
     encoded: int = 0
-    """Of a clip: positions that the encoder gives it. Not stored."""
+    """For a clip: number of encoder positions. Not stored."""
     source: Source | None = None
-    """Of a clip: its features, while it is decoded. Not stored."""
+    """For a clip: its features while it is decoded. Not stored."""
 
     @property
     def length(self) -> int:
-        """Positions that it takes in a batch, as far as it is known."""
+        """Known number of positions in a batch: encoder positions, or source and output tokens."""
         return self.encoded or len(self.source_ids) + len(self.target_ids)
 
 
 class Counts(Config):
-    """The account: ok + skipped + error = rows of the manifest."""
+    """Row counts, ok + skipped + error = rows of the manifest, and token counts."""
 
     ok: int
     skipped: int
     error: int
     truncated: int
-    """Rows among ok whose output was cut at max_new_tokens."""
+    """Number of ok rows whose output was cut at max_new_tokens."""
     source_tokens: int
-    """Tokens of the ok rows' sources."""
+    """Source tokens of the ok rows."""
     target_tokens: int
-    """Tokens of the ok rows' outputs."""
+    """Output tokens of the ok rows."""
 
 
 class Manifest(ShardManifest):
-    """What was distilled from what, how, and whether it is finished.
+    """Manifest of a distillation: settings, hashes of target and inputs, and counts if finished.
 
-    Weights and texts are compared by content, not by path, and references are not distilled.
+    A resumed run compares weights and texts by content, not by path; references do not matter.
     """
 
     COMMAND: ClassVar[str] = "drafttrain distill"
@@ -111,22 +111,22 @@ class Manifest(ShardManifest):
 
     settings: DistillConfig
     backend: str
-    """What decoded: sampled rows are different samples from the same distribution by another."""
+    """The backend used; another one gives different samples from the same distribution."""
     served_model: str | None = None
-    """The name that a server has for the target."""
+    """The server's name for the target."""
     commit: str | None
-    """Commit hash on the Hub, where the target came from there."""
+    """Commit hash of a target from the Hub."""
     weights_sha256: str | None
-    """None where a server ran the target."""
+    """None if a server ran the target."""
     tokenizer_sha256: str
     generation_config: dict[str, Any]
-    """The target's own, without what the settings state."""
+    """The target's generation_config without the values that the settings determine."""
     inputs_sha256: str
-    """Of the row numbers and texts."""
+    """Hash of row numbers and inputs (`hash_inputs`)."""
     rows: int
     versions: dict[str, str]
     counts: Counts | None = None
-    """None until every shard is there."""
+    """None until all shards exist."""
 
     @property
     def shard_rows(self) -> int:
@@ -134,8 +134,8 @@ class Manifest(ShardManifest):
 
 
 class DerivedManifest(ShardManifest):
-    """Manifest of tensors computed from distilled outputs; these and models are compared by
-    content, not by path."""
+    """Manifest of tensors computed from distilled outputs; a resumed run compares outputs and
+    models by content, not by path."""
 
     VERB: ClassVar[str] = "cache"
     SUFFIX: ClassVar[str] = "safetensors"
@@ -143,19 +143,19 @@ class DerivedManifest(ShardManifest):
 
     target: ModelIdentity
     outputs_sha256: str
-    """Of the row numbers, sources and outputs."""
+    """Hash of row numbers, sources and outputs."""
     rows: int
-    """Distilled rows."""
+    """Number of distilled rows."""
     versions: dict[str, str]
 
 
 def used_versions() -> dict[str, str]:
-    """Of the libraries that computed what a folder holds."""
+    """Returns the versions of PyTorch and Transformers."""
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def derived_from(target: LoadedTarget, outputs: datasets.Dataset) -> dict[str, Any]:
-    """Fields of a `DerivedManifest`."""
+    """Returns the common fields of a `DerivedManifest`, computed from target and outputs."""
     digest = hashlib.sha256()
     for row in outputs:
         digest.update(f"{row['row']}\t{row['source_ids']}\t{row['target_ids']}\n".encode())
@@ -168,7 +168,7 @@ def derived_from(target: LoadedTarget, outputs: datasets.Dataset) -> dict[str, A
 
 
 def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
-    """One shard, whole or not at all."""
+    """Writes one shard atomically."""
     schema = HEARD_SCHEMA if any(row.seconds is not None for row in rows) else SCHEMA
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     table = pyarrow.table(columns, schema=schema)
@@ -177,7 +177,7 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
 
 
 def check_some(folder: Path, manifest: Manifest) -> None:
-    """Raises ConfigError for a finished folder in which no row has an output."""
+    """Raises ConfigError if no row of a finished folder has an output."""
     counts = manifest.counts
     if counts.ok == 0:
         raise ConfigError(
@@ -188,8 +188,8 @@ def check_some(folder: Path, manifest: Manifest) -> None:
 
 
 def load_distilled(folder: Path | str) -> datasets.Dataset:
-    """The ok rows of a finished folder: row, source_ids and target_ids; of clips prefix_ids and
-    seconds too. Raises ConfigError."""
+    """Loads the ok rows of a finished folder: row, source_ids and target_ids; for clips also
+    prefix_ids and seconds. Raises ConfigError for an unfinished, damaged or empty folder."""
     folder = Path(folder)
     manifest = Manifest.read_finished(folder)
     table = read_shards(folder, manifest)
@@ -205,7 +205,7 @@ def load_distilled(folder: Path | str) -> datasets.Dataset:
 
 
 def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
-    """The rows of all shards. Raises ConfigError if one is damaged or has other rows."""
+    """Reads all shards. Raises ConfigError if one is damaged or has a wrong number of rows."""
     tables = []
     for shard in range(manifest.shards):
         path, rows = manifest.path(folder, shard), len(manifest.rows_of(shard))
@@ -222,7 +222,7 @@ def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
 
 
 def count_rows(table: pyarrow.Table) -> Counts:
-    """The account of some rows."""
+    """Counts the rows of a table by status, and the tokens of the ok rows."""
     statuses = table["status"].to_pylist()
     ok = table.filter(compute.equal(table["status"], "ok"))
     source_tokens, target_tokens = (
@@ -240,8 +240,8 @@ def count_rows(table: pyarrow.Table) -> Counts:
 
 
 def input_keys(inputs: datasets.Dataset) -> list[str]:
-    """What tells the rows of `load_inputs` apart: their texts; of chats all that their template
-    gets, of clips the hashes of their files."""
+    """Returns what identifies each row of `load_inputs`: its text; for chats the arguments of the
+    chat template, for clips the hash of the file."""
     if DIGESTS in inputs.column_names:
         return inputs[DIGESTS][:]
     if CHAT in inputs.column_names:
@@ -250,7 +250,7 @@ def input_keys(inputs: datasets.Dataset) -> list[str]:
 
 
 def hash_inputs(inputs: datasets.Dataset) -> str:
-    """SHA-256 of the row numbers and `input_keys`, in order."""
+    """Returns the SHA-256 of the row numbers and `input_keys`, in order."""
     digest = hashlib.sha256()
     for row, text in zip(inputs["row"][:], input_keys(inputs), strict=True):
         digest.update(f"{row}\t{len(text)}\t{text}\n".encode())

@@ -1,13 +1,12 @@
-"""A folder of shards and the manifest that accounts for them; shards of tensors.
+"""A folder of shards with a manifest; shards of tensors.
 
-A file is written under a temporary name and renamed, so a file with its final name is whole. The
-manifest is written first, with `counts` empty, and completed when every shard is there. A folder is
-continued only with the settings it was begun with. The processes of a launch, on one machine or
+Files are written under a temporary name and renamed, so a file with its final name is complete. The
+manifest is written first, without `counts`, and completed when all shards exist. A folder can only
+be continued with the settings it was begun with. The processes of a launch, on one machine or
 several, divide the missing shards among themselves.
 
-A shard of tensors holds `lengths` [rows] and columns [N, ...], N the sum of the lengths. Several
-groups of these may share a shard; a group's name then stands before those of its tensors:
-`0.lengths`.
+A shard of tensors has `lengths` [rows] and columns [N, ...], N the sum of the lengths. A shard may
+have several groups of these; the group's name is then a prefix of its tensors' names: `0.lengths`.
 """
 
 from __future__ import annotations
@@ -41,33 +40,33 @@ from drafttrain.data.shards.writing import (
 
 MANIFEST = "manifest.json"
 REMEDY = "delete it and run the same command again: the other shards stay"
-"""For a shard that is damaged."""
+"""The remedy in messages about a damaged shard."""
 
 
 class ShardManifest(Config):
-    """What a folder was made from, with which settings, and whether it is finished.
+    """Base class for a folder's manifest: inputs, settings, and whether the folder is finished.
 
-    Each kind declares its fields, causes before what follows from them; all have `rows` (of the
-    input), `shard_rows` (rows per shard) and `counts` (None until every shard is there).
+    Subclasses declare the fields, causes before their effects, so that errors name the cause. All
+    have `rows` (of the input), `shard_rows` (rows per shard) and `counts` (None until complete).
     """
 
     COMMAND: ClassVar[str]
-    """What makes such a folder, as `drafttrain distill`."""
+    """Command that creates such a folder, e.g. `drafttrain distill`."""
     VERB: ClassVar[str]
-    """The same in a sentence: distil, cache."""
+    """Verb for the command in messages: distil, cache."""
     SUFFIX: ClassVar[str]
-    """Of the shards: parquet or safetensors."""
+    """Suffix of the shards: parquet or safetensors."""
     SETTING: ClassVar[str] = "out"
-    """The setting that names the folder."""
+    """Name of the setting for the folder."""
     MAY_DIFFER: ClassVar[frozenset[str]]
-    """Fields, and dotted fields of groups, that a resumed run may change."""
+    """Fields, with dotted names in groups, that a resumed run may change."""
 
     @property
     def shards(self) -> int:
         return -(-self.rows // self.shard_rows)
 
     def rows_of(self, shard: int) -> range:
-        """Numbers of a shard's rows, counted from 0; the last shard may have fewer."""
+        """Returns the row numbers of a shard, from 0; the last shard may have fewer rows."""
         return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.rows))
 
     @classmethod
@@ -75,16 +74,16 @@ class ShardManifest(Config):
         return folder / f"shard-{shard:05d}.{cls.SUFFIX}"
 
     def missing(self, folder: Path) -> list[int]:
-        """Shards still to be written."""
+        """Returns the numbers of the shards that do not exist yet."""
         return [n for n in range(self.shards) if not self.path(folder, n).is_file()]
 
     def finished(self, folder: Path) -> bool:
-        """Whether every shard is there and has been counted."""
+        """Whether all shards exist and are counted."""
         return self.counts is not None and not self.missing(folder)
 
     @classmethod
     def read(cls, folder: Path | str) -> Self:
-        """The manifest of a folder, finished or not. Raises ConfigError."""
+        """Reads the manifest of a folder, finished or not. Raises ConfigError."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise ConfigError(
@@ -101,7 +100,7 @@ class ShardManifest(Config):
 
     @classmethod
     def read_finished(cls, folder: Path | str) -> Self:
-        """The manifest of a folder whose shards are all there and counted. Raises ConfigError."""
+        """Reads the manifest of a finished folder. Raises ConfigError if it is unfinished."""
         manifest = cls.read(folder)
         if not manifest.finished(Path(folder)):
             there = manifest.shards - len(manifest.missing(Path(folder)))
@@ -115,7 +114,7 @@ class ShardManifest(Config):
         write_file(folder / MANIFEST, self.model_dump_json(indent=2) + "\n")
 
     def changed(self, wanted: Self) -> Iterator[tuple[str, Any, Any]]:
-        """What a resumed run must share but does not: as `differences`."""
+        """Yields fields that a resumed run must not change but does, as `differences` does."""
         both = (manifest.model_dump(mode="json") for manifest in (self, wanted))
         return differences(*both, self.MAY_DIFFER)
 
@@ -123,9 +122,9 @@ class ShardManifest(Config):
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str], group: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Settings that differ: dotted name, value before, value now.
+    """Yields the settings that differ: dotted name, value before, value now.
 
-    free: names that do not count, in whichever group or, dotted, in one of them.
+    free: names to ignore; a name without dots is ignored in every group.
     """
     for key in {**before, **now}:
         name, old, new = f"{group}{key}", before.get(key), now.get(key)
@@ -141,29 +140,29 @@ M = TypeVar("M", bound=ShardManifest)
 
 
 class Filling(Protocol[M]):
-    """What makes the shards of a folder."""
+    """The computation that fills a folder with shards."""
 
     kind: type[M]
 
     def describe(self) -> M:
-        """The manifest of a new folder. Called on the main process, under the lock."""
+        """Returns the manifest of a new folder. Called on the main process, under the lock."""
 
     def write(self, manifest: M, shard: int, work: tqdm) -> None:
-        """Make and write the shard of this number; report rows to `work` as they are done."""
+        """Computes and writes one shard; reports finished rows to `work`."""
 
     def complete(self, manifest: M) -> M:
-        """The manifest with its counts, once every shard is there."""
+        """Returns the manifest with its counts; called when all shards exist."""
 
     def report(self, manifest: M) -> None:
-        """Print the counts of a finished folder."""
+        """Prints the counts of a finished folder."""
 
 
 def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
     """Writes the missing shards and completes the manifest; returns it.
 
     Shards are divided among the processes by number, so their content does not depend on the number
-    of processes. A finished folder may be opened by several launches at once. Raises ConfigError,
-    before anything is written, for a folder begun with other settings, and Interrupted.
+    of processes. Several launches may open a finished folder at once. Raises ConfigError, before
+    anything is written, for a folder begun with other settings, and Interrupted on Ctrl-C.
     """
     kind = filling.kind
     done = (folder / MANIFEST).is_file() and kind.read(folder).finished(folder)
@@ -175,7 +174,7 @@ def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
         state.wait_for_everyone()
         manifest = kind.read(folder)
         missing = manifest.missing(folder)
-        state.wait_for_everyone()  # all have listed before anyone writes
+        state.wait_for_everyone()  # all list before any writes
         mine = missing[state.process_index :: state.num_processes]
         rows, began = sum(len(manifest.rows_of(shard)) for shard in mine), perf_counter()
         try:
@@ -202,9 +201,9 @@ def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
 
 
 def begin_folder(folder: Path, wanted: ShardManifest) -> None:
-    """Compares with what an earlier run began here, or begins; deletes what it half wrote.
+    """Writes a new folder's manifest, or checks an existing one; deletes half-written files.
 
-    Raises ConfigError.
+    Raises ConfigError for other settings and for shards without a manifest.
     """
     remove_leftovers(folder)
     if (folder / MANIFEST).is_file():
@@ -219,7 +218,7 @@ def begin_folder(folder: Path, wanted: ShardManifest) -> None:
 
 
 def check_same_settings(folder: Path, there: M, wanted: M) -> None:
-    """A folder is resumed only with the settings it was begun with. Raises ConfigError."""
+    """Raises ConfigError if a folder was begun with other settings."""
     for field, before, now in there.changed(wanted):
         other = ", another content" if field.endswith("sha256") else ""
         raise ConfigError(
@@ -230,30 +229,30 @@ def check_same_settings(folder: Path, there: M, wanted: M) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Shards need a folder. Raises ConfigError."""
+    """Raises ConfigError if the path is a file."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r} is a file; give a folder")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One shard, whole or not at all."""
+    """Writes one shard atomically."""
     with renamed_when_whole(path) as temporary:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary)
 
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows of all shards of a folder; their files are mapped into memory, not read."""
+    """Rows of all shards of a folder; the files are memory-mapped."""
 
     shards: Sequence[Mapping[str, Tensor]]
     """The columns of each shard."""
     lengths: np.ndarray
-    """[rows]"""
+    """[rows] number of elements of each row."""
     places: np.ndarray
-    """[rows, 2] shard of each row, and where its elements begin there."""
+    """[rows, 2] shard of each row, and index of its first element in that shard."""
 
     def read(self, rows: Sequence[int], *names: str) -> list[Tensor]:
-        """Columns of some rows, in the order given. Shapes: -> [N, ...] for each name."""
+        """Reads columns of some rows, in the given order. Shapes: -> [N, ...] for each name."""
         found = []
         for name in names:
             spans = [self.shards[0][name][:0]]
@@ -266,10 +265,10 @@ class TensorRows:
 def open_tensors(
     folder: Path, manifest: ShardManifest, widths: Mapping[str, tuple[int, ...]], group: str = ""
 ) -> TensorRows:
-    """The rows of a folder whose shards are all there.
+    """Opens the rows of a folder with complete shards.
 
-    widths: what a column's shape has after N. Raises ConfigError for a file that is damaged or of
-    another folder.
+    widths: shape of each column after its first dimension, N. Raises ConfigError for a file that is
+    damaged or has other shapes.
     """
     shards, lengths, places = [], [], []
     for shard in range(manifest.shards):

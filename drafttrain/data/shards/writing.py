@@ -1,4 +1,4 @@
-"""Several processes write shards into one folder: whole files, one owner, no half-written ones."""
+"""Safe writing to folders: atomic files, one writer per folder, clear errors for a full disk."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TEMPORARY = ".part"
 SAFETENSORS_TEMPORARY = ".tmp??????"
 LOCK = ".writing.lock"
 PATIENCE = timedelta(days=7)
-"""How long a process waits for the others' shards."""
+"""Maximal time that a process waits for the shards of the others."""
 NO_ROOM = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "a file is larger than this process may write (ulimit -f)",
 }
 BROKEN_OFF = ("inline_container.cc", "PytorchStreamWriter", "iostream error")
-"""What torch.save says when the system takes no more bytes."""
+"""Parts of the errors of torch.save when the system accepts no more bytes."""
 
 
 class DiskFull(OSError):
@@ -39,7 +39,7 @@ class DiskFull(OSError):
 
 
 def join_processes() -> PartialState:
-    """All processes of a launch. Raises ConfigError if each believes to be alone."""
+    """Joins the processes of a launch. Raises ConfigError if Accelerate sees fewer."""
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != state.num_processes:
@@ -51,9 +51,10 @@ def join_processes() -> PartialState:
 
 
 def only_writer(folder: Path, setting: str = "out", name: str = LOCK) -> FileLock:
-    """A lock that the operating system drops when its holder dies. Raises ConfigError if held.
+    """Acquires the folder's write lock. Raises ConfigError if another process holds it.
 
-    setting: the one that names the folder. name: of the file that is locked.
+    The operating system releases it when the holder dies. setting: name of the folder's setting.
+    name: name of the lock file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / name)
@@ -69,7 +70,7 @@ def only_writer(folder: Path, setting: str = "out", name: str = LOCK) -> FileLoc
 
 @contextmanager
 def renamed_when_whole(path: Path) -> Iterator[Path]:
-    """A temporary path that gets its final name when the block ends well, else disappears."""
+    """Yields a temporary path; renames it to `path` if the block succeeds, else deletes it."""
     owner = f"{platform.node()}-{os.getpid()}"  # machines may share the folder
     temporary = path.with_name(f".{path.name}-{owner}{TEMPORARY}")
     try:
@@ -82,15 +83,15 @@ def renamed_when_whole(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file, and the folders above it, whole or not at all."""
+    """Writes a file atomically; creates its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with renamed_when_whole(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def complete_files(path: Path) -> None:
-    """Give a file, or all files of a folder, the umask's mode, and put them on the disk, before a
-    rename declares them complete. safetensors makes files for their owner alone."""
+    """Flushes a file, or all files of a folder, to disk before the final rename, and sets the mode
+    of the umask: safetensors creates files that only their owner can read."""
     mask = os.umask(0o077)
     os.umask(mask)
     for file in [path] if path.is_file() else path.rglob("*"):
@@ -101,8 +102,8 @@ def complete_files(path: Path) -> None:
 
 
 def check_writable(folder: Path, name: str) -> None:
-    """Raises ConfigError where no file can be made in a folder, or in the nearest one above it that
-    there is. name: the setting and its value."""
+    """Raises ConfigError if no file can be created in a folder or, if it does not exist, in its
+    nearest existing parent. name: the setting and its value, for the message."""
     nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):
@@ -116,9 +117,9 @@ def check_writable(folder: Path, name: str) -> None:
 
 @contextmanager
 def named_disk_errors(folder: Path) -> Iterator[None]:
-    """Whatever a library raises when the disk is full leaves as DiskFull, in one line.
+    """Converts the errors that libraries raise when the disk is full to DiskFull, in one line.
 
-    Only for writers of whole files: what lay in the folder before must still lie there.
+    Only for atomic writers: the message states that finished files are intact.
     """
     try:
         yield
@@ -137,9 +138,9 @@ def named_disk_errors(folder: Path) -> Iterator[None]:
 
 
 def _no_room(error: Exception) -> str | None:
-    """Why there was no room, or None if the error is another one.
+    """Returns why a file could not be written, or None for an unrelated error.
 
-    safetensors and tokenizers give the system's number in their text only, torch.save none at all.
+    safetensors and tokenizers have the errno only in their text, torch.save has none at all.
     """
     if isinstance(error, OSError):
         return NO_ROOM.get(error.errno or 0)
@@ -151,8 +152,8 @@ def _no_room(error: Exception) -> str | None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Deletes half-written files of a run that was killed, also those that safetensors makes next
-    to the file it writes, under names of its own. Only while no other run writes them."""
+    """Deletes half-written files of a killed run, including the temporary files of safetensors.
+    Must only be called while no other run writes to the folder."""
     for pattern in (f".*{TEMPORARY}", SAFETENSORS_TEMPORARY):
         for path in folder.glob(pattern):
             path.unlink()
