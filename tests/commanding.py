@@ -8,7 +8,7 @@ from drafttrain.cli import main
 
 
 def ended(*arguments: object) -> int:
-    """The exit code of `drafttrain` with these arguments."""
+    """Runs `drafttrain` with these arguments and returns its exit code."""
     with pytest.raises(SystemExit) as leaving:
         main([str(one) for one in arguments])
     return int(leaving.value.code or 0)

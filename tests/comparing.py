@@ -1,7 +1,7 @@
-"""When two models, or what they computed, are the same.
+"""Comparisons of models and of computed tensors.
 
-Weights are compared bit for bit. What is computed from them is compared up to rounding: another
-CPU, number of threads or place in memory adds up in another order.
+Weights are compared bit for bit, computed tensors up to rounding, because the order of additions
+depends on CPU, number of threads and memory alignment.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 def same_weights(
     one: nn.Module | Mapping[str, Tensor], other: nn.Module | Mapping[str, Tensor]
 ) -> bool:
-    """Whether two models, or two state dictionaries, are equal bit for bit."""
+    """Returns whether two models, or two state dictionaries, are equal bit for bit."""
     one, other = (m.state_dict() if isinstance(m, nn.Module) else m for m in (one, other))
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def same_but_undrafted(one: nn.Module, exported: nn.Module) -> bool:
-    """Whether an export has all weights of a language model but output rows of tokens that it does
-    not draft, which never win there: bit for bit."""
+    """Returns whether an exported language model has the same weights bit for bit, except the
+    output rows of tokens outside its draft vocabulary, which must differ."""
     own, out = one.state_dict(), exported.state_dict()
     few, name = one.config.draftable_tokens, "lm_head.weight"
     others = [row for row in range(len(own[name])) if row not in set(few)]
@@ -35,5 +35,5 @@ def same_but_undrafted(one: nn.Module, exported: nn.Module) -> bool:
 
 
 def close(seen: Tensor, expected: Tensor, precision: float = 1e-10) -> None:
-    """Fails, with the numbers, where two tensors are not equal up to `precision`."""
+    """Asserts that two tensors are equal up to `precision`, relative and absolute."""
     torch.testing.assert_close(seen, expected, rtol=precision, atol=precision)

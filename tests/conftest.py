@@ -16,7 +16,7 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Of programs that tests start, too: tests run on all cores, one process a core."""
+"""Also for programs that tests start: tests run on all cores, one process per core."""
 THREADS = int(os.environ["OMP_NUM_THREADS"])
 torch.set_num_threads(THREADS)
 
@@ -24,12 +24,12 @@ torch.set_num_threads(THREADS)
 TESTS = Path(__file__).parent
 END_TO_END = ("benchmarks", "commands", "faults", "recipes")
 END_TO_END += ("test_docs.py", "test_extending.py", "test_launch.py", "test_page_commands.py")
-"""Folders and files whose tests run commands, recipes, launches and pages from start to end."""
+"""Folders and files with end-to-end tests of commands, recipes, launches and documentation."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks end-to-end tests by their place. Tests marked gpu are skipped where there is none,
-    and say so."""
+    """Marks end-to-end tests by their folder or file. Skips tests marked gpu if there is no CUDA
+    device."""
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in END_TO_END:
             item.add_marker("end_to_end")
@@ -39,26 +39,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """As many threads after a test as before: a recipe takes what it may, in this process too."""
+    """Restores the number of threads after a test; a recipe run in this process changes it."""
     yield
     torch.set_num_threads(THREADS)
 
 
 @pytest.fixture
 def tiny_marian() -> PreTrainedModel:
-    """A random Marian model, float64, 40 tokens, pad = decoder start = 0, EOS 1."""
+    """A random Marian model: float64, 40 tokens, pad = decoder start = 0, EOS 1."""
     return tiny_model("marian")
 
 
 @pytest.fixture
 def tiny_target(tiny_marian: PreTrainedModel, tmp_path: Path) -> Path:
-    """A folder with the tiny Marian and a tokenizer over the words w4 ... w39."""
+    """A folder with the tiny Marian and a tokenizer for the words w4 ... w39."""
     return save_target(tiny_marian, tmp_path / "target")
 
 
 @pytest.fixture
 def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that a test module's `project` fixture made, to work in."""
+    """The folder of the test module's `project` fixture, as working directory."""
     monkeypatch.chdir(project)
     return project
 
@@ -74,6 +74,6 @@ def _refusal_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refusal_project(_refusal_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of tests/refusals.py, to work in."""
+    """The project folder of tests/refusals.py, as working directory."""
     monkeypatch.chdir(_refusal_root)
     return _refusal_root

@@ -1,4 +1,4 @@
-"""Wrong command lines: a folder of faulty inputs, and how a command or recipe ends on them."""
+"""A project folder with faulty inputs, and checks of how commands and recipes refuse them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
     )
 }
 LONG = {"max_position_embeddings": 256}
-"""Enough for the default of sampling.max_new_tokens."""
+"""Enough positions for the default of sampling.max_new_tokens."""
 LANGUAGE_MODEL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
 LANGUAGE_MODEL |= {"model_type": "llama", "num_attention_heads": 2}
 
 
 def make_project(root: Path) -> Path:
-    """Models, data, runs and recipes below `root`. The working directory must be `root`."""
+    """Makes models, data, runs and recipes in `root`, which must be the working directory."""
     target, small = (tiny_model(family, **LONG).float() for family in ("marian", "llama"))
     save_target(target, root / "target")
     save_target(tiny_model("marian", vocab_size=VOCAB + 8).float(), root / "wide")
@@ -90,7 +90,7 @@ def make_project(root: Path) -> Path:
 
 
 def _write_files(root: Path) -> None:
-    """Inputs, settings files and an earlier export."""
+    """Writes inputs, settings files and an earlier export."""
     rows = [{"source": "w5 w6 w7", "reference": "w8"}, {"source": "w9 w4", "reference": "w7 w6"}]
     lines = [json.dumps(row) for row in rows]
     entry = root / "exported" / CUSTOM_GENERATE / "generate.py"
@@ -109,7 +109,8 @@ def _write_files(root: Path) -> None:
 
 
 def _write_runs(root: Path, small: PreTrainedModel) -> None:
-    """A finished run and a begun one, a run of heads, distilled outputs, half of them, a cache."""
+    """Makes a finished and an unfinished run, a run of heads, finished and unfinished distilled
+    outputs, and a cache."""
     data = {"data": {"path": "texts.txt"}, "held_out": {"path": "rows.jsonl"}}
     save_run(Path("checkpoints/tiny"), Path("target"), Path("rows.jsonl"))
     shutil.copytree(root / "checkpoints/tiny", root / "begun")
@@ -141,17 +142,17 @@ def _write_runs(root: Path, small: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
     error: str
     loaded: tuple[str, ...]
-    """Classes of the models whose weights were read; heads are small and not counted."""
+    """Classes of the models whose weights were read, except acceptance heads, which are small."""
 
 
 def refuse(line: str) -> Refusal:
-    """Run a command line in this process. The working directory must be the project."""
+    """Runs a command line in this process. The working directory must be the project."""
     program, *arguments = shlex.split(line)
     out, error = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(error), isolated(), recorded() as loaded:
@@ -164,10 +165,10 @@ def refuse(line: str) -> Refusal:
 
 
 def check_refusal(project: Path, line: str, says: Sequence[str], weights: bool = False) -> None:
-    """Exit code 2, one line that holds all of `says`, nothing written, and weights left unread.
+    """Asserts exit code 2, one line that contains all of `says`, no files written and no weights
+    read.
 
-    With `weights`, they must have been read: without them the input cannot be told from a right
-    one.
+    weights=True: weights must have been read, because the error can only be found in them.
     """
     before = _contents(project)
     refusal = refuse(line)
@@ -182,7 +183,7 @@ def check_refusal(project: Path, line: str, says: Sequence[str], weights: bool =
 
 @contextmanager
 def recorded() -> Iterator[list[str]]:
-    """Names of the classes of models that `from_pretrained` is called for."""
+    """Records the class names of models that `from_pretrained` is called for."""
     names: list[str] = []
     original = PreTrainedModel.from_pretrained.__func__
 
@@ -197,7 +198,7 @@ def recorded() -> Iterator[list[str]]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """The Hub is not asked, standard input is empty, and there is no GPU."""
+    """Simulates a machine without Hub access, standard input and GPU."""
     with (
         mock.patch.object(torch.cuda, "device_count", lambda: 0),
         mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
@@ -208,6 +209,6 @@ def isolated() -> Iterator[None]:
 
 
 def _contents(root: Path) -> dict[str, tuple[int, int]]:
-    """Every file and folder below a root, with its size and the time of its last change."""
+    """Returns size and modification time of every file and folder below a root."""
     found = {path: path.stat() for path in root.rglob("*")}
     return {str(path): (facts.st_size, facts.st_mtime_ns) for path, facts in found.items()}

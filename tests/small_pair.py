@@ -1,4 +1,4 @@
-"""Small pairs on disk for whole commands: decoder-only with prompts; a run of a Spec-Drafter."""
+"""Small pairs on disk for whole commands: a decoder-only pair, and a run of a Spec-Drafter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAIR = ["--target", "llama", "--drafter", "small", "--data", "texts.txt"]
 
 
 def save_small_pair(root: Path) -> Path:
-    """Target, drafter, prompts to report on, and others to measure acceptance by rank on."""
+    """Saves target, drafter, prompts to report on, and others for acceptance by rank."""
     save_target(tiny_model("llama").float(), root / "llama")
     save_target(noisy_copy("llama", 0.5).float(), root / "small")
     (root / "texts.txt").write_text("w5 w6 w7\nw9 w4 w30\n")
@@ -27,7 +27,7 @@ def save_small_pair(root: Path) -> Path:
 
 
 def save_run(folder: Path, target: Path, held_out: Path | None = None) -> Path:
-    """A finished run: an untrained Spec-Drafter that starts from the tiny Marian at `target`."""
+    """Saves a finished run: an untrained Spec-Drafter initialised from the Marian at `target`."""
     save_spec_drafter(folder / "final", tiny_model("marian").float(), target)
     recipe = SpecDrafterRecipe(
         run=folder,
@@ -41,7 +41,7 @@ def save_run(folder: Path, target: Path, held_out: Path | None = None) -> Path:
 
 
 def read_trees() -> tuple[dict, list[dict]]:
-    """The report and the samples in trees.json."""
+    """Reads trees.json and its samples."""
     samples = Path("trees.samples.jsonl").read_text().splitlines()
     return json.loads(Path("trees.json").read_text()), [json.loads(line) for line in samples]
 

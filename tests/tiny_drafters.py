@@ -1,5 +1,5 @@
-"""Tiny drafters: Spec-Drafters of tiny targets, block heads, parallel drafters, and noisy copies of
-a target."""
+"""Tiny drafters: Spec-Drafters, block heads, parallel and state drafters, and noisy copies of a
+target."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from drafttrain.models.state_drafter import make_config as make_state_config
 from tests.tiny_models import VOCAB, tiny_model
 
 MASK = 3
-"""The token that stands for a mask."""
+"""The mask token."""
 
 
 def shared(family: str) -> PreTrainedModel:
-    """A tiny target whose encoder and decoder share their embeddings, with a head of its own."""
+    """Returns a tiny target whose encoder and decoder share embeddings, with a separate head."""
     return tiny_model(family, tie_word_embeddings=True)
 
 
@@ -35,7 +35,7 @@ def tiny_drafter(family: str = "marian", parts: str = "both", **settings) -> Spe
 
 
 def with_noise(drafter: SpecDrafter, noise: float = 0.02) -> SpecDrafter:
-    """As deep as its target, it is right about some tokens."""
+    """Adds noise to the weights; a drafter as deep as its target is then right on some tokens."""
     torch.manual_seed(0)
     for parameter in drafter.parameters():
         if parameter.requires_grad:
@@ -50,7 +50,8 @@ def drafter_of(
     draftable: Sequence[int] | None = None,
     **settings,
 ) -> SpecDrafter:
-    """A target's Spec-Drafter, in its type and in eval mode; its mask is a row of its own."""
+    """Returns a target's Spec-Drafter in the target's data type, in eval mode, with an embedding
+    row of its own for the mask."""
     settings = DrafterConfig(**{"k": 4, "previous_token_rank": 0} | settings)
     scale = projection_scale(target)
     config = make_config(target.config, settings, None, identity, scale)
@@ -69,7 +70,7 @@ def small_drafter(
     draftable: Sequence[int] | None = None,
     **shape,
 ) -> SpecDrafter:
-    """A Spec-Drafter of no target: a Marian that starts from token 0, of random weights."""
+    """Returns a Spec-Drafter without a target: a random Marian with decoder start token 0."""
     config = MarianConfig(
         vocab_size=vocabulary + 1,
         d_model=width,
@@ -93,14 +94,14 @@ def small_drafter(
 
 
 def collator(drafter: SpecDrafter, blocks: int) -> SlotCollator:
-    """What makes a Spec-Drafter's batches."""
+    """Returns the collator of a Spec-Drafter."""
     config = drafter.config
     start, pad = config.decoder_start_token_id, config.pad_token_id or 0
     return SlotCollator(drafter.shape, config.k, blocks, 0, start, pad)
 
 
 def block_heads(k: int = 4, std: float | None = 0.5, **settings) -> BlockHeads:
-    """Heads on a tiny model of width 16, random ones unless std is None."""
+    """Returns heads for a tiny model of width 16, with random weights unless std is None."""
     shape = {"hidden_size": 16, "ffn_size": 6, "vocab_size": VOCAB}
     torch.manual_seed(2)
     heads = BlockHeads(BlockHeadsConfig(k=k, **shape | settings)).double().eval()
@@ -112,15 +113,15 @@ def block_heads(k: int = 4, std: float | None = 0.5, **settings) -> BlockHeads:
 def parallel(
     family: str = "llama", k: int = 4, seed: int = 7, **changes: object
 ) -> ParallelDrafter:
-    """A drafter through masks whose rows depend much on what stands before them."""
+    """Returns a drafter with mask tokens whose logits depend strongly on the preceding tokens."""
     model = tiny_model(family, seed=seed, initializer_range=0.6, **changes)
-    model.lm_head.weight.data.normal_()  # an end is as likely as any other token
+    model.lm_head.weight.data.normal_()  # EOS is as likely as any other token
     model.config.pard_token, model.config.k = MASK, k
     return make_drafter(model)
 
 
 def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTrainedModel:
-    """A drafter that is right about some tokens: the target's weights with noise."""
+    """Returns a copy of the target with noisy weights, which is right on some tokens."""
     drafter = tiny_model(family)
     drafter.load_state_dict(model.state_dict())
     torch.manual_seed(1)
@@ -132,9 +133,9 @@ def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTraine
 def behind_states(
     target: PreTrainedModel, layers: Sequence[int], mode: str = "blocks", k: int = 4
 ) -> StateDrafter:
-    """Layers of a decoder-only target behind its states, with maps fitted along random texts.
+    """Returns a state drafter with layers of a decoder-only target, fitted on random texts.
 
-    mode: blocks, or linked: with previous-token features.
+    mode: blocks, or linked (with previous-token features).
     """
     rank = 5 if mode == "linked" else 0
     config = make_state_config(target.config, layers, (0, -1), k=k, previous_token_rank=rank)

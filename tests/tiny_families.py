@@ -43,12 +43,12 @@ FURTHER = {
 """Settings of a tiny model of each family."""
 SEQ2SEQ = ("m2m100", "blenderbot", "mt5", "umt5")
 TINY = (*CAUSAL_FAMILIES, *FAMILIES, *SPEECH_FAMILIES, *SEQ2SEQ)
-"""Families of `tiny_models.py` that take trees."""
+"""Families of `tiny_models.py` with tree attention."""
 SINGLE = ("Gemma2", "Mixtral", "Qwen2Moe", "GptOss")
 """Families that compute experts or attention in float32."""
 EAGER = ["Gemma2", "GptOss"]
 if Version(transformers.__version__) < Version("5.18"):
-    EAGER.append("umt5")  # its decoder looks ahead there under sdpa, and is refused
+    EAGER.append("umt5")  # its sdpa decoder is not causal there, and is refused
 ATTENTIONS = [
     (family, attention)
     for family in TINY
@@ -58,7 +58,7 @@ ATTENTIONS = [
 
 
 def any_family(name: str, **changes: object) -> PreTrainedModel:
-    """A random model of a family of `FURTHER` or `TINY`, whose rows differ."""
+    """Returns a random model of a family of `FURTHER` or `TINY` whose outputs vary."""
     if name not in FURTHER:
         model = tiny_seq2seq(name) if name in SEQ2SEQ else tiny_model(name, **changes)
     else:

@@ -1,4 +1,4 @@
-"""Tiny targets of many languages on disk, with tokenizers like NLLB's, M2M100's and mBART-50's."""
+"""Tiny multilingual targets on disk, with tokenizers like NLLB's, M2M100's and mBART-50's."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LANGUAGES = {
     "m2m100": ("en", "de"),
     "mbart50": ("en_XX", "de_DE"),
 }
-"""Of the inputs and of the outputs, as each kind calls them."""
+"""Source and target language, in the codes of each kind."""
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 PIECES = ["▁", "w", *"0123456789"]
 
 
 def language_tokenizer(kind: str, folder: Path) -> PreTrainedTokenizerBase:
-    """A tokenizer of the letters of `random_sentences`; it reads files in the folder."""
+    """Returns a character tokenizer for `random_sentences`; some kinds need files in `folder`."""
     if kind == "nllb":
         vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *PIECES])}
         return NllbTokenizer(vocab=vocabulary, merges=[])
@@ -54,7 +54,7 @@ def language_tokenizer(kind: str, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def save_language_target(kind: str, folder: Path) -> Path:
-    """A folder that `load_target` reads: a random model that starts from </s>."""
+    """Saves a target for `load_target`: a random model with decoder start token </s>."""
     folder.mkdir(parents=True)
     tokenizer = language_tokenizer(kind, folder)
     shape = BART_SHAPE | {"vocab_size": 300, "decoder_start_token_id": 2, "scale_embedding": True}
@@ -67,6 +67,6 @@ def save_language_target(kind: str, folder: Path) -> Path:
     torch.nn.init.normal_(model.get_output_embeddings().weight)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    file = folder / "tokenizer_config.json"  # the published ones name no language of sources
+    file = folder / "tokenizer_config.json"  # published ones name no source language
     file.write_text(json.dumps(json.loads(file.read_text()) | {"src_lang": None}))
     return folder

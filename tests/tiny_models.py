@@ -1,4 +1,4 @@
-"""Tiny random models in float64, one a family, that produce varied text."""
+"""Tiny random float64 models of each family that produce varied text."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ T5_SHAPE = SPECIAL | {
 }
 MEL_BINS, FRAMES = 4, 24
 START, LANGUAGES, TASKS, NO_TIMESTAMPS = 4, {"<|en|>": 5, "<|de|>": 6, "<|fr|>": 7}, (8, 9), 39
-"""Control tokens of the tiny multilingual Whisper; `transcribe` and `translate` are its tasks.
+"""Control tokens of the tiny multilingual Whisper; its tasks are `transcribe` and `translate`.
 
-`generate` takes tokens behind NO_TIMESTAMPS for times; there are none."""
+NO_TIMESTAMPS is the last token, because `generate` treats larger ids as timestamps."""
 WHISPER_SHAPE = SPECIAL | {
     "pad_token_id": EOS,
     "bos_token_id": EOS,
@@ -118,7 +118,7 @@ MULTILINGUAL = {
     "begin_suppress_tokens": [EOS, 12, 17],
     "return_timestamps": False,
 }
-"""generation_config of the tiny Whisper."""
+"""Values for the generation_config of the tiny Whisper."""
 CAUSAL_SHAPE = SPECIAL | {
     "bos_token_id": BOS,
     "hidden_size": 16,
@@ -147,12 +147,12 @@ FAMILIES = ("marian", "bart", "mbart", "pegasus", "t5", "flan-t5")
 
 
 def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel:
-    """A random model of a family, in eval mode. `changes` go into its configuration."""
+    """Returns a random model of a family in eval mode. changes: settings of its configuration."""
     kind, config_kind, settings = _shape(family)
     config: PretrainedConfig = config_kind(**(settings | changes))
     torch.manual_seed(seed)
     model = kind(config).double().eval()
-    # a head of its own: one tied to the embeddings makes random models repeat their last token
+    # a separate head: tied to the embeddings, random models would repeat their last token
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
     reads = model.get_decoder() if family in SPEECH_FAMILIES else model
@@ -162,25 +162,26 @@ def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel
     if family in SPEECH_FAMILIES:
         for name, value in MULTILINGUAL.items():
             setattr(model.generation_config, name, value)
-        model.generation_config._from_model_config = False  # it is kept when it is loaded again
+        model.generation_config._from_model_config = False  # kept when reloaded
         head.weight.data[EOS] *= 2.0  # some sequences end early
-        for layer in model.get_decoder().layers:  # so that clips are told apart
+        for layer in model.get_decoder().layers:  # outputs depend on the clip
             layer.encoder_attn.out_proj.weight.data *= 2.0
     if family in ("marian", "bart", "mbart", "pegasus"):
-        model.final_logits_bias.normal_(std=0.5)  # so that leaving it out is noticed
+        model.final_logits_bias.normal_(std=0.5)  # omitting it changes outputs
         model.final_logits_bias[0, EOS] += 2.0  # some sequences end early
     return model
 
 
 def with_a_token_to_spare(family: str) -> PreTrainedModel:
-    """A language model of three layers and one token more, which it never gives: for masks."""
+    """Returns a language model of three layers with an extra token for masks, which it never
+    generates."""
     model = tiny_model(family, num_hidden_layers=3, vocab_size=VOCAB + 1)
     model.generation_config.suppress_tokens = [VOCAB]
     return model
 
 
 def tiny_source(ids: Sequence[int] | torch.Tensor, model: PreTrainedModel) -> Source:
-    """A text of these tokens, or what stands for it for audio: features of its own."""
+    """Returns the source of these tokens; for speech models random features derived from them."""
     ids = torch.as_tensor(ids)
     if model.main_input_name != "input_features":
         return make_source(ids, model)
@@ -216,7 +217,7 @@ def _shape(family: str):
 
 
 def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedModel:
-    """A drafter that often agrees with its target."""
+    """Returns a noisy copy of a target, which often agrees with it."""
     torch.manual_seed(seed)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -226,7 +227,8 @@ def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedMode
 
 
 def tiny_t5gemma() -> PreTrainedModel:
-    """An encoder-decoder with a configuration for each of the two, and windows in some layers."""
+    """Returns an encoder-decoder with separate configurations of encoder and decoder, and sliding
+    windows in some layers."""
     part = CAUSAL_SHAPE | {"num_key_value_heads": 2, "head_dim": 4, "query_pre_attn_scalar": 4}
     part |= {"sliding_window": 4, "final_logit_softcapping": None}
     config = T5GemmaConfig(encoder=dict(part), decoder=dict(part), vocab_size=VOCAB)
@@ -238,7 +240,7 @@ def tiny_t5gemma() -> PreTrainedModel:
 
 
 def tiny_seq2seq(family: str) -> PreTrainedModel:
-    """Encoder-decoders beside those of `FAMILIES`."""
+    """Returns an encoder-decoder of a family that is not in `FAMILIES`."""
     if family == "t5gemma":
         return tiny_t5gemma()
     bart = BART_SHAPE | {"decoder_start_token_id": BOS, "tie_word_embeddings": True}

@@ -1,4 +1,4 @@
-"""A tiny Whisper on disk, and recordings of noise for it to hear."""
+"""A tiny Whisper on disk, and audio files with noise."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperToken
 from tests.tiny_models import MEL_BINS, VOCAB, tiny_model
 
 FRAMES_A_CLIP = 30
-"""One a second: features of so few frames are made of 30 s."""
+"""One frame per second: features always cover 30 s."""
 
 
 def save_whisper(folder: Path) -> Path:
-    """A folder that `load_target` reads: a multilingual Whisper of 40 tokens."""
+    """Saves a target for `load_target`: a multilingual Whisper of 40 tokens."""
     model = tiny_model("whisper", max_source_positions=FRAMES_A_CLIP // 2).float()
     model.save_pretrained(folder)
     words = {f"w{token}": token for token in range(VOCAB)} | {"<|endoftext|>": VOCAB}
@@ -27,13 +27,13 @@ def save_whisper(folder: Path) -> Path:
 
 
 def noise(seconds: float, rate: int = 16_000, seed: int = 0) -> np.ndarray:
-    """[T] float32, as loud as its number says."""
+    """Returns noise [T], float32, whose volume grows with the seed."""
     generator = np.random.default_rng(seed)
     return 0.02 * (1 + seed) * generator.standard_normal(int(seconds * rate)).astype(np.float32)
 
 
 def save_clips(folder: Path, count: int = 3) -> Path:
-    """Recordings in a folder, and a jsonl beside them that names them and what was said."""
+    """Saves audio files and clips.jsonl with their names and transcripts in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for number in range(count):

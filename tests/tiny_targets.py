@@ -1,4 +1,4 @@
-"""A tiny target on disk: a random model and a tokenizer over the words w4 ... w39."""
+"""A tiny target on disk: a random model and a tokenizer for the words w4 ... w39."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.tiny_models import BOS, EOS, PAD, UNK, VOCAB
 
 
 def tiny_tokenizer(shuffled: bool = False) -> PreTrainedTokenizerFast:
-    """One token a word, EOS at the end of every input; shuffled: w4 and w5 exchanged."""
+    """Returns a tokenizer with one token per word and EOS after every input. shuffled: w4 and w5
+    are exchanged."""
     words = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK, "<s>": BOS}
     words |= {f"w{token}": token for token in range(len(words), VOCAB)}
     if shuffled:
@@ -31,14 +32,14 @@ def tiny_tokenizer(shuffled: bool = False) -> PreTrainedTokenizerFast:
 
 
 def save_target(model: PreTrainedModel, folder: Path) -> Path:
-    """A folder that `load_target` reads."""
+    """Saves a target for `load_target`."""
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
 def random_sentences(count: int, longest: int = 9) -> list[str]:
-    """Sentences of the words that the tokenizer knows, of 1 to `longest` words."""
+    """Returns sentences of 1 to `longest` words that the tokenizer knows."""
     return [
         " ".join(f"w{4 + (7 * i + 11 * j * (i + 1)) % (VOCAB - 4)}" for j in range(1 + i % longest))
         for i in range(count)

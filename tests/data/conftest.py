@@ -1,4 +1,4 @@
-"""What tests of data share: each has a cache of its own."""
+"""Gives each test of data its own cache of the datasets library."""
 
 from __future__ import annotations
 

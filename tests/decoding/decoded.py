@@ -1,4 +1,4 @@
-"""Real models decoded: by generate, and by the one loop."""
+"""Decoding of Transformers models with `generate` and with the decoding loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDED = partial(sequence_randomness, 0)
 
 
 def drawn(seed: int = 0) -> SampledRandomness:
-    """The production generator."""
+    """Returns the random source used in production."""
     return SampledRandomness(torch.Generator().manual_seed(seed))
 
 
@@ -52,8 +52,8 @@ def generate(model: PreTrainedModel, sources: list[Source], max_new_tokens: int)
 
 
 def audio(model: PreTrainedModel, source: Source, max_new_tokens: int) -> list[int]:
-    """What a speech model's `generate` returns, which leaves prefix and EOS out: an output that is
-    shorter than it might be was ended by EOS."""
+    """Returns the output of a speech model's `generate`, which omits prefix and EOS; an output
+    shorter than the limit ended with EOS, which is added."""
     features = source.inputs["input_features"][None]
     [tokens] = model.generate(features, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens)
     ended = len(tokens) < max_new_tokens
@@ -68,8 +68,9 @@ def decoder_of(
     sampling: Sampling = GREEDY,
     randomness: Callable[[int], Randomness] = SEEDED,
 ) -> Decoder:
-    """target: a model of Transformers, or what has the calls of a `CachedModel`. stop: a fixed
-    length as a number. verifier: by default greedy match or rejection, as the sampling asks."""
+    """Returns a decoder. target: a Transformers model or an object with the methods of
+    `CachedModel`. stop: a policy or a fixed length. verifier: None selects greedy match or
+    rejection by the sampling."""
     target = CachedModel(target) if isinstance(target, PreTrainedModel) else target
     stop = FixedLength(stop) if isinstance(stop, int) else stop
     rule = verifier or (GreedyMatch() if sampling.greedy else RejectionSampling())

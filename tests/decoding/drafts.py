@@ -1,4 +1,4 @@
-"""Drafters that follow a script, so that tests know what they will be right about."""
+"""Drafters with scripted drafts, so that tests know which tokens are right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tiny_models import EOS, VOCAB
 
 
 class ScriptedDrafter:
-    """Proposes the block written down for the source and the length of the prefix; -1: no token."""
+    """Proposes the scripted block of the source and prefix length; -1 stands for no token."""
 
     provides = frozenset()
     requires = TargetRequirements()
@@ -41,7 +41,8 @@ class ScriptedSession:
 
 
 def noisy_blocks(tokens: Sequence[int], k: int, wrong: float, seed: int = 0) -> Tensor:
-    """Blocks at every prefix of an output, each token wrong with some probability. [L, k]."""
+    """Returns blocks [L, k] for every prefix of an output, replacing tokens at random with
+    probability `wrong`."""
     generator = torch.Generator().manual_seed(seed)
     padded = torch.tensor([*tokens, *[7] * k])
     blocks = torch.stack([padded[p : p + k] for p in range(len(tokens))])
@@ -52,7 +53,7 @@ def noisy_blocks(tokens: Sequence[int], k: int, wrong: float, seed: int = 0) -> 
 def half_right(
     sources: Sequence[Source], outputs: Sequence[Sequence[int]], k: int = 4, wrong: float = 0.5
 ) -> ScriptedDrafter:
-    """Drafts the known outputs of these sources, each token wrong with some probability."""
+    """Returns a drafter of the known outputs of these sources with tokens replaced at random."""
     return ScriptedDrafter(
         {
             tuple(source.input_ids.tolist()): noisy_blocks(output, k, wrong)
@@ -64,11 +65,12 @@ def half_right(
 def rounds_along(
     blocks: Tensor, output: Sequence[int], longest: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """What each round of greedy verification drafts and emits if its draft is a row of blocks.
+    """Yields the drafted and emitted tokens of each round of greedy verification whose draft at
+    prefix p is blocks[p].
 
-    A round at prefix p accepts the longest common beginning of blocks[p] and output[p:], and emits
-    one token more. Drafts leave room for that one below `longest`, and end before a token -1 and
-    after EOS. Shapes: blocks [P, k], P >= L, the length of the output with its EOS.
+    A round accepts the longest common prefix of blocks[p] and output[p:] and emits one more token,
+    for which drafts leave room below `longest`. Drafts end before a token -1 and after EOS. Shapes:
+    blocks [P, k], P >= L, the length of the output with its EOS.
     """
     start = 0
     while start < len(output):

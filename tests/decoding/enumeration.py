@@ -1,8 +1,8 @@
-"""Every outcome of production code with its probability: a `Randomness` that follows a script.
+"""Enumeration of all outcomes of production code and their probabilities.
 
 The code under test runs once for each sequence of random choices. A run follows its script, then
-takes the first possible choice everywhere and notes the others as scripts still to be run.
-Branches of probability zero are not visited.
+makes the first possible choice each time and records the others as scripts to run later. Branches
+of probability zero are not visited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 class EnumeratedRandomness:
-    """Makes the choices of a script; `probability` is that of all choices made."""
+    """A `Randomness` that follows a script; `probability` is that of all choices made."""
 
     def __init__(self, script: Sequence[int] = ()) -> None:
         self.probability = 1.0
@@ -72,7 +72,7 @@ class EnumeratedRandomness:
 
 
 def enumerate_law(run: Callable[[EnumeratedRandomness], Outcome]) -> dict[Outcome, float]:
-    """The exact law of what `run` returns, over all its random choices."""
+    """Returns the exact distribution of the result of `run`, over all its random choices."""
     law: dict[Outcome, float] = defaultdict(float)
     for outcome, probability in enumerate_outcomes(run):
         law[outcome] += probability
@@ -83,7 +83,7 @@ def enumerate_law(run: Callable[[EnumeratedRandomness], Outcome]) -> dict[Outcom
 def enumerate_outcomes(
     run: Callable[[EnumeratedRandomness], Outcome],
 ) -> Iterator[tuple[Outcome, float]]:
-    """Every run's result and probability; results may repeat."""
+    """Yields every run's result and probability; results may repeat."""
     scripts: list[list[int]] = [[]]
     while scripts:
         randomness = EnumeratedRandomness(scripts.pop())
@@ -93,7 +93,8 @@ def enumerate_outcomes(
 
 
 def alone_and_together(samplings: Mapping[str, Sampling]) -> list:
-    """Parameters (sampling, sequences): top-k, of few outcomes, with three, the others with one."""
+    """Returns test parameters (sampling, number of sequences): three for top-k, which has few
+    outcomes, one for the others."""
     return [
         pytest.param(one, 3 if name == "top-k" else 1, id=name) for name, one in samplings.items()
     ]
@@ -106,10 +107,10 @@ def enumerate_output(
     place: int = 0,
     batch_size: int | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """The exact law of the output of sources[place], which is decoded with the others.
+    """Returns the exact distribution of the output of sources[place], decoded in a batch.
 
-    These draw from streams of their own. batch_size: sequences at once; None: all.
-    decoder.randomness is replaced.
+    The other sources draw from their own random streams. batch_size: None decodes all together.
+    Replaces decoder.randomness.
     """
     size = batch_size or len(sources)
 
@@ -124,5 +125,5 @@ def enumerate_output(
 
 
 def total_variation(law: dict[Outcome, float], other: dict[Outcome, float]) -> float:
-    """Half the summed difference of two laws."""
+    """Returns the total variation distance of two distributions."""
     return 0.5 * sum(abs(law.get(x, 0.0) - other.get(x, 0.0)) for x in law.keys() | other.keys())

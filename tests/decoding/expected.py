@@ -1,4 +1,4 @@
-"""What expected laws are computed from, without production code."""
+"""Expected distributions, computed without production code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from drafttrain.decoding.types import Sampling
 
 
 def expected_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temperature, then top-k with ties, then the smallest set of mass top_p, then min_p.
+    """Applies temperature, then top-k with ties, then the smallest set of mass top_p, then min_p.
 
-    Temperature 0: all on the first arg-max. Shapes: [..., V] -> [..., V], float64.
+    Temperature 0 gives the point mass on the first arg-max. Shapes: [..., V] -> [..., V], float64.
     """
     rows = np.asarray(logits.tolist(), dtype=np.float64)
     return torch.from_numpy(np.apply_along_axis(_expected_row, -1, rows, sampling))
@@ -40,10 +40,10 @@ def _expected_row(row: np.ndarray, sampling: Sampling) -> np.ndarray:
 def chi_square(
     counts: Mapping[Hashable, int], law: Mapping[Hashable, float], least: float = 8.0
 ) -> float:
-    """Probability that samples of a law differ from it as much as these counts, or more.
+    """Returns the p-value of a chi-square test of counts against a distribution.
 
-    Outcomes that are expected fewer than `least` times count as one. An outcome outside the law
-    has probability 0 of coming.
+    Outcomes expected fewer than `least` times are pooled. The p-value is 0 if an outcome outside
+    the distribution occurred.
     """
     if not set(counts) <= set(law):
         return 0.0

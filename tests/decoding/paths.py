@@ -1,4 +1,4 @@
-"""Nodes and tokens from a root of a draft down to a node."""
+"""Paths of a draft tree from a root to a node, as nodes and as tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Path = tuple[int, ...]
 
 
 def nodes_to(parents: Tensor, node: int) -> list[int]:
-    """The nodes of the path that ends with this one; none for node -1."""
+    """Returns the nodes of the path that ends at this node; none for node -1."""
     nodes: list[int] = []
     while node >= 0:
         nodes, node = [node, *nodes], int(parents[node])
@@ -18,10 +18,10 @@ def nodes_to(parents: Tensor, node: int) -> list[int]:
 
 
 def tokens_to(draft: Proposal, node: int) -> Path:
-    """The tokens of the path that ends with this node; none for node -1."""
+    """Returns the tokens of the path that ends at this node; none for node -1."""
     return tuple(draft.tokens[nodes_to(draft.parents, node)].tolist())
 
 
 def paths_of(draft: Proposal) -> list[Path]:
-    """The tokens of the path to each node."""
+    """Returns the tokens of the path to each node."""
     return [tokens_to(draft, node) for node in range(len(draft.tokens))]

@@ -1,7 +1,7 @@
-"""A target and drafters on a vocabulary of three or four tokens, with laws known exactly.
+"""A target and drafters with three or four tokens, whose distributions are known exactly.
 
 `ToyTarget` has the interface of `CachedModel`; its logits are a random table over whole paths, so
-that a wrong row, path or rollback changes the law.
+a wrong row, path or rollback changes the output distribution.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 START, EOS = 0, 1
 TARGET_WIDTH = 3
-"""Numbers of a `ToyTarget`'s hidden state."""
+"""Size of a `ToyTarget`'s hidden state."""
 
 
 class OneByOne:
-    """Gives a model with the calls of `CachedModel` for one sequence those for several."""
+    """Adds the batched methods of `CachedModel` to a model that has those for one sequence."""
 
     requires = TargetRequirements()
-    """What it reads of the target, where it drafts for one."""
+    """The target's states that it reads when it drafts."""
 
     def encode_all(self, sources: Sequence[Any]) -> list[Any]:
         return [self.encode(source) for source in sources]
@@ -58,14 +58,15 @@ class OneByOne:
 
 
 class LogitsTable:
-    """Random logits for every path of tokens, the same on every call."""
+    """Random logits for every path of tokens, equal on every call."""
 
     def __init__(self, seed: int, vocabulary: int, excluded: float = 0.0) -> None:
         self._seed, self._vocabulary, self._excluded = seed, vocabulary, excluded
         self._rows: dict[tuple[int, ...], Tensor] = {}
 
     def __getitem__(self, path: Sequence[int]) -> Tensor:
-        """[V] logits after a path; each token but one is excluded with a set probability."""
+        """Returns logits [V] after a path; each token except one is excluded with a fixed
+        probability."""
         key = tuple(path)
         if key not in self._rows:
             generator = torch.Generator().manual_seed(hash((self._seed, *key)) % 2**31)
@@ -89,7 +90,7 @@ class ToyProcessors:
 
 
 class ToyState(list):
-    """The tokens in the cache."""
+    """The cached tokens of a sequence."""
 
     def __init__(self, source: Source) -> None:
         super().__init__()
@@ -97,9 +98,9 @@ class ToyState(list):
 
 
 class ToyTarget(OneByOne):
-    """Scores trees from a table. A state is the tokens that `keep` left in the cache.
+    """Scores trees from a table. A state holds the tokens that `keep` left in the cache.
 
-    Hidden states are of a table too, so that drafts depend on which one a drafter is shown.
+    Hidden states also come from a table, so drafts depend on which state a drafter reads.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class ToyTarget(OneByOne):
         self.eos_ids = frozenset([EOS])
 
     def check_tree_attention(self) -> None:
-        """Trees are scored."""
+        """Trees are supported."""
 
     def processors(self, sampling: Sampling) -> ToyProcessors:
         return ToyProcessors(*self.processed)
@@ -144,7 +145,7 @@ class ToyTarget(OneByOne):
                 paths.append([*paths[parent + 1], token])
             rows = [self.table[path] for path in paths]
             state += proposal.tokens.tolist()
-            state.append(-1 - len(proposal.tokens))  # how many of the last are drafts
+            state.append(-1 - len(proposal.tokens))  # encodes the number of draft tokens at the end
             hidden = torch.stack([self.hidden[path] for path in paths])
             scores.append(ForwardOutput(torch.stack(rows), hidden))
         return scores
@@ -158,10 +159,10 @@ class ToyTarget(OneByOne):
 
 
 class ToyModel(OneByOne):
-    """A decoder-only `CachedModel` for drafters: logits and states from tables of paths.
+    """A decoder-only `CachedModel` for drafters: logits and hidden states from tables of paths.
 
-    The state at a token depends on the whole path, the token included. A sequence's state is the
-    tokens that are cached, a column each.
+    The hidden state at a token depends on the whole path including the token. A sequence's cache
+    is a list of tokens, one per column.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class ToyModel(OneByOne):
         self.hidden = LogitsTable(seed + 1000, width)
 
     def check_tree_attention(self) -> None:
-        """Branches are taken."""
+        """Branches are supported."""
 
     def encode(self, source: Source) -> ToyColumns:
         return ToyColumns()
@@ -210,7 +211,7 @@ class ToyModel(OneByOne):
 
 
 class ToyColumns(list):
-    """Cached tokens, a column each."""
+    """Cached tokens, one per column."""
 
     has_branches = False
 
@@ -221,9 +222,9 @@ class ToyColumns(list):
 
 @dataclass
 class ToyDrafter:
-    """Independent rows for each slot, given the committed tokens: as a block drafter has them.
+    """Drafts like a block drafter: an independent row per slot, given the committed tokens.
 
-    point=True proposes each row's arg-max as a point mass instead of sampling it.
+    point=True proposes each row's arg-max as a point mass instead of sampling.
     """
 
     seed: int
@@ -269,7 +270,8 @@ class ToySession:
 def autoregressive_law(
     target: ToyTarget, sampling: Sampling, max_new_tokens: int
 ) -> dict[tuple[int, ...], float]:
-    """The law of plain sampling, from the table and Transformers' own processors and warpers."""
+    """Returns the output distribution of plain sampling, computed from the table with Transformers'
+    processors and warpers."""
     warpers = LogitsProcessorList(target.processed)
     if sampling.temperature != 1.0:
         warpers.append(TemperatureLogitsWarper(sampling.temperature))
@@ -302,10 +304,10 @@ def toy_source(*prefix: int) -> Source:
 
 
 def toy_prompt(*prefix: int) -> Source:
-    """The same for decoder-only models: the prompt is what they continue."""
+    """Returns the source of a decoder-only model, which continues the prompt."""
     return Source.of_text(torch.tensor([START, *prefix]), torch.tensor([START, *prefix]))
 
 
 def toys_together(make: Callable[..., Source], together: int) -> list[Source]:
-    """The toy source or prompt, and others with longer prefixes behind it."""
+    """Returns the toy source or prompt, followed by others with longer prefixes."""
     return [make(*[2] * length) for length in range(together)]

@@ -1,7 +1,7 @@
-"""A GPU that is only pretended: tensors on it have shapes and a device, but no numbers.
+"""A simulated GPU: its tensors have shapes and a device, but no values.
 
-Operations on tensors of two devices raise as on a real one. What would wait for the device (`item`,
-`tolist`, copies to the CPU) is counted, and gives zeros (and True).
+Operations that mix devices raise as on a real GPU. Device synchronisations (`item`, `tolist`,
+copies to the CPU) are counted and return zeros (`bool` returns True).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICE = "cuda"
 
 
 class OnTheDevice(TorchFunctionMode):
-    """Computes on CPU tensors as ever, and pretends to wherever the device has a part."""
+    """Computes normally on CPU tensors, and uses fake tensors for calls that involve the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ def _is_away(one: Any) -> bool:
 
 @dataclass
 class Waits:
-    """How often the CPU waited for the device."""
+    """Number of device synchronisations."""
 
     count: int = 0
 
 
 @contextlib.contextmanager
 def pretended_gpu() -> Iterator[Waits]:
-    """While it lasts, `moved` models run on the pretended device."""
+    """Simulates a GPU within the block, for models moved with `moved`; counts synchronisations."""
     waits = Waits()
 
     def zeros(tensor: Tensor) -> np.ndarray:
@@ -94,14 +94,14 @@ def pretended_gpu() -> Iterator[Waits]:
         for name, function in changed.items():
             stack.enter_context(_where_pretended(name, function))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", Tensor.tolist))
-        engine = "drafttrain.decoding.engine"  # models are not tried: there are no numbers
+        engine = "drafttrain.decoding.engine"  # no trial runs, as there are no values
         stack.enter_context(mock.patch(f"{engine}.cached_model.probe", lambda *_, **__: None))
         stack.enter_context(mock.patch(f"{engine}.teacher_forcing._try_projection", lambda _: 1.0))
         yield waits
 
 
 def _where_pretended(name: str, function: Any) -> Any:
-    """A method of tensors that is another one for those on the device."""
+    """Patches a tensor method with `function` for calls that involve fake tensors."""
     own = getattr(Tensor, name)
 
     def method(tensor: Tensor, *given: Any, **named: Any) -> Any:
@@ -113,7 +113,7 @@ def _where_pretended(name: str, function: Any) -> Any:
 
 
 def read(tensor: Tensor, key: Any) -> Tensor:
-    """tensor[key] by single operations: torch's own indexing asks the device itself."""
+    """Computes tensor[key] with basic operations, because torch's indexing accesses the device."""
     dim, gathered = 0, []
     keys = list(key) if isinstance(key, tuple) else [key]
     if Ellipsis in [one for one in keys if not isinstance(one, Tensor)]:
@@ -141,7 +141,7 @@ def read(tensor: Tensor, key: Any) -> Tensor:
 
 
 def write(tensor: Tensor, key: Any, value: Any) -> None:
-    """tensor[key] = value."""
+    """Assigns tensor[key] = value with basic operations."""
     keys = key if isinstance(key, tuple) else (key,)
     if not any(isinstance(one, Tensor) for one in keys):
         given = value if isinstance(value, Tensor) else torch.tensor(value)
@@ -153,7 +153,7 @@ def write(tensor: Tensor, key: Any, value: Any) -> None:
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """The model on the pretended device; only inside `pretended_gpu`."""
+    """Moves a model to the simulated device; only inside `pretended_gpu`."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

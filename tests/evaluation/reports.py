@@ -1,4 +1,4 @@
-"""Reports of batch sizes with figures written by hand."""
+"""Hand-written reports with several batch sizes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(name: str, k: int | None = None, **changes: object) -> Run:
 
 
 def batch_run(name: str, size: int, figures: tuple[float, ...], **changes: object) -> Run:
-    """figures: tokens per second, ms per token, speedup, and equal outputs where that is known."""
+    """figures: tokens per second, ms per token, speedup and, optionally, share of equal outputs."""
     names = ("tokens_per_second", "ms_per_token", "speedup", "identical")
     metrics = {name: estimate(value) for name, value in zip(names, figures, strict=False)}
     facts = {"batch_size": size, "metrics": metrics, "memory_bytes": size * 2_500_000}
@@ -49,7 +49,8 @@ def batch_run(name: str, size: int, figures: tuple[float, ...], **changes: objec
 
 
 def batched_report() -> Report:
-    """Two draft lengths beside plain decoding at batch sizes 1 and 8, assisted generation at 1."""
+    """Returns a report of plain decoding and two draft lengths at batch sizes 1 and 8, and assisted
+    generation at 1."""
     runs = [
         batch_run("plain", 1, (100, 10, 1.0)),
         batch_run("causal k=3 greedy", 1, (150, 6.5, 1.5), k=3),

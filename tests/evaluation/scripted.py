@@ -1,4 +1,4 @@
-"""Tiny pairs as `drafttrain eval` loads them, its inputs and settings."""
+"""Tiny pairs, inputs and settings as `drafttrain eval` loads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tiny_models import EOS, PAD, UNK, VOCAB
 
 
 def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
-    """The target's own greedy output."""
+    """Returns the target's greedy output."""
     prompt = Prompt(0, "", None, make_source(ids, model))
     sampling = SamplingConfig(max_new_tokens=max_new_tokens)
     [output] = decode_by(CachedModel(model), plain_method(sampling), sampling, [prompt])
@@ -29,7 +29,7 @@ def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) ->
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Words w2 .. w39 are tokens 2 .. 39."""
+    """Returns a tokenizer in which words w3 .. w39 are tokens 3 .. 39."""
     words = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK}
     words |= {f"w{i}": i for i in range(3, VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -40,20 +40,20 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def loaded(model: PreTrainedModel) -> Pair:
-    """The model as a target, without a drafter."""
+    """Returns a pair with the model as target and no drafter."""
     target = LoadedTarget(model=model, tokenizer=word_tokenizer(), path="models/tiny")
     return Pair(target, CachedModel(model), {}, {})
 
 
 def rows(texts: Sequence[str]) -> Dataset:
-    """Inputs without references."""
+    """Returns inputs without references."""
     missing = [None] * len(texts)
     columns = {"row": range(len(texts)), "source": texts, "reference": missing, "reason": missing}
     return Dataset.from_dict(columns)
 
 
 def options(temperature: float = 0.0, max_new_tokens: int = 12, seed: int = 0, **given: object):
-    """Settings of `drafttrain eval`."""
+    """Returns settings of `drafttrain eval`."""
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     given = {"data": DataConfig(path="data/tiny.txt")} | given
     return EvalConfig(decode=DecodeConfig(sampling=sampling), **given)

@@ -24,11 +24,12 @@ from tests.tiny_targets import tiny_tokenizer
 
 SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
 FEW = ([4, 9], [5, 7, 11], [22])
-"""Inputs of a quick check."""
+"""Inputs of a quick check of an export."""
 
 
 def noisy_copy(family: str, noise: float = 0.3) -> PreTrainedModel:
-    """The target of the family with noise in its output weights: often right, not always."""
+    """Returns the family's target with noise in its output weights, as a drafter that is often
+    right."""
     model = tiny_model(family)
     torch.manual_seed(17)
     model.lm_head.weight.data += noise * torch.randn_like(model.lm_head.weight)
@@ -42,7 +43,7 @@ def save_drafter(folder: Path, family: str = "llama", dtype: torch.dtype = torch
 
 
 def make_head(model: PreTrainedModel, depth: int = 1, **changes: object) -> AcceptanceHead:
-    """A random head whose predictions vary from token to token."""
+    """Returns a random head whose predictions vary between tokens."""
     settings = {
         "hidden_size": model.config.get_text_config(decoder=True).hidden_size,
         "depth": depth,
@@ -57,9 +58,9 @@ def make_head(model: PreTrainedModel, depth: int = 1, **changes: object) -> Acce
 
 
 def export_to(out: Path, **settings: object) -> Path:
-    """What `drafttrain export` does, without its report.
+    """Exports as `drafttrain export` does, without its report.
 
-    To be quick, it is reloaded in this process, and drafts for three inputs are compared.
+    For speed the export is reloaded in this process, and drafts are compared on three inputs only.
     """
     config = ExportConfig(out=out, **settings)
     parts = load_parts(config)
@@ -78,7 +79,7 @@ def export_to(out: Path, **settings: object) -> Path:
 def save_spec_drafter(
     folder: Path, target: PreTrainedModel, path: Path, k: int = 4, **shape: object
 ) -> Path:
-    """A Spec-Drafter that starts from the target, which lies at `path`."""
+    """Saves a Spec-Drafter initialised from the target, which is stored at `path`."""
     settings = DrafterConfig(k=k, decoder_layers=2, **shape)
     config = make_config(target.config, settings, 3, {"path": str(path)}, projection_scale(target))
     if reads_states(config):

@@ -1,4 +1,4 @@
-"""Runs that are killed, starved and damaged."""
+"""Runs that are killed, run out of disk space, or are damaged."""
 
 ENVIRONMENT = {
     "ACCELERATE_USE_CPU": "true",
@@ -6,5 +6,5 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
 }
-"""Of the process that starts the stages, before libraries are loaded. One thread: only then may it
-fork."""
+"""Environment of the process that starts the stages, set before libraries are loaded. Forking is
+safe only with one thread."""

@@ -1,12 +1,11 @@
-"""Break off small runs at random points and account for what is left.
+"""Interrupts small runs at random points and checks what they leave and how they resume.
 
     python -m tests.faults --kills 100 --terms 30 --seed 0
 
-Runs of distillation, caching, training and evaluation get kill -9 (or SIGTERM) after a random time,
-right before a random one of their file operations, or in the middle of a file, one to three times;
-then they are run to the end. Nothing may be lost or doubled, and the result must be that of an
-uninterrupted run, byte for byte (of an evaluation, all but its times). Exit code 1 if anything is
-otherwise.
+Runs of distillation, caching, training and evaluation get kill -9 (or SIGTERM) one to three times:
+after a random time, right before a random file operation, or in the middle of a file. Then they are
+run to the end. No row may be lost or duplicated, and the result must equal that of an uninterrupted
+run byte for byte (for an evaluation, except times). Exit code 1 if any check fails.
 """
 
 from __future__ import annotations

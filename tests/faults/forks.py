@@ -1,4 +1,4 @@
-"""Children of a process that has loaded the libraries once, to be killed at chosen points."""
+"""Child processes, forked after the libraries are loaded and killed at chosen points."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
-"""Audit events of Python's file operations, besides `open` for writing."""
+"""Audit events of Python's file operations, in addition to `open` for writing."""
 FORK = multiprocessing.get_context("fork")
 PATIENCE = 300.0
-"""Seconds after which a child hangs."""
+"""Seconds after which a child counts as hanging."""
 
 
 @dataclass(frozen=True)
 class Point:
     """When a child gets its signal: after some seconds, or right before its n-th file operation.
 
-    With `torn`, the system kills it (SIGXFSZ) in the middle of the next file after that operation,
-    once the file has that many bytes, whichever library writes it.
+    With `torn`, the system kills it (SIGXFSZ) after that operation, when a file that any library
+    writes reaches that many bytes.
     """
 
     seconds: float | None = None
@@ -44,17 +44,18 @@ class Ended:
     """How a child ended."""
 
     status: int
-    """Exit status, or minus the number of the signal that ended it."""
+    """Exit status, or the negative number of the signal that ended it."""
     seconds: float
     operations: int | None
-    """File operations that it made in its folder; None if it was killed."""
+    """Number of file operations in its folder; None if it was killed."""
     said: str
 
 
 def run_in_child(
     work: Callable[[], None], folder: Path, log: Path, point: Point | None = None, number: int = 9
 ) -> Ended:
-    """Run `work` in a forked child, in `folder`; send it a signal at the point, if there is one."""
+    """Runs `work` in a forked child with working directory `folder`; sends it signal `number` at
+    the point, if given."""
     counted = log.with_suffix(".operations")
     counted.unlink(missing_ok=True)
     log.write_text("")
@@ -74,7 +75,8 @@ def run_in_child(
 
 
 def call_in_child(function: Callable[[], Any], folder: Path) -> Any:
-    """The function's result (as JSON has it), computed in a child: this process stays as it is."""
+    """Computes a function in a child and returns its result through JSON; this process keeps its
+    state."""
     answer = folder / "answer.json"
 
     def work() -> None:
@@ -88,8 +90,8 @@ def call_in_child(function: Callable[[], Any], folder: Path) -> Any:
 def _live(
     work: Callable[[], None], folder: Path, log: Path, counted: Path, point: Point, number: int
 ) -> None:
-    """The life of a child."""
-    torn = point.torn is not None  # then a log would be torn as well
+    """Runs in the child."""
+    torn = point.torn is not None  # the limit on file size would also cut the log
     output = os.open(os.devnull if torn else log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -104,8 +106,8 @@ def _live(
 
 
 def _watch(folder: Path, point: Point, number: int) -> list[int]:
-    """Count this process's file operations in a folder; send itself a signal before the n-th."""
-    inside, seen = f"{folder.absolute()}{os.sep}", [0]  # not this harness' files beside it
+    """Counts this process's file operations in a folder; sends itself a signal before the n-th."""
+    inside, seen = f"{folder.absolute()}{os.sep}", [0]  # excludes the harness's files
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"

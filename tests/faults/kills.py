@@ -1,4 +1,4 @@
-"""Kill stages at random points, run them again to the end, and account for what came out."""
+"""Kills stages at random points, runs them again to the end and checks the results."""
 
 from __future__ import annotations
 
@@ -36,23 +36,25 @@ class Whole:
 
 @dataclass
 class Account:
-    """What came of the signals that a stage was sent."""
+    """Results of the signals sent to a stage."""
 
     signals: int = 0
     runs: int = 0
-    """Runs to the end, each after one signal or more."""
+    """Completed runs, each after one or more signals."""
     lost: int = 0
     doubled: int = 0
     identical: int = 0
-    """Finished folders that are those of the uninterrupted run, byte for byte."""
+    """Finished folders equal to those of the uninterrupted run, byte for byte."""
     wrong: list[str] = field(default_factory=list)
-    """Whatever may not be, in words."""
+    """Descriptions of the failed checks."""
 
 
 def prepare(base: Path, stages: Sequence[str]) -> dict[str, Whole]:
-    """Inputs in `base`, and each stage run once without interruption."""
+    """Makes the inputs in `base` and runs each stage once without interruption."""
     base.mkdir(parents=True, exist_ok=True)
-    datasets.config.HF_DATASETS_CACHE = base / "cache"  # its files are torn too, not the user's
+    datasets.config.HF_DATASETS_CACHE = (
+        base / "cache"
+    )  # not the user's cache: its files are cut too
     call_in_child(lambda: make_inputs(base), base)
     wholes = {}
     for stage in stages:
@@ -66,7 +68,8 @@ def prepare(base: Path, stages: Sequence[str]) -> dict[str, Whole]:
 
 
 def random_point(randomness: random.Random, whole: Whole, number: int) -> Point:
-    """By the clock, by the file operations, or (to kill) in the middle of a file: a third each."""
+    """Chooses a point by time, by file operation or, for kill -9, in the middle of a file, with
+    probability 1/3 each."""
     kind = randomness.choice(("clock", "operation", "torn"))
     if kind == "clock":
         return Point(seconds=randomness.uniform(0.0, whole.seconds))
@@ -79,9 +82,9 @@ def random_point(randomness: random.Random, whole: Whole, number: int) -> Point:
 def break_off(
     base: Path, wholes: dict[str, Whole], signals: int, number: int, seed: int
 ) -> Iterator[tuple[str, Account]]:
-    """Yields the stage, and the account of all stages' runs so far under its name, run by run.
+    """Yields after each run its stage and the account of that stage so far.
 
-    A run is broken off one to three times at random points, then finished.
+    A run is interrupted one to three times at random points, then finished.
     """
     randomness = random.Random(seed)
     accounts = {name: Account() for name in wholes}
@@ -94,7 +97,7 @@ def break_off(
         for _ in range(min(randomness.randint(1, 3), signals - sent)):
             point = random_point(randomness, wholes[name], number)
             if not _break_once(base, work, name, wholes[name], point, number, account):
-                break  # it was done before the signal came
+                break  # finished before the signal
             sent, account.signals = sent + 1, account.signals + 1
         finish(base, work, name, wholes[name], account)
         if not account.wrong:
@@ -106,7 +109,7 @@ def break_off(
 def _break_once(
     base: Path, work: Path, stage: str, whole: Whole, point: Point, number: int, account: Account
 ) -> bool:
-    """Send one run a signal. -> whether it came before the end."""
+    """Sends one run a signal and returns whether it came before the end."""
     ended = run_in_child(
         lambda: STAGES[stage](base), work, base / f"{work.name}.log", point, number
     )
@@ -115,7 +118,7 @@ def _break_once(
     wrong = call_in_child(lambda: damage(stage, work, whole.folder), base)
     if number == signal.SIGKILL and ended.status not in (-signal.SIGKILL, -signal.SIGXFSZ):
         wrong.append(f"ended by itself with {ended.status}: {ended.said[-500:]}")
-    if number == signal.SIGTERM and ended.status != -signal.SIGTERM:  # else: it had not begun
+    if number == signal.SIGTERM and ended.status != -signal.SIGTERM:  # else it had not begun
         line = (ended.said.strip().splitlines() or [""])[-1]
         stopped = re.search(r"stopped at step (\d+)", line)
         if ended.status != INTERRUPTED or not re.search("interrupted|run the same command", line):
@@ -127,7 +130,7 @@ def _break_once(
 
 
 def finish(base: Path, work: Path, stage: str, whole: Whole, account: Account) -> None:
-    """Run to the end and compare with the uninterrupted run."""
+    """Runs to the end and compares with the uninterrupted run."""
     ended = run_in_child(lambda: STAGES[stage](base), work, base / f"{work.name}.log")
     if ended.status != 0:
         account.wrong.append(f"{work.name}: {stage} again: {ended.said[-1000:]}")

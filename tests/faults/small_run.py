@@ -1,4 +1,4 @@
-"""A training run of six steps on a tiny drafter, to be damaged, stopped and starved."""
+"""A training run of six steps on a tiny drafter, for tests of damage, signals and full disks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ SETTINGS = SIX_STEPS.model_copy(update={"average": 2})
 
 
 def run_training(run: Path, stop_at_step_3: bool = False) -> dict[str, torch.Tensor]:
-    """Trains to the end, or sends itself SIGTERM in step 3. -> the final weights."""
+    """Trains to the end, or sends itself SIGTERM in step 3. Returns the final weights."""
     task = small_task(0.2, stop_at(3) if stop_at_step_3 else None)
     return train_small(task, SETTINGS, run)
 
 
 def stopped_run(run: Path) -> Path:
-    """A run with checkpoints of steps 2 and 3."""
+    """Makes a run with checkpoints of steps 2 and 3."""
     with pytest.raises(Interrupted, match="stopped at step 3 of 6; .*same command again"):
         run_training(run, stop_at_step_3=True)
     return run
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All files of a folder by their paths."""
+    """Returns the contents of all files of a folder by relative path."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}

@@ -1,4 +1,4 @@
-"""Small commands to be broken off, and what must hold of the folders that they leave."""
+"""Small commands to interrupt, and checks of the folders that they leave."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
 LIBRARIES = (hidden_cache, cli)
-"""Loaded before the children are forked, or each would load them again."""
+"""Loaded before children are forked, so that they need not load them again."""
 OWN = {"environment.json", ".writing.lock"}
-"""Files that differ from run to run: the command line, and locks."""
+"""Files that differ between runs: the command line and locks."""
 SENTENCES, HELD_OUT = 60, 10
 
 
@@ -37,8 +37,8 @@ STAGES: dict[str, Callable[[Path], None]] = {
         ["eval", f"--config={made}/eval.yaml", "--report=eval/report.json"]
     ),
 }
-"""Commands, each run in an empty folder and given that of the inputs. The last two use the results
-of the first two."""
+"""Commands by name, called with the folder of the inputs and run in an empty folder. The last two
+use the results of the first two."""
 SETTINGS = """
 distill:
   target: &target {path: MADE/target}
@@ -64,11 +64,11 @@ eval:
   data: {path: MADE/val.txt}
   decode: {drafter: MADE/whole/train/run/final, sampling: {max_new_tokens: 12}}
 """
-"""Of each stage; MADE: the folder of the inputs."""
+"""Settings of each stage; MADE stands for the folder of the inputs."""
 
 
 def make_inputs(folder: Path) -> None:
-    """Models, texts and settings of all stages."""
+    """Makes the models, texts and settings of all stages."""
     torch.set_num_threads(1)
     save_target(shared("marian"), folder / "target")
     tiny_model("marian", seed=9).save_pretrained(folder / "drafter")
@@ -78,10 +78,10 @@ def make_inputs(folder: Path) -> None:
 
 
 def contents(work: Path, name: str = "") -> dict[str, bytes]:
-    """All files of a stage (or of one of its folders) that belong to the result, by their paths.
+    """Returns all files of a stage (or of one of its folders) that belong to the result, by path.
 
-    Of the checkpoints the newest counts: a run that was asked to stop has one of that step in the
-    place of an older one.
+    Only the newest checkpoint counts, because a stopped run has a checkpoint of that step instead
+    of an older one.
     """
     older = checkpoint_folders(work / "run")[:-1]
     return {
@@ -95,7 +95,8 @@ def contents(work: Path, name: str = "") -> dict[str, bytes]:
 
 
 def content_of(path: Path) -> bytes:
-    """Of an evaluation without what depends on times: dates, fractions, and plots."""
+    """Returns a file's content; in an evaluation without parts that depend on time: dates,
+    fractions and plots."""
     content = path.read_bytes()
     if path.parent.name != "eval":
         return content
@@ -107,7 +108,7 @@ def content_of(path: Path) -> bytes:
 
 
 def lost_and_doubled(stage: str, work: Path) -> tuple[int, int]:
-    """Input rows that a finished stage has not, or has more than once."""
+    """Returns the numbers of input rows missing from and repeated in a finished stage."""
     folder = {"distil": "shards", "train": "run/distilled"}.get(stage)
     if folder is None:
         return 0, 0
@@ -117,17 +118,18 @@ def lost_and_doubled(stage: str, work: Path) -> tuple[int, int]:
 
 
 def differences(work: Path, whole: Path) -> list[str]:
-    """What a finished stage has otherwise than the uninterrupted one; nothing may be left over."""
+    """Returns the files that differ between a finished stage and the uninterrupted one, including
+    files that only one of them has."""
     found, expected = contents(work), contents(whole)
     names = sorted(found.keys() | expected.keys())
     return [name for name in names if found.get(name) != expected.get(name)]
 
 
 def damage(stage: str, work: Path, whole: Path) -> list[str]:
-    """What is wrong with the folder of a stage that was broken off: nothing may be.
+    """Checks the folder of an interrupted stage and returns what is wrong.
 
-    Whatever bears its final name is whole: shards and finished folders are those of the
-    uninterrupted run, byte for byte, and checkpoints are what their digests say.
+    Files under their final names must be complete: shards and finished folders equal those of the
+    uninterrupted run byte for byte, and checkpoints match their digests.
     """
     wrong = []
     for path in work.rglob("shard-*"):
@@ -154,6 +156,6 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def newest_step(work: Path) -> int:
-    """Steps of the newest checkpoint; 0 if there is none."""
+    """Returns the step of the newest checkpoint; 0 if there is none."""
     folders = checkpoint_folders(work / "run")
     return read_progress(folders[-1]).step if folders else 0

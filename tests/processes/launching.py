@@ -1,7 +1,7 @@
-"""Starts a recipe or a command in processes of its own, as torchrun and `accelerate launch` do.
+"""Starts a recipe or a command in separate processes, as torchrun and `accelerate launch` do.
 
-The processes are forked from one that has the imports done: all launches of a test process pay for
-them once.
+The processes are forked from a server that has done the imports once for all launches of a test
+process.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ FORKING.set_forkserver_preload(PRELOADED)
 
 @dataclass(frozen=True)
 class Launch:
-    """A program with its arguments, on one or more processes of this machine's CPU."""
+    """A program and its arguments, to run in one or more processes on the CPU."""
 
     program: str
-    """The file of a recipe, or drafttrain."""
+    """File name of a recipe, or drafttrain."""
     arguments: Sequence[str]
     log: Path
-    """What the processes print; lines are appended."""
+    """File to which the processes' output is appended."""
     processes: int = 1
     file: str | None = None
     """FSDP or DeepSpeed file of launch/."""
@@ -52,7 +52,7 @@ class Launch:
 
 
 def start(launch: Launch) -> list[multiprocessing.Process]:
-    """The processes, under way."""
+    """Starts the processes and returns them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,7 +65,7 @@ def start(launch: Launch) -> list[multiprocessing.Process]:
 
 
 def run(launch: Launch, patience: float = 300.0) -> str:
-    """What was printed into the log. Raises AssertionError with it if a process failed."""
+    """Runs a launch and returns its log. Raises AssertionError with the log if a process failed."""
     processes = start(launch)
     try:
         for process in processes:
@@ -79,9 +79,9 @@ def run(launch: Launch, patience: float = 300.0) -> str:
 
 
 def kill_nine_when(under_way: Callable[[], bool], launch: Launch, patience: float = 300.0) -> None:
-    """Starts a launch and kills all of it (kill -9) as soon as `under_way()` is true.
+    """Starts a launch and kills all its processes (kill -9) as soon as `under_way()` is true.
 
-    Raises AssertionError, with what was printed, if it ended by itself or was never under way.
+    Raises AssertionError with the log if the launch ended by itself or was never under way.
     """
     processes = start(launch)
     try:
@@ -99,8 +99,8 @@ def kill_nine_when(under_way: Callable[[], bool], launch: Launch, patience: floa
 
 
 def kill(processes: Sequence[multiprocessing.Process]) -> None:
-    """kill -9 for those that are still there, all before any is waited for: one that loses the
-    others fails by itself."""
+    """Kills the remaining processes (kill -9), all before waiting for any, because a process that
+    loses its peers fails by itself."""
     for process in processes:
         process.kill()
     for process in processes:
@@ -108,7 +108,7 @@ def kill(processes: Sequence[multiprocessing.Process]) -> None:
 
 
 def _be(launch: Launch, rank: int, port: int) -> None:
-    """One process of the launch, in the project's folder."""
+    """Runs one process of the launch in the project's folder."""
     os.chdir(ROOT)
     log = os.open(launch.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

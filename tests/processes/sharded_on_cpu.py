@@ -1,11 +1,11 @@
-"""Runs a recipe under an FSDP or DeepSpeed file of launch/ on CPU (gloo), for want of GPUs.
+"""Runs a recipe with an FSDP or DeepSpeed file of launch/ on the CPU (gloo), without GPUs.
 
     python -m torch.distributed.run --standalone --nproc_per_node 2 \\
         tests/processes/sharded_on_cpu.py launch/fsdp2.yaml recipes/train_spec_drafter.py ...
 
-Accelerate passes on to FSDP and DeepSpeed on accelerators only. This starts the processes with the
-environment that `accelerate launch --config_file FILE` gives them, joins them by gloo, and then
-lets Accelerate believe that it has found GPUs. Everything after that is as it is on GPUs.
+Accelerate uses FSDP and DeepSpeed only on accelerators. This program sets the environment of
+`accelerate launch --config_file FILE`, joins the processes by gloo, and then makes Accelerate
+assume that it found GPUs. Everything after that is as on GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 
 def launch_environment(file: str, *options: str) -> dict[str, str]:
-    """What `accelerate launch` would tell the processes that it starts."""
+    """Returns the environment that `accelerate launch` would set for its processes."""
     arguments = ["--config_file", file, "--main_process_port", "0", *options, "recipe.py"]
     given, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
     if given.use_deepspeed:
@@ -37,7 +37,7 @@ def main() -> None:
     os.environ.pop("ACCELERATE_USE_CPU", None)
     os.environ.update(launch_environment(file))
     state = PartialState(backend="gloo")
-    if state.distributed_type == DistributedType.NO:  # DeepSpeed is asked for before devices are
+    if state.distributed_type == DistributedType.NO:  # with DeepSpeed it is set already
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     sys.argv = [recipe, *arguments]
     runpy.run_path(recipe, run_name="__main__")

@@ -1,4 +1,4 @@
-"""Recipes run on the CPU, whatever the machine has."""
+"""Runs recipes on the CPU, even on a machine with GPUs."""
 
 from __future__ import annotations
 

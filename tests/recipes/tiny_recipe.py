@@ -1,4 +1,4 @@
-"""A recipe's settings on tiny texts, and how it is run in this process."""
+"""A recipe's settings on tiny texts, and functions that run recipes in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tiny_targets import random_sentences, save_target
 
 ONCE = ["decode.sampling.max_new_tokens=8"]
 QUICK = ["repeats=1", "warmup=0", "baselines=[]", *ONCE]
-"""Of `eval`: a measurement as short as can be."""
+"""Settings of `eval` for the shortest measurement."""
 
 
 def write_texts(folder: Path, rows: int, held_out_rows: int) -> None:
@@ -28,7 +28,7 @@ def write_texts(folder: Path, rows: int, held_out_rows: int) -> None:
 
 
 def write_recipe(folder: Path, rows: int, held_out_rows: int, **settings: Any) -> Path:
-    """recipe.yaml for the folder's target, on sentences to train and to validate on."""
+    """Writes recipe.yaml for the folder's target, with training and validation sentences."""
     write_texts(folder, rows, held_out_rows)
     places = {
         "run": str(folder / "run"),
@@ -42,8 +42,8 @@ def write_recipe(folder: Path, rows: int, held_out_rows: int, **settings: Any) -
 
 
 def language_project(folder: Path, **changes: dict[str, Any]) -> list[str]:
-    """A decoder-only target of four layers, 8 prompts and 3 held-out ones, and 6 steps with a
-    checkpoint every 2: arguments. changes: settings of groups."""
+    """Makes a decoder-only target of four layers, 8 prompts and 3 held-out prompts, and returns the
+    arguments of a run of 6 steps with a checkpoint every 2. changes: settings by group."""
     save_target(tiny_model("llama", num_hidden_layers=4).float(), folder / "target")
     settings = {
         "distill": {"sampling": {"max_new_tokens": 8}},
@@ -65,9 +65,10 @@ def exit_code(main: Callable[[list[str]], None], *arguments: str) -> int:
 def resumed_as_if_never_stopped(
     main: Callable[[list[str]], None], arguments: list[str], folder: Path, *models: str
 ) -> None:
-    """A run that stops after its first checkpoint, and goes on, ends with the bits of a whole one.
+    """Asserts that a run stopped after its first checkpoint and resumed ends with the same weights
+    bit for bit as an uninterrupted run.
 
-    arguments name FOLDER/run as the run. models: folders of the run to compare.
+    The arguments must name FOLDER/run as the run. models: folders of the run to compare.
     """
     assert exit_code(main, *arguments, f"run={folder / 'whole'}") == 0
     arguments = [*arguments, f"distilled={folder / 'whole' / 'distilled'}"]
@@ -102,7 +103,7 @@ def plans_and_writes_nothing(
 
 
 def forced_length(run: Path, *more: str) -> float:
-    """The mean acceptance length of a run's drafter by `eval --mode teacher-forced`."""
+    """Returns the mean acceptance length of a run's drafter from `eval --mode teacher-forced`."""
     report = run.parent / "forced.json"
     forced = [*ONCE, "--mode", "teacher-forced", "--report", str(report), *more]
     assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
@@ -111,9 +112,9 @@ def forced_length(run: Path, *more: str) -> float:
 
 
 def decodes_as_validated(run: Path, capsys: pytest.CaptureFixture) -> dict[str, Any]:
-    """`eval` decodes exactly what plain decoding does, with the acceptance length of validation,
-    teacher-forced too; `generate` likewise. -> the drafter's run in the report, and the last
-    validation."""
+    """Asserts that `eval` and `generate` give the outputs of plain decoding, and that `eval`, also
+    teacher-forced, gives the mean acceptance length of validation. Returns the drafter's run in the
+    report with the last validation."""
     log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
     others = [f"others={{start: {{drafter: {run / 'start'}}}, copied: {{drafter: max-gram}}}}"]

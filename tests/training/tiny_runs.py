@@ -1,4 +1,4 @@
-"""What tiny training runs are made of, and how they are stopped and read."""
+"""Tiny training runs: tasks, settings, how to stop them and how to read their logs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIX_STEPS = TrainConfig(
 def small_task(
     dropout: float = 0.0, validate: Callable[[object], dict[str, float]] | None = None
 ) -> Task:
-    """A small drafter to train on twelve sentences."""
+    """Returns the training of a small drafter on twelve sentences."""
     rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(12)]
     drafter = slot_drafter(dropout=dropout).float()
     lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in rows]) + 6
@@ -44,14 +44,14 @@ def small_task(
 
 
 def train_small(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
-    """Trains to the end. -> the final weights."""
+    """Trains to the end and returns the final weights."""
     run.mkdir(parents=True, exist_ok=True)
     train(make_accelerator(settings, run), task, settings, run)
     return {name: value.clone() for name, value in task.objective.model.state_dict().items()}
 
 
 def slot_drafter(**changes) -> SpecDrafter:
-    """The small drafter that is trained, on tokens below 20."""
+    """Returns the small drafter to train, with token ids below 20."""
     return small_drafter(20, 24, changes.pop("k", 4), decoder_layers=2, ffn=32, **changes)
 
 
@@ -70,7 +70,7 @@ def logged(run: Path, name: str) -> list[float]:
 
 
 def stop_at(step: int):
-    """A validation that sends SIGTERM to this process: the step is finished, then it leaves."""
+    """Returns a validation that sends SIGTERM to this process, which then stops after the step."""
 
     def validate(_) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGTERM)

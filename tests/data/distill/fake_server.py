@@ -1,4 +1,4 @@
-"""A tiny OpenAI-compatible server on loopback that answers well or badly."""
+"""A tiny OpenAI-compatible server on loopback, with faults on request."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ AT_ONCE = {"retry-after-ms": "1"}
 
 @dataclass
 class Fake:
-    """What it knows, and what it has been asked."""
+    """The server's answers and faults, and a record of its requests."""
 
     outputs: Mapping[tuple[int, ...], Sequence[int]]
-    """Of each prompt: the target's own tokens."""
+    """The target's output tokens by prompt."""
     tokenizer: PreTrainedTokenizerBase
     models: Any = ("tiny",)
     trouble: Callable[[int, tuple[int, ...]], Any] = lambda number, prompt: None
-    """From the number of a request and its prompt: None, (status, body, headers), or `cut`."""
+    """(request number, prompt) -> the fault: None, (status, body, headers), or `cut`."""
     prompts: list[tuple[int, ...]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     gone: bool = False
-    """Whether it hangs up on everyone."""
+    """Whether it closes every connection to /v1/models without an answer."""
     url: str = ""
     pause: float = 0.0
-    """Seconds that an answer takes."""
+    """Seconds before each answer."""
     at_once: int = 0
     most_at_once: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -106,11 +106,11 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(fake: Fake) -> Iterator[Fake]:
-    """The server on a free port, until the block ends."""
+    """Runs the server on a free port until the block ends."""
     handler = type("Own", (Handler,), {"fake": fake})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # connections that are dropped
+    server.handle_error = lambda *_: None  # dropped connections are no errors
     fake.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

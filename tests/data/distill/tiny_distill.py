@@ -1,4 +1,4 @@
-"""Settings that distil a tiny target, and the rows they leave."""
+"""Distillation settings for a tiny target, and readers of the written rows."""
 
 from __future__ import annotations
 

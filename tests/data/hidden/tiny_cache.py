@@ -1,4 +1,4 @@
-"""A tiny pair with distilled outputs, and what is cached of it."""
+"""A tiny pair with distilled outputs, and its cache of hidden states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODELS = {"marian": lambda seed: tiny_model("marian", seed=seed), "llama": tiny_
 
 
 def make_pair(folder: Path, family: str = "marian", sentences: int = 9) -> Path:
-    """Folders target, drafter and distilled: sampled outputs of the target."""
+    """Writes the folders target, drafter and distilled (sampled outputs of the target)."""
     target = save_target(MODELS[family](3), folder / "target")
     MODELS[family](9).save_pretrained(folder / "drafter")
     texts = folder / "texts.txt"
@@ -67,7 +67,7 @@ def settings(pair: Path, out: str = "out", **changes) -> CacheConfig:
 
 
 def columns(folder: Path, mix: int = 0) -> dict[str, torch.Tensor]:
-    """Of all shards; `rows` [N]: index of the distilled row that a position is of."""
+    """Reads the columns of all shards; adds `rows` [N], the distilled row of each position."""
     parts = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
     names = ("lengths", "hidden", "acceptance", "positions")
     found = {name: torch.cat([part[f"{mix}.{name}"] for part in parts]) for name in names}

@@ -1,4 +1,4 @@
-"""A Spec-Drafter for toy targets, in each of its conventions."""
+"""Spec-Drafters for toy targets, with each slot convention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONVENTIONS = {
 
 
 def excite(drafter: SpecDrafter) -> SpecDrafter:
-    """Random weights large enough that every slot says something else."""
+    """Sets random weights large enough that all slots have different outputs."""
     torch.manual_seed(5)
     for parameter in drafter.parameters():
         parameter.data.normal_(std=0.7)

@@ -1,4 +1,4 @@
-"""Drafters of which every question and answer can be looked at."""
+"""Wrapped drafters whose calls and results can be inspected."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 Watch = Callable[
     [DraftSession, Source, Tensor, TargetState | None, StopPolicy], BatchedSteps[Proposal]
 ]
-"""Is handed the session with what it is asked, and gives its answer."""
+"""(inner session, source, arguments of `propose`) -> the result of `propose`."""
 
 
 class Watched:
-    """A drafter that is asked through `watch`."""
+    """A drafter whose sessions call `watch` in place of `propose`."""
 
     def __init__(self, inner: Drafter, watch: Watch) -> None:
         self.inner, self.watch = inner, watch

@@ -1,4 +1,4 @@
-"""A model run afresh over a whole path, and caches compared with it."""
+"""Comparison of scores and caches with an uncached forward pass over the whole path."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.decoding.paths import nodes_to, tokens_to
 from tests.tiny_models import VOCAB, tiny_source
 
 LENGTHS = (3, 9, 1, 6)
-"""Of the sources of a batch."""
+"""Lengths of the sources of a batch."""
 TREE = Proposal(torch.tensor([8, 9, 8, 30, 11, 12, 13]), torch.tensor([-1, -1, 0, 0, 1, 3, 3]))
-"""Two roots; two children of the first, two of its second child; one child of the second root."""
+"""Two roots: the first has two children, the second of which has two; the second root has one."""
 
 
 def fresh(model: PreTrainedModel, source: Source, tokens: list[int]):
-    """The whole path through the model's own forward, without a cache from before."""
+    """Runs the model's own forward pass over the whole path, without an earlier cache."""
     inputs = {"input_ids": torch.tensor([tokens])}
     if model.config.is_encoder_decoder:
         own = {
@@ -48,7 +48,7 @@ def last_hidden(output) -> torch.Tensor:
 
 
 def precision_of(model: PreTrainedModel) -> float:
-    """Eager attention takes its softmax in float32, and GPT-J its scores."""
+    """Returns the tolerance; eager attention computes its softmax in float32, GPT-J its scores."""
     if model.dtype == torch.float32:
         return 1e-4
     config = model.config
@@ -57,20 +57,22 @@ def precision_of(model: PreTrainedModel) -> float:
 
 
 def drafts(generator: torch.Generator, trees: bool = True) -> list[Proposal]:
-    """Chains of several lengths, one of them empty, and a tree."""
+    """Returns chains of several lengths, one of them empty, and a tree."""
     chains = [torch.randint(4, VOCAB, (size,), generator=generator) for size in (4, 0, 2)]
     return [*map(Proposal.chain, chains), TREE if trees else Proposal.chain(TREE.tokens)]
 
 
 def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
-    """Drafts of a batch, of which a path or nothing is kept: each node's row and state, and each
-    sequence's cache, are those of a fresh forward of its own path."""
+    """Asserts over several rounds of a batch that each node's logits and hidden state, and each
+    sequence's cache after keeping a path or nothing, equal those of an uncached pass."""
     model, states = target.model, target.encode_all(sources)
     tokens = [source.prefix.tolist() for source in sources]
     generator, precision = torch.Generator().manual_seed(3), precision_of(model)
     for turn in range(4):
         proposals = drafts(generator, target.supports_tree_attention)
-        proposals = (proposals[turn:] + proposals[:turn])[: len(sources)]  # each gets each of them
+        proposals = (proposals[turn:] + proposals[:turn])[
+            : len(sources)
+        ]  # every sequence gets every draft once
         scores = target.score(states, [torch.tensor(own) for own in tokens], proposals)
         for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):
             count = len(proposal.tokens)
@@ -90,13 +92,13 @@ def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
 
 
 def close_rows(seen: Tensor, expected: Tensor, precision: float) -> None:
-    """Up to a part of the largest of them."""
+    """Asserts equality relative to the largest expected magnitude."""
     spread = expected.abs().max()
     close(seen / spread, expected / spread, precision)
 
 
 def close_caches(state: SequenceState, expected, precision: float = 1e-10) -> None:
-    """The keys and values of a sequence are those of a cache of Transformers."""
+    """Asserts that the keys and values of a sequence equal those of a Transformers cache."""
     own, across = expected, None
     if isinstance(expected, EncoderDecoderCache):
         own, across = expected.self_attention_cache, expected.cross_attention_cache
@@ -108,29 +110,29 @@ def close_caches(state: SequenceState, expected, precision: float = 1e-10) -> No
 
 def close_layer(seen: tuple[Tensor, Tensor], layer, precision: float) -> None:
     for part, wanted in zip(seen, (layer.keys, layer.values), strict=True):
-        if layer.is_sliding:  # Transformers keeps the columns of a window
+        if layer.is_sliding:  # Transformers keeps only the window's columns
             part = part[:, :, -wanted.shape[2] :]
         close(part, wanted, precision)
 
 
 def keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
-    """As Transformers holds them: two [1, heads, C, head_dim]."""
+    """Returns keys and values in Transformers' layout, [1, heads, C, head_dim] each."""
     return tuple(one[None] for one in state.columns.keys_values(layer, state.cached))
 
 
 def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
-    """As Transformers holds them: two [1, heads, S, head_dim]."""
+    """Returns cross-attention keys and values in Transformers' layout, [1, heads, S, head_dim]."""
     cache, row = state.columns.cache, state.columns.number
     length = cache.source_lengths[row]
     return tuple(held[row : row + 1, :, :length] for held in cache.cross_attention[layer])
 
 
 PATHS = [
-    [5, 9, 17],  # the prompt alone
-    [5, 9, 17, 8, 30, 21, 6],  # one more token than was drafted: all accepted, and a bonus
-    [5, 9, 17, 8, 30, 21, 6],  # nothing new
-    [5, 9, 17, 8, 11],  # some rejected
-    [5, 9, 17],  # back
-    [7, 9, 17, 22, 23],  # another text from the first token on
+    [5, 9, 17],  # only the prompt
+    [5, 9, 17, 8, 30, 21, 6],  # all draft tokens accepted, and a bonus token
+    [5, 9, 17, 8, 30, 21, 6],  # unchanged
+    [5, 9, 17, 8, 11],  # some tokens rejected
+    [5, 9, 17],  # back to the prompt
+    [7, 9, 17, 22, 23],  # differs from the first token on
     [7, 9, 17, 22, 23, *range(4, 34)],
 ]

@@ -1,4 +1,4 @@
-"""Trees grown on tables of logits, and their paths."""
+"""Trees grown from tables of logits, and their paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ START = (0,)
 
 
 def grow(tree: Tree, table: LogitsTable, levels: int) -> Proposal:
-    """Grow a tree on the rows of a table, as a session does."""
+    """Grows a tree from the rows of a table, as a session does."""
     fed = [-1]
     for _ in range(levels):
         paths = [(*START, *path_of(tree, node)) for node in fed]
