@@ -1,4 +1,4 @@
-"""E(A) against accepted tokens: hand-made rounds."""
+"""Expected acceptance E(A) compared with accepted tokens, on hand-made rounds."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from drafttrain.evaluation.bootstrap import draw_resamples
 
 
 def output_of(*rounds):
-    """(expected, accepted) of each round; the last token accepted is cut."""
+    """Returns an output with rounds (expected, accepted), whose last accepted token is cut."""
     played = [
         Round(0, range(9), range(accepted), range(accepted), depth=9, expected=expected, passes=9)
         for expected, accepted in rounds
@@ -46,4 +46,4 @@ def test_bins_hold_rounds_of_similar_expectation():
         (3, pytest.approx(6.5 / 3), pytest.approx(7 / 3)),
     ]
     low, high = found.bins[1].accepted.low, found.bins[1].accepted.high
-    assert (low, high) == (pytest.approx(1.0), pytest.approx(3.0))  # either prompt alone
+    assert (low, high) == (pytest.approx(1.0), pytest.approx(3.0))  # each prompt by itself

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_day.py, rehearsed on a CPU; what a stage measured outlives its end."""
+"""benchmarks/gpu_day.py, run on a CPU; the measurements of a failed stage are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_rehearsal_times_every_shape(tmp_path, monkeypatch):
 
 
 def test_a_stage_that_fails_or_is_cut_off_does_not_end_the_day(tmp_path, monkeypatch, capsys):
-    """Later stages run, and the failure stands in the results and in the table."""
+    """Later stages run, and results and table show the failure."""
 
     def start(name, given, limit, own=gpu_day.start_stage):
         other = argparse.Namespace(out=given.out, device="no-device", rehearse=False, multi30k=None)

@@ -1,4 +1,4 @@
-"""Tables of docs/results.md: they show their reports, and their settings can be decoded with."""
+"""The tables of docs/results.md show their reports, and their settings are valid for decoding."""
 
 from __future__ import annotations
 

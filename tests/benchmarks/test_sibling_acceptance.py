@@ -1,4 +1,4 @@
-"""Acceptance of the rules for siblings: against enumeration of verification, and by hand."""
+"""Acceptance of verifiers for siblings, compared with enumeration and computed by hand."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.decoding.enumeration import enumerate_law
 
 TARGET, DRAFT = (0.5, 0.15, 0.35), (0.2, 0.7, 0.1)
 APART = ((0.6, 0.4, 0.0), (0.0, 0.45, 0.55))
-"""Supports that do not contain each other."""
+"""Target and draft probabilities of which neither support contains the other."""
 SOLVER = 1e-9
-"""What the linear programme may be off by."""
+"""Tolerance of the linear programme."""
 
 
 def row(*probs: float) -> Tensor:
@@ -36,12 +36,12 @@ def row(*probs: float) -> Tensor:
 
 
 def bernoulli(p: float, q: float, siblings: int = 2) -> SiblingAcceptance:
-    """Draft Ber(p), target Ber(q)."""
+    """Returns the acceptance for draft Ber(p) and target Ber(q)."""
     return sibling_acceptance(row(1.0 - q, q), row(1.0 - p, p), siblings)
 
 
 def enumerated(verifier: Verifier, target: Tensor, draft: Tensor, siblings: int) -> float:
-    """Draws siblings as a drafter does, equal independent ones merged, and verifies the tree."""
+    """Enumerates drawing siblings as a drafter does (equal ones merged) and verifying the tree."""
 
     def accepted(randomness: Randomness) -> bool:
         left, drawn = draft.clone(), []
@@ -85,9 +85,10 @@ POINTS = [(0.5, 0.3), (0.5, 0.1), (0.3, 0.7), (0.9, 0.1), (0.99, 0.01), (0.4, 0.
 
 @pytest.mark.parametrize(("p", "q"), POINTS)
 def test_two_siblings_of_a_bernoulli_pair_by_hand(p: float, q: float) -> None:
-    """Say p > q, else swap the tokens. Multi-round: the first is 1 and rejected with p - q, the
-    target is then all 0, the second is 1 with p. Optimum: (1, 1) is drawn with p^2, and serves q of
-    it. K-SEQ: beta = q / gamma + 1 - p, and 1 - (1 - beta)^2 = gamma beta is 2 - beta = gamma."""
+    """Assume p > q, else swap the tokens. Multi-round: the first token is 1 and is rejected with
+    probability p - q; the residual target is then all on 0, and the second token is 1 with p.
+    Optimum: (1, 1) is drawn with p^2, of which q can be accepted. K-SEQ: beta = q / gamma + 1 - p,
+    and 1 - (1 - beta)^2 = gamma beta gives 2 - beta = gamma."""
     found = bernoulli(p, q)
     if p < q:
         p, q = 1.0 - p, 1.0 - q
@@ -101,7 +102,7 @@ def test_two_siblings_of_a_bernoulli_pair_by_hand(p: float, q: float) -> None:
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    """Target and draft over 2 to 4 tokens, zeros among them."""
+    """Draws target and draft probabilities of 2 to 4 tokens, some of them zero."""
     size = draw(st.integers(2, 4))
     weights = st.lists(st.integers(0, 20), min_size=size, max_size=size).filter(any)
     target, draft = (torch.tensor(draw(weights), dtype=torch.float64) for _ in range(2))
@@ -122,7 +123,7 @@ def test_no_rule_for_independent_siblings_beats_the_optimum(pair, siblings: int)
 @settings(max_examples=40, deadline=None)
 @given(rows(), st.integers(1, 3))
 def test_the_optimum_is_the_least_cut_of_its_flow(pair, siblings: int) -> None:
-    """By duality the flow is the least over token sets A of target(A) + 1 - draft(A)^K."""
+    """By duality the flow is the minimum of target(A) + 1 - draft(A)^K over token sets A."""
     target, draft = pair
     cuts = [
         float(target[list(some)].sum() + 1.0 - draft[list(some)].sum() ** siblings)

@@ -1,4 +1,4 @@
-"""The benchmarks of training run from end to end on tiny models."""
+"""The training benchmarks run end to end on tiny models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tiny_targets import random_sentences, save_target
 
 @pytest.fixture
 def multi30k(tmp_path: Path) -> Path:
-    """A few sentences under the names of Multi30k's files."""
+    """A few sentences in files with Multi30k's names."""
     folder = tmp_path / "multi30k"
     folder.mkdir()
     for name, count in (("train", 40), ("val", 4), ("test_2016_flickr", 4)):

@@ -1,4 +1,4 @@
-"""Methods compared at equal depth and budget on tiny models: reports, samples, the table."""
+"""Comparison of methods at equal depth and budget on tiny models: reports, samples, table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def project(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def compare(project, monkeypatch) -> Compare:
-    """Runs the experiments in the project; gives the report and the samples."""
+    """Runs the experiments in the project and returns the report and the samples."""
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     experiments = import_module("tree_experiments")
@@ -64,7 +64,7 @@ def test_sampled_methods_are_compared_at_a_depth(compare, capsys):
 
 
 def assert_counts_agree(one: dict) -> None:
-    """Totals, positions and rates of a run say the same; a level is a position."""
+    """Asserts that totals, positions and rates of a run agree; a level is a position."""
     totals, positions = one["totals"], one["acceptance_rate_per_position"]
     depth, nodes = one["sizes"]["depth"], one["sizes"]["nodes"]
     assert totals["drafted"] <= nodes * totals["rounds"]
@@ -75,7 +75,7 @@ def assert_counts_agree(one: dict) -> None:
     assert levels == totals["passes"] or "opt-tree" in one["name"] and levels < totals["passes"]
     rate = one["metrics"]["mean_acceptance_length"]["value"]
     assert rate == pytest.approx(totals["tokens"] / totals["rounds"])
-    by_hand = totals["tokens"] / (totals["rounds"] + totals["passes"])  # models of one size
+    by_hand = totals["tokens"] / (totals["rounds"] + totals["passes"])  # models of equal size
     assert one["metrics"]["mbsu"]["value"] == pytest.approx(by_hand)
 
 

@@ -1,4 +1,4 @@
-"""The trees compared at equal depth and budget: RSD's Appendix C.3, written out by hand."""
+"""The trees compared at equal depth and budget, as listed in RSD's Appendix C.3."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def beams(found: list[DecodeConfig]) -> list[tuple[int, int]]:
     ],
 )  # fmt: skip
 def test_trees_are_the_papers(method, kind, verifier, at_depth_5, at_budget_30):
-    """RSD, Appendix C.3: paths or beams with their length, or RSD-C's branchings."""
+    """RSD, Appendix C.3: paths or beams with their length, or branching factors of RSD-C."""
     for given, expected in (([5], []), at_depth_5), (([], [30]), at_budget_30):
         found = expand_methods(decode(), [method], *given)
         assert {(config.tree.kind, config.verifier.kind) for config in found} == {(kind, verifier)}

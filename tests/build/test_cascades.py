@@ -1,4 +1,4 @@
-"""Cascades from settings and on the command line: levels, increments, costs, reports."""
+"""Cascades built from settings and used on the command line: levels, increments, costs, reports."""
 
 from __future__ import annotations
 

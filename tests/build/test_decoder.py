@@ -1,4 +1,4 @@
-"""`drafttrain.load`: names or loaded models, texts or ids, batches, streams, sampling."""
+"""`drafttrain.load`: names or loaded models, texts or ids, batches, streaming, sampling."""
 
 from __future__ import annotations
 

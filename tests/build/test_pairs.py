@@ -1,4 +1,4 @@
-"""Targets and drafters load together, or say in one line why they cannot."""
+"""Targets and drafters load together, or are refused with one line that says why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.tiny_targets import save_target
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
-    """A folder a family, and one of another vocabulary."""
+    """One folder per family, and one with another vocabulary."""
     root = tmp_path_factory.mktemp("models")
     for family in ("llama", "qwen2", "t5", "marian"):
         save_target(tiny_model(family), root / family)
@@ -41,7 +41,7 @@ def target(path: Path, **settings) -> TargetConfig:
 
 
 def without_weights(folder: Path) -> Path:
-    """Whatever is refused here is refused before weights are read."""
+    """Removes the weights, so that refusals must come before weights are read."""
     for file in folder.glob("*.safetensors"):
         file.unlink()
     return folder
@@ -104,13 +104,13 @@ def test_a_padded_vocabulary_is_taken_where_the_tokenizer_is_the_same(folders, l
     pair = load_pair(target(folders / large), [str(folders / small)])
     size = pair.target.model.config.vocab_size
     assert (pair.drafter.model.row_size, pair.drafter.vocabulary) == (size, VOCAB)
-    assert pair.drafter_model.config.vocab_size == 88 - size  # it is left as it is
+    assert pair.drafter_model.config.vocab_size == 88 - size  # unchanged
     method = build_method(DecodeConfig(drafter=str(folders / small)), pair)
     assert method.assistant is None  # other programs could not draft with it
 
 
 def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
-    """Where no tokenizer, or another one, lies beside the drafter; and with an encoder."""
+    """For a drafter folder without a tokenizer or with another one, and for encoder-decoders."""
     wide = tmp_path / "wide"
     tiny_model("llama", vocab_size=48).save_pretrained(wide)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Stop policies from settings: heads are found, fit their drafter, and take h from policy.json."""
+"""Stop policies from settings: heads are found, match their drafter, and read h in policy.json."""
 
 from __future__ import annotations
 
@@ -85,7 +85,11 @@ def write_policy(folder: Path, **values) -> None:
         (None, {}, (0.7, 20)),  # the paper's h
         ({"h": 0.35, "max_draft": 9}, {}, (0.35, 9)),
         ({"h": 0.35, "max_draft": 9}, {"h": 0.6, "max_draft": 5}, (0.6, 5)),
-        ({"h": 0.35, "max_draft": 9, "head": "D4-w1"}, {}, (0.7, 20)),  # it is for another head
+        (
+            {"h": 0.35, "max_draft": 9, "head": "D4-w1"},
+            {},
+            (0.7, 20),
+        ),  # the policy is for another head
     ],
 )
 @pytest.mark.parametrize("place", [".", "acceptance_head"])
@@ -159,7 +163,7 @@ def test_other_sampling_than_the_heads_is_told_once_and_allowed(tmp_path, drafte
 
 
 def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Our own lines on standard error, without the libraries' progress bars."""
+    """Returns our lines on standard error, without the libraries' progress bars."""
     lines = capsys.readouterr().err.splitlines()
     return [line for line in lines if line.startswith("warning: ")]
 

@@ -1,4 +1,4 @@
-"""Draft trees from settings: what is built, what is refused, and that the output stays right."""
+"""Draft trees from settings: what is built and refused, and that outputs stay exact."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLED = {"temperature": 1.0, "top_k": 20}
 
 @dataclass(frozen=True)
 class Folders:
-    """Pairs on disk: decoder-only with a companion and heads, encoder-decoder with slots."""
+    """Pairs on disk: decoder-only with a second drafter and heads, encoder-decoder with slots."""
 
     root: Path
 
@@ -68,7 +68,7 @@ def folders(tmp_path_factory) -> Folders:
 
 
 def decode_all(folders: Folders, decode: DecodeConfig) -> tuple[list[Output], list[list[int]]]:
-    """What a method writes, and what plain greedy decoding does."""
+    """Decodes with a method and returns its outputs and those of plain greedy decoding."""
     pair = folders.pair(decode)
     method = build_method(decode, pair)
     model = pair.target.model
@@ -115,7 +115,7 @@ def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
 
 
 def test_trees_over_slots_are_scored_as_training_fitted_them(folders):
-    """Where the target is greedy, and nothing else is asked for."""
+    """Applies in greedy decoding if no other setting is given."""
     fitted = [0.1, 0.8, 0.9]
     wanted = {
         "as fitted": ({"kind": "opt-tree"}, {}, tuple(fitted)),

@@ -70,7 +70,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_models_load(inside, c
 
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
 def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkeypatch, mode):
-    """Ctrl-C in the second input; a larger report stays where it is."""
+    """Ctrl-C during the second input; an existing larger report is not replaced."""
     calls, stop = [], {"decode": 5, "teacher-forced": 4}[mode]
 
     def interrupted(function):
@@ -132,7 +132,7 @@ def test_other_drafters_are_measured_teacher_forced(inside, capsys):
         "itself k=4": ("itself k=4", 4),
         "short": ("short", 1),
     }
-    for k in (2, 4):  # the target accepts all of its own drafts
+    for k in (2, 4):  # the drafter is the target, so all drafts are accepted
         itself = runs[f"itself k={k}"]
         rates = itself["acceptance_rate_per_position"]["conditional"]
         assert [rate["value"] for rate in rates] == [1.0] * k
@@ -143,7 +143,7 @@ def test_other_drafters_are_measured_teacher_forced(inside, capsys):
 
 
 def compare(*arguments: str) -> tuple[dict, list[dict]]:
-    """The report and the samples of `drafttrain eval`."""
+    """Runs `drafttrain eval` and returns the report and the samples."""
     Path("trees.json").unlink(missing_ok=True)
     assert ended("eval", *PAIR, *SHORT, "--report", "trees.json", *arguments) == 0
     return read_trees()

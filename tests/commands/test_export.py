@@ -1,4 +1,4 @@
-"""`drafttrain export` from the command line: what it says, writes and refuses."""
+"""`drafttrain export` from the command line: what it prints, writes and refuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drafter(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """What `drafttrain eval` writes, of one method."""
+    """A report of `drafttrain eval` with one method."""
     command = {"command": "/home/me/bin/drafttrain eval --drafter /home/me/tiny"}
     written = Report(
         mode="decode",
@@ -127,7 +127,7 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
         export(
             ExportConfig(drafter=str(drafter), out=tmp_path / "out", target={"path": str(other)})
         )
-    for check in ("auto", "drafter", "target"):  # what is given is looked at, whatever is decoded
+    for check in ("auto", "drafter", "target"):  # given inputs are checked, whatever is decoded
         settings = ExportConfig(drafter=str(drafter), out=tmp_path / "out", check=check)
         with pytest.raises(ConfigError, match="othr': no such folder.* did you mean '.*other'?"):
             export(
@@ -139,7 +139,7 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
 def test_the_draft_length_is_that_of_the_policy_beside_the_drafter_else_a_short_one(
     tmp_path, drafter
 ):
-    """`drafttrain tune --write` puts the policy there."""
+    """`drafttrain tune --write` writes the policy there."""
     for length in (4, 9):
         out = tmp_path / f"out{length}"
         export(ExportConfig(drafter=str(drafter), out=out), reload=compare)

@@ -1,4 +1,4 @@
-"""Streaming of text and the account of a round, as `drafttrain generate` shows them."""
+"""Streamed text and the display of rounds in `drafttrain generate`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tiny_targets import save_target, tiny_tokenizer
 
 
 def decoded(lengths: list[int], batch_size: int) -> Iterator[Round]:
-    """Rounds as a decoder yields them: one of every sequence under way, in turn."""
+    """Yields rounds as a decoder does: one of each active sequence in turn."""
     left, waiting, active = list(lengths), list(range(len(lengths))), []
     while waiting or active:
         while waiting and len(active) < batch_size:
@@ -61,7 +61,7 @@ def played(drafted: list[int], accepted: int, emitted: list[int]) -> Round:
 
 
 class ByteTokenizer:
-    """One token a byte, as byte-level tokenizers have it."""
+    """A byte-level tokenizer with one token per byte."""
 
     def convert_ids_to_tokens(self, tokens: list[int]) -> list[str]:
         return [f"<0x{token:02X}>" for token in tokens]
@@ -81,7 +81,7 @@ def test_pieces_of_a_round_are_text_and_halves_of_characters_are_marked():
     [
         ([5, 6, 7], [0], [5, 9], "  4   1/3  w5 +w9  ×w6 w7"),
         ([5, 6, 7, 8], [1, 3], [6, 8, 9], "  4   2/4  w6 w8 +w9  ×w5 w7"),  # a tree
-        ([5, 1, 7], [0, 1, 2], [5, 1], "  4   2/3  w5 </s>  ×w7"),  # what lies past EOS
+        ([5, 1, 7], [0, 1, 2], [5, 1], "  4   2/3  w5 </s>  ×w7"),  # a draft beyond EOS
     ],
 )
 def test_accepted_added_and_rejected_tokens_are_told_apart(drafted, path, emitted, shown):
@@ -93,7 +93,7 @@ def test_accepted_added_and_rejected_tokens_are_told_apart(drafted, path, emitte
 
 
 def screen_of(display: str, capsys) -> str:
-    """What a display writes for three scripted rounds of the tiny tokenizer."""
+    """Returns what a display writes for three scripted rounds of the tiny tokenizer."""
     rounds = [played([5, 6, 7], 1, [5, 9]), played([8], 1, [8, 4]), played([], 0, [1])]
     DISPLAYS[display](tiny_tokenizer(), 3, "w30 w31", rounds)
     return capsys.readouterr().out
@@ -185,7 +185,7 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tiny_target):
 )
 def test_wrong_standard_input_is_refused_in_one_line(capsys, monkeypatch, tiny_target, stdin, says):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-    capsys.readouterr()  # what the fixture wrote
+    capsys.readouterr()  # discards the fixture's output
     assert ended("generate", "--target", tiny_target, "--drafter", "none") == 2
     said = capsys.readouterr()
     assert says in said.err and said.err.count("\n") == 1
@@ -232,7 +232,7 @@ def test_commands_say_that_a_target_with_beams_is_decoded_with_one(tiny_target, 
     report = ("--report", tmp_path / "report.json", "repeats=1", "warmup=0")
     commands = (("generate", *drafts), ("eval", *drafts, *report), ("distill", *out))
     for place, command in enumerate(commands):
-        target = tiny_target.rename(tmp_path / f"target-{place}")  # each path is named once
+        target = tiny_target.rename(tmp_path / f"target-{place}")  # reported once per path
         assert ended(command[0], "--target", target, *command[1:], *data) == 0
         assert f"target-{place}': by default" in (said := capsys.readouterr().err), command
         assert "with 6 beams and 3 outputs per input" in said

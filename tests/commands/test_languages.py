@@ -1,4 +1,4 @@
-"""Whole commands with targets of many languages: each writes what `generate` writes in them."""
+"""Whole commands with multilingual targets: outputs are those of `generate` in each language."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(kind: str, tmp_path: Path) -> Path:
-    """A Spec-Drafter trained for a few steps."""
+    """Trains a Spec-Drafter for a few steps and returns its run."""
     target = save_language_target(kind, tmp_path / "target")
     source, output = LANGUAGES[kind]
     languages = {"source_language": source, "target_language": output}
@@ -75,7 +75,7 @@ def test_every_command_decodes_in_the_languages_of_the_run(
     for recorded in (written, final, manifest["settings"]["target"]):
         assert languages.items() <= recorded.items()
 
-    shutil.copytree(run / "final", tmp_path / "alone")  # by config.json, without run.yaml
+    shutil.copytree(run / "final", tmp_path / "alone")  # found by config.json, without run.yaml
     arguments = [f"--text={text}" for text in TEXTS] + ["--json", "--max-new-tokens", NEW]
     given = ["--target", path, *(f"target.{name}={code}" for name, code in languages.items())]
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Options say what the settings say that they stand for, and set them."""
+"""Options set their settings and have the settings' help texts and defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drafttrain.config.base import Config, ConfigError
 
 VERBS = ["distill", "cache", "bigrams", "eval", "generate", "export", "tune"]
 COMMANDS = {"eval": "evaluate"}
-"""Verb -> its function, where that has another name."""
+"""Function names of verbs that differ from the verb."""
 
 
 class Group(Config):
@@ -36,7 +36,7 @@ class Settings(Config):
 
 
 def parsed(*arguments: str) -> list[object]:
-    """What a command got."""
+    """Returns the arguments that a command receives."""
     got: list[object] = []
     app = typer.Typer()
     flags = {"--a-group": "group.path", "--swap": "swap", "--value": "values"}

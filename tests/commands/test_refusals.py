@@ -1,4 +1,4 @@
-"""Wrong command lines end in one line that names field, value and remedy, and write nothing."""
+"""Invalid command lines end with one line that names field, value and remedy, and write nothing."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ PAIRINGS = {
     ),
 }
 RUN = "drafttrain eval"
-"""The newest run, a Spec-Drafter, on its own held-out rows."""
+"""Evaluates the newest run, a Spec-Drafter, on its held-out rows."""
 RUNS = {
     f"{RUN} --drafter ./absent --target target": ("--data",),
     f"{RUN} --drafter ./absent --target target --data rows.jsonl": ("'./absent'", "no such folder"),
@@ -143,7 +143,7 @@ READ_FIRST = {
         "give the drafter",
     ),
 }
-"""Not to be told from right inputs before weights are read."""
+"""Errors that can only be found after weights are read."""
 REFUSED = SETTINGS | INPUTS | PAIRINGS | RUNS | PLACES
 
 

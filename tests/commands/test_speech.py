@@ -1,4 +1,4 @@
-"""Whole commands with a target that takes audio."""
+"""Whole commands with a speech target."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def theirs(**arguments: str) -> list[list[int]]:
-    """What `generate` says of each clip."""
+    """Returns the output of `generate` for each clip."""
     target = load_target(TargetConfig(path="whisper", device="cpu"))
     rows = load_inputs(DataConfig(path="clips/clips.jsonl"), audio=True)
     outputs = []

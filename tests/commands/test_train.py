@@ -1,4 +1,4 @@
-"""`drafttrain train` finds recipes, runs them with one process, and ends as every command does."""
+"""`drafttrain train` finds recipes, runs them in one process, and ends as all commands do."""
 
 from __future__ import annotations
 

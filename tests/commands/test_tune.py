@@ -1,4 +1,4 @@
-"""`drafttrain tune` on tiny models: what it decodes, writes, and decodes with afterwards."""
+"""`drafttrain tune` on tiny models: its candidates, its files, and decoding with its policy."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TRIED = {"k": [2, 5], "entropy": [1.0], "cumulative": [0.3], "nodes": [4]}
 
 
 def small(*names: str, **more: list[float]) -> list[str]:
-    """Few values of these candidates, of all without names, and short outputs."""
+    """Returns arguments for few candidates (all kinds if no names are given) and short outputs."""
     sweep = {name: TRIED[name] for name in names or TRIED} | more
     return [f"sweep={json.dumps(sweep)}", "sampling.max_new_tokens=8"]
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, a run of two random heads for it, and prompts."""
+    """A pair, a run with two random heads for it, and prompts."""
     root = tmp_path_factory.mktemp("tune")
     save_target(tiny_model("llama").float(), root / "target")
     drafter = noisy_copy("llama", 0.1).float()
@@ -130,7 +130,7 @@ def test_a_report_of_tune_is_read_as_one_of_eval(tuned: Report, project: Path):
 def test_generate_decodes_with_what_was_fastest(
     project: Path, fastest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """A drafter alone, greedy decoding; as if all other candidates were very slow."""
+    """A drafter without heads, greedy decoding; all other candidates are made very slow."""
     own = tune.facts_of
 
     def facts_of(run):
@@ -149,7 +149,7 @@ def test_generate_decodes_with_what_was_fastest(
         project / "t.json",
     ]
     assert ended("tune", *pair, *data, *given, *(["--write"] if fastest != "k=5" else [])) == 0
-    if fastest == "k=5":  # it changes no later command unless asked to
+    if fastest == "k=5":  # without --write later commands are unchanged
         assert not (project / "drafter" / "policy.json").exists()
         (project / "t.policy.json").rename(project / "drafter" / "policy.json")
     report = read_report(project / "t.json")
@@ -174,7 +174,7 @@ def test_generate_decodes_with_what_was_fastest(
 def test_other_kinds_of_drafters_are_tuned(
     project: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Language models, parallel and state drafters: above, and in the tests of their recipes."""
+    """Language models, parallel and state drafters are tested above and with their recipes."""
     monkeypatch.setattr(tune, "FIRST", 2)
     target, drafter = tmp_path / "target", kind
     model = tiny_model("marian")
@@ -194,7 +194,7 @@ def test_other_kinds_of_drafters_are_tuned(
     stops = {own["stop"].get("kind", "fixed") for own in search.candidates.values()}
     rows = set() if kind == "max-gram" else {"entropy", "confidence", "cumulative"}
     assert stops == {"fixed", *rows, *({"gain"} if kind == "spec-drafter" else ())}
-    assert (search.oracle is None) == (kind == "block-heads")  # they have no teacher-forced pass
+    assert (search.oracle is None) == (kind == "block-heads")  # they support no teacher forcing
     policy = read_policy(tmp_path / "tune.policy.json")
     assert policy.stop == (
         search.candidates[search.choices[0].best_chain]["stop"].get("kind") or "fixed"

@@ -1,4 +1,4 @@
-"""Commands as they are recorded: the program by its name, private folders by their last part."""
+"""Recorded command lines: the program's name only, and private folders by their last part."""
 
 from __future__ import annotations
 

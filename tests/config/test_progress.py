@@ -1,4 +1,4 @@
-"""Progress in a log file: a line at the beginning, every half minute, and at the end."""
+"""Progress in a log file: a line at the start, every half minute and at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is given is read, or refused by name; no number asks for more than a machine has."""
+"""Given settings are read or refused by name; numbers have bounds that fit real machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {
     if isinstance(kind, type) and issubclass(kind, Config)
 }
 UNBOUNDED = {"shard_rows", "skip", "limit", "extra_body"}
-"""Numbers of rows: more than there are ask for no memory. A server knows its own bounds."""
+"""Numbers of rows, which need no memory beyond the existing rows, and a server's own settings."""
 DISTILL = ["target.path=t", "data.path=d", "out=o"]
 EVAL = ["target.path=t", "data.path=d", "decode.drafter=max-gram", "report=r.json"]
 TRAIN = ["run=r", "target.path=t", "data.path=d"]
@@ -127,7 +127,7 @@ def test_every_integer_has_an_upper_bound():
 
 
 def integers(annotation: Any, bounds: list[Any]) -> Iterator[list[Any]]:
-    """The bounds of each plain integer in an annotation."""
+    """Yields the bounds of each plain integer in an annotation."""
     kind, parts = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         inner = [two for one in parts[1:] for two in getattr(one, "metadata", [one])]

@@ -109,7 +109,7 @@ def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):
     ],
 )
 def test_an_unknown_name_is_sought_among_all_settings(override, kind, meant):
-    """The name spelt most alike in any group, of several the most similar with its group."""
+    """The suggestion is the most similar name of any group, with its group."""
     said = message(override, kind=kind)
     assert said == f"unknown setting {override.partition('=')[0]!r}; did you mean {meant}?"
 
@@ -182,4 +182,4 @@ def test_settings_survive_dump_and_load(tmp_path):
 def test_a_list_of_one_may_be_its_value(given):
     wanted = ["decode.drafter=d", "target.path=t", "data.path=x", "report=r.json"]
     settings = load_settings(EvalConfig, None, [*wanted, f"batch_sizes={given}"])
-    assert settings.batch_sizes == (1, 4)  # 1 is always among them
+    assert settings.batch_sizes == (1, 4)  # 1 is always included

@@ -1,4 +1,4 @@
-"""What commands take from policy.json, at several batch sizes, and from finished runs."""
+"""Settings that commands take from policy.json, also by batch size, and from finished runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
     ("decode", "verifier"),
     [
         ({"sampling": {"temperature": 1.0}}, {"kind": "block"}),
-        ({}, {}),  # one rule is lossless in greedy decoding, whatever it is called
+        ({}, {}),  # all names mean the same rule in greedy decoding
         ({"sampling": {"temperature": 1.0}, "tree": {"kind": "rsd-s"}}, {}),
         (
             {"sampling": {"temperature": 1.0}, "verifier": {"kind": "rejection"}},
@@ -95,7 +95,7 @@ def test_a_lossless_rule_counts_where_chains_are_sampled(drafter, decode, verifi
     ("decode", "counts"),
     [
         ({}, True),
-        ({"sampling": {"temperature": 1.0}}, False),  # it is for greedy decoding
+        ({"sampling": {"temperature": 1.0}}, False),  # the policy is for greedy decoding
         ({"tree": {"kind": "opt-tree"}}, True),
         ({"verifier": {"kind": "greedy"}}, False),
     ],
@@ -108,7 +108,7 @@ def test_a_lossy_rule_counts_wherever_it_is_right_and_none_is_asked_for(tmp_path
 
 
 def filled(folder: Path, policy: dict, **values: object) -> dict:
-    """What `generate` or `eval` decode with, the policy given by name."""
+    """Returns the decoding settings of `generate` or `eval` with the policy given by name."""
     file = folder / "chosen.json"
     file.write_text(json.dumps(policy))
     decode = {"drafter": str(folder), **values.pop("decode", {})}
@@ -139,7 +139,7 @@ def test_a_stop_policy_of_chains_is_left_out_for_trees(tmp_path):
         {"decode": {"stop": {"k": 4}}},
         {"decode": {"verifier": {"kind": "greedy"}}},
         {"decode": {"cascade": {"drafters": ["max-gram"]}}},
-        {"decode": {"sampling": {"temperature": 1.0}}},  # it was chosen for greedy decoding
+        {"decode": {"sampling": {"temperature": 1.0}}},  # chosen for greedy decoding
     ],
     ids=str,
 )
@@ -163,7 +163,7 @@ def test_a_policy_is_written_as_it_was_read():
 
 
 def finished_run(folder: Path) -> Path:
-    """A run's folder, of a Spec-Drafter with blocks of 7."""
+    """Makes the run folder of a Spec-Drafter with blocks of 7."""
     run = folder / "run"
     (run / "final").mkdir(parents=True)
     (run / "final" / "config.json").write_text('{"model_type": "spec-drafter"}')

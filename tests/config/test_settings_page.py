@@ -1,4 +1,4 @@
-"""docs/settings.md says what the settings classes say."""
+"""docs/settings.md is up to date with the settings classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One method setting becomes several."""
+"""A sweep expands one method into several."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the tables of kinds say is what the code that they name does."""
+"""The tables of kinds agree with the code that they name."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_stop_policy_has_its_settings_and_looks_at_what_its_row_says(stop: Sto
 
 
 class Watched:
-    """A state that notes which of its fields are looked at."""
+    """A state that records which of its fields are read."""
 
     def __init__(self, state: DraftState) -> None:
         self.state, self.seen = state, set()
