@@ -1,1 +1,1 @@
-"""One training loop on Accelerate for every objective."""
+"""Training: one loop on Accelerate, shared by all objectives."""

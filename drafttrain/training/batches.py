@@ -1,6 +1,6 @@
-"""Batches of a training process: made by workers ahead of the steps, or between them.
+"""Loading of batches in a training process, with or without worker processes.
 
-What a batch holds follows from (seed, epoch, row) alone, so it is the same whoever makes it.
+A batch depends only on (seed, epoch, row), so it is the same whichever process creates it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.utils.data import DataLoader, Dataset
 from drafttrain.data.batches.examples import Batch
 
 Keys = list[tuple[int, int]]
-"""(epoch, row) of the rows of a batch."""
+"""(epoch, row) pairs of one batch."""
 
 
 def load_batches(
     rows: Dataset, collate: Callable[..., Batch], keys: Iterable[Keys], workers: int, pin: bool
 ) -> DataLoader:
-    """The batches of these keys, made by worker processes ahead of time, or when they are needed.
+    """Returns a loader of the batches with these keys; workers prepare them ahead of time.
 
-    pin: put into page-locked memory, from which copies to a GPU are not waited for.
+    pin: put batches into page-locked memory, so that copies to a GPU are asynchronous.
     """
     return DataLoader(
         rows,
@@ -38,13 +38,13 @@ def load_batches(
 
 
 def leave_signals(_: int) -> None:
-    """In a worker: Ctrl-C is for the process that trains, which ends its workers."""
+    """Resets the signal handlers of a worker; the training process handles Ctrl-C and ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Waiting:
-    """Batches, and the time that the loop waits for them."""
+    """Iterator over batches that measures how long the loop waits for them."""
 
     def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
         self._batches, self._waited, self._began = batches, 0.0, perf_counter()
@@ -59,5 +59,5 @@ class Waiting:
         return batch
 
     def seconds(self) -> tuple[float, float]:
-        """Since the beginning, and of waiting."""
+        """Returns the seconds since the start, and the seconds spent waiting for batches."""
         return perf_counter() - self._began, self._waited

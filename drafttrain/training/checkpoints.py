@@ -1,12 +1,11 @@
-"""Checkpoints of a run: written whole or not at all, resumed exactly, rotated, averaged.
+"""Checkpoints of a run: written atomically, resumed exactly, rotated, averaged.
 
-A checkpoint folder holds `weights.safetensors` (what is trained of the model, whole, whatever the
-sharding; frozen weights are those that a run starts from), `state/` (Accelerate's own state:
-optimizer, and weights where they are sharded; read as plain tensors only, so that no file can run
-code) and `progress.json` with the digests of all these files. The folder is written
-under a temporary name and renamed last, so a folder with the final name is complete. Accelerate's
-own `total_limit` cannot be used: it deletes the oldest checkpoint before the new one is written,
-and counts those of runs that were asked to stop.
+A checkpoint folder has `weights.safetensors` (the trained weights, unsharded; frozen weights come
+from the run's start), `state/` (Accelerate's state: optimizer, and weights if they are sharded;
+read as plain tensors only, so that no file can run code) and `progress.json` with the digests of
+all these files. The folder is written under a temporary name and renamed last, so a folder with the
+final name is complete. Accelerate's `total_limit` cannot be used: it deletes the oldest checkpoint
+before the new one is written, and counts the checkpoints of interrupted runs.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from drafttrain.data.shards.writing import complete_files, named_disk_errors
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
 KEPT_CHECKPOINTS = 2
-"""Newest checkpoints that a run keeps; more where more are averaged."""
+"""Minimal number of newest checkpoints that a run keeps; more if more are averaged."""
 UNFINISHED = (".writing-", ".deleting-")
-"""Beginnings of the names of folders that a killed run may leave."""
+"""Name prefixes of folders that a killed run may leave behind."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The position of a run. Everything else (data position, randomness) follows from the step."""
+    """The progress of a run. The step determines everything else: data position, randomness."""
 
     step: int
     world_size: int
     fingerprint: str
-    """Of the settings that decide what the next step computes."""
+    """Hash of the settings that determine what the next step computes."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of every other file, by its path in the checkpoint."""
+    """SHA-256 of every other file, by path relative to the checkpoint."""
 
 
 class CheckpointError(ValueError):
@@ -54,17 +53,17 @@ class CheckpointError(ValueError):
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether FSDP or DeepSpeed holds the weights."""
+    """Whether FSDP or DeepSpeed manages the weights."""
     return accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
-    """Complete checkpoints of a run, oldest first."""
+    """Returns the complete checkpoints of a run, oldest first."""
     return sorted(path for path in (run / "checkpoints").glob("step-*") if path.is_dir())
 
 
 def remove_unfinished(run: Path) -> None:
-    """Delete the half-written folders of a killed run. Only while no other run writes here."""
+    """Deletes half-written folders of a killed run; call only while no other run writes here."""
     for path in (run / "checkpoints").glob(".*"):
         if path.name.startswith(UNFINISHED):
             shutil.rmtree(path)
@@ -72,10 +71,10 @@ def remove_unfinished(run: Path) -> None:
 
 @contextmanager
 def whole_folder(final: Path, writes: bool = True) -> Iterator[Path]:
-    """A temporary folder that gets the final name when the block ends well, else disappears.
+    """Yields a temporary folder; renames it to `final` if the block succeeds, else deletes it.
 
-    writes: whether this process makes and renames it, one of all that fill it. Raises DiskFull
-    where there is no room.
+    writes: whether this process creates and renames the folder; several may fill it. Raises
+    DiskFull if the disk is full.
     """
     temporary = final.with_name(f"{UNFINISHED[0]}{final.name}")
     if writes:
@@ -97,11 +96,10 @@ def whole_folder(final: Path, writes: bool = True) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """At which steps checkpoints are due, and how many of those are kept.
+    """The steps at which regular checkpoints are written, and how many of them are kept.
 
-    The checkpoint of a run that was asked to stop serves to continue it, and for nothing else: it
-    takes no other's place and no part in the average, so that a run that was stopped ends with the
-    weights of one that was not.
+    The checkpoint of an interrupted run is used only to resume it: it replaces no regular one and
+    is not averaged, so the resumed run ends with the weights of an uninterrupted one.
     """
 
     every: int
@@ -120,15 +118,15 @@ def save_checkpoint(
     progress: Progress,
     schedule: Schedule,
 ) -> None:
-    """Write step-N, then delete the checkpoints that need not be kept.
+    """Writes step-N, then deletes the checkpoints that are no longer kept.
 
-    Raises DiskFull where there is no room; the checkpoints before it are left as they are.
+    Raises DiskFull if the disk is full; earlier checkpoints are then unchanged.
     """
     final, main = run / "checkpoints" / f"step-{progress.step:08d}", accelerator.is_main_process
     with whole_folder(final, writes=main) as temporary:
-        accelerator.wait_for_everyone()  # the folder is there
+        accelerator.wait_for_everyone()  # the folder exists
         weights = trained_weights(accelerator, objective)
-        # tied weights are saved once, which is no warning
+        # hides the warning that tied weights are saved once
         logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
         hook = accelerator.register_save_state_pre_hook(lambda _, whole, __: whole.clear())
         accelerator.save_state(str(temporary / "state"), safe_serialization=True)
@@ -153,7 +151,7 @@ def save_checkpoint(
 def load_checkpoint(
     accelerator: Accelerator, objective: nn.Module, folder: Path, fingerprint: str
 ) -> Progress:
-    """Put objective and optimizer back to a checkpoint. Raises CheckpointError."""
+    """Restores objective and optimizer from a checkpoint. Raises CheckpointError."""
     progress = read_progress(folder)
     if progress.fingerprint != fingerprint:
         raise CheckpointError(
@@ -169,7 +167,7 @@ def load_checkpoint(
         check_files(folder, progress)
     try:
         for file in sorted((folder / "state").glob("*.pkl")):
-            load(file)  # Accelerate goes on without a file of random states that it cannot read
+            load(file)  # Accelerate ignores a random state that it cannot read
         hook = accelerator.register_load_state_pre_hook(lambda whole, _: whole.clear())
         accelerator.load_state(str(folder / "state"), load_kwargs={"weights_only": True})
         hook.remove()
@@ -185,7 +183,7 @@ def load_checkpoint(
 
 
 def read_progress(folder: Path) -> Progress:
-    """Where the run stood at a checkpoint. Raises CheckpointError if that cannot be read."""
+    """Reads the progress of a checkpoint. Raises CheckpointError if it cannot be read."""
     try:
         progress = Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
         if folder.name != f"step-{progress.step:08d}":
@@ -196,7 +194,7 @@ def read_progress(folder: Path) -> Progress:
 
 
 def check_files(folder: Path, progress: Progress) -> None:
-    """Every file is as it was written. Raises CheckpointError."""
+    """Raises CheckpointError if a file is missing, changed, or outside the checkpoint."""
     for name, digest in progress.files.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -208,7 +206,7 @@ def check_files(folder: Path, progress: Progress) -> None:
 
 
 def _broken(folder: Path, what: str) -> CheckpointError:
-    """With what to delete, and where the run will go on: each checkpoint builds on those before."""
+    """Returns an error that states what to delete, and where the run resumes afterwards."""
     folders = checkpoint_folders(folder.parent.parent)
     before = [other for other in folders if other.name < folder.name]
     later = " and every later one" if folders[-1].name > folder.name else ""
@@ -219,8 +217,8 @@ def _broken(folder: Path, what: str) -> CheckpointError:
 
 
 def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str, Tensor]:
-    """What is trained of the objective's model, whole and once, named as the model names it:
-    parameters that take a gradient, and buffers."""
+    """Returns the unsharded parameters with gradient and the buffers of the objective's model, by
+    the model's names, on the main process; {} on others. All processes must call it."""
     state = accelerator.get_state_dict(objective)
     if not accelerator.is_main_process:
         return {}
@@ -232,9 +230,9 @@ def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str,
 
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
-    """Arithmetic mean of the parameters of several checkpoints (SpecDec: of the last 10).
+    """Returns the arithmetic mean of the weights of checkpoints (SpecDec: the last 10).
 
-    Raises CheckpointError for a damaged one.
+    Raises CheckpointError for a damaged checkpoint, and if there is none.
     """
     if not folders:
         raise CheckpointError("no checkpoints to average")

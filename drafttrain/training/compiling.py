@@ -1,4 +1,4 @@
-"""Compiling what is trained: each layer of the model, in one graph for batches of all lengths."""
+"""Compilation of the trained model, layer by layer, with one graph for all batch lengths."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 COMPILER: dict[str, Any] = {"backend": "inductor", "options": {"fallback_random": True}}
-"""Dropout draws the same numbers as without compiling: both passes of glancing need that."""
+"""Dropout draws the same numbers as without compilation; both passes of glancing need that."""
 GRAPHS = 64
-"""Most graphs of all layers, which share their code: a few for each of several kinds."""
+"""Maximal number of graphs of all layers, which share their code: a few per kind of layer."""
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile the layers of a model in place; its names, hooks and weights stay as they are.
+    """Compiles the layers of a model in place; names, hooks and weights do not change.
 
-    Embeddings, masks and losses differ from objective to objective and take little time: they run
-    as before. Sizes of batches are symbols of the graph, so batches of other lengths need no other.
+    Embeddings, masks and losses are not compiled: they differ between objectives and take little
+    time. Batch sizes and lengths are symbolic, so other sizes need no other graph.
     """
     torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for module in model.modules():

@@ -1,10 +1,10 @@
-"""The one training loop, on Accelerate, for every objective.
+"""The training loop on Accelerate, shared by all objectives.
 
 A step is `world size x accumulation` batches of the plan. Its loss is the sum over all of them
-divided by the sum of their weights, so the result does not depend on how the step is cut up. Every
-batch seeds its own randomness from (seed, batch number), so a resumed run repeats the uninterrupted
-one bit for bit. Several models that share nothing may be trained at once (`Objective.parts`): each
-has a loss, a normaliser and a gradient norm of its own, as if it were trained alone.
+divided by the sum of their weights, so the result does not depend on how a step is split. Each
+batch seeds its random numbers from (seed, batch number), so a resumed run repeats the uninterrupted
+run bit for bit. Several independent models may be trained at once (`Objective.parts`), each with
+its own loss, normaliser and gradient norm, as if it were trained separately.
 """
 
 from __future__ import annotations
@@ -53,41 +53,41 @@ from drafttrain.training.threads import choose_threads
 
 
 class Diverged(ValueError):
-    """The loss is no number any more."""
+    """The loss is NaN or infinite."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained on what."""
+    """An objective with its training rows, collator and validation."""
 
     objective: Objective
     rows: Dataset
-    """`Examples`, or what else is fetched by (epoch, row)."""
+    """`Examples`, or another data set with (epoch, row) keys."""
     lengths: np.ndarray
-    """[rows] tokens of each row, for batches by token budget; [rows, 2] where source and output are
-    padded apart."""
+    """[rows] tokens of each row, for batches by token budget; [rows, 2] if source and output are
+    padded separately."""
     collate: Callable[[Sequence[Example]], Batch]
-    """The objective's batch of some rows; what it draws follows from their epochs and numbers."""
+    """Creates the objective's batch; random draws are seeded with the examples' epochs and rows."""
     validate: Callable[[Objective], dict[str, float]] | None = None
-    """Metrics of the model on held-out rows; called in evaluation mode on the main process."""
+    """Returns metrics on held-out rows; called in evaluation mode on the main process."""
     slowed: Mapping[str, float] = field(default_factory=dict)
-    """Parameters of the objective, by name, that learn at a share of the learning rate."""
+    """Factors of the learning rate, by name of the objective's parameter; 1 for others."""
     complete: Callable[[Batch], Batch] | None = None
-    """What a batch needs besides, by a model on its device: the target's encoder states."""
+    """Adds the target's encoder states to a batch, on its device."""
     in_process: bool = False
-    """Whether fetching rows may call a model, which no worker can."""
+    """Whether fetching rows may call a model, which is impossible in a worker process."""
     constant_loss: float | None = None
-    """Loss of the best constant prediction (`losses.constant_loss`), where losses compare to it."""
+    """Loss of the best constant prediction (`losses.constant_loss`), to compare the loss with."""
 
     def batch(self, keys: Sequence[tuple[int, int]], device: torch.device) -> Batch:
-        """The batch of these (epoch, row)."""
+        """Creates the batch of these (epoch, row) keys on a device."""
         batch = self.collate(self.rows.__getitems__(keys)).to(device)
         return batch if self.complete is None else self.complete(batch)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task whose objective and optimizer Accelerate has made ready for its processes."""
+    """A task with objective and optimizer as prepared by Accelerate."""
 
     accelerator: Accelerator
     task: Task
@@ -102,12 +102,12 @@ class Prepared:
 
 
 def make_plan(lengths: np.ndarray, settings: TrainConfig) -> BatchPlan:
-    """The batches of rows of these lengths. Shapes: [rows], or [rows, 2] as in `Task`."""
+    """Returns the batch plan for rows of these lengths. Shapes: [rows] or [rows, 2], see `Task`."""
     return BatchPlan(lengths, settings.batch_tokens, settings.seed)
 
 
 def count_steps(plan: BatchPlan, settings: TrainConfig, world_size: int) -> int:
-    """Optimizer steps of the whole run."""
+    """Returns the number of optimizer steps of the whole run."""
     if settings.max_steps is not None:
         return settings.max_steps
     per_step = world_size * settings.accumulation
@@ -115,7 +115,7 @@ def count_steps(plan: BatchPlan, settings: TrainConfig, world_size: int) -> int:
 
 
 def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
-    join_processes()  # first: it lets processes wait for each other's distillation
+    join_processes()  # first: it sets the timeout for the others' distillation
     precision, on_gpu = settings.precision, PartialState().device.type == "cuda"
     if precision == "auto":
         whole = on_gpu and not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
@@ -136,15 +136,15 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
             )
     check_sharding(accelerator, settings)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        unset_hf_deepspeed_config()  # else Transformers cuts up every model, the target too
+        unset_hf_deepspeed_config()  # else Transformers shards every model, the target too
     return accelerator
 
 
 def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path) -> None:
-    """Train to the end, resuming from the newest checkpoint of `run` if there is one.
+    """Trains to the end, resuming from the newest checkpoint of `run` if there is one.
 
-    Leaves checkpoints and metrics.jsonl in `run`, and the averaged weights in the objective's
-    model. Raises Interrupted on SIGTERM or SIGINT, after a checkpoint.
+    Writes checkpoints and metrics.jsonl to `run`, and loads the averaged weights into the
+    objective's model. Raises Interrupted on SIGTERM or SIGINT, after writing a checkpoint.
     """
     prepared = prepare(accelerator, task, settings)
     plan, objective, optimizer = prepared.plan, prepared.objective, prepared.optimizer
@@ -164,7 +164,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     shown: dict[str, float] = {}
     objective.train()
     if accelerator.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32, where it is not bf16 anyway
+        torch.set_float32_matmul_precision("high")  # TF32 unless it is bf16 anyway
     with stop, tracking(total, f"train {run.name}", "step", done=step, shown=prints) as work:
         batches = Waiting(batches_of(prepared, step, total))
         while step < total:
@@ -203,7 +203,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     if accelerator.is_main_process:
         newest = schedule.due(checkpoint_folders(run))[-settings.average :]
         weights = average_weights(newest)
-        task.objective.model.load_state_dict(weights, strict=False)  # others are as they started
+        task.objective.model.load_state_dict(weights, strict=False)  # frozen weights are unchanged
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -211,7 +211,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
 def closing_lines(
     steps: int, batches: Waiting, loss: float | None, best: float | None
 ) -> Iterator[str]:
-    """What a finished run says of itself. best: `Task.constant_loss`."""
+    """Yields the final status lines of a run. best: `Task.constant_loss`."""
     if steps:
         seconds, waited = batches.seconds()
         share, rate = waited / seconds, steps / seconds
@@ -226,7 +226,7 @@ def closing_lines(
 
 @contextlib.contextmanager
 def advice_on_memory(settings: TrainConfig, steps: int) -> Iterator[None]:
-    """Raises ConfigError where a step, after so many, does not fit into memory."""
+    """Raises ConfigError if a step runs out of memory. steps: number of steps done before."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -239,7 +239,7 @@ def advice_on_memory(settings: TrainConfig, steps: int) -> Iterator[None]:
 
 
 def check_finite(rates: Mapping[str, float], step: int, run: Path) -> None:
-    """Raises Diverged where a loss is not finite, before weights that are not either are kept."""
+    """Raises Diverged if a loss is not finite, before non-finite weights are saved."""
     wrong = [name for name, rate in rates.items() if not math.isfinite(rate)]
     if wrong:
         raise Diverged(
@@ -250,7 +250,7 @@ def check_finite(rates: Mapping[str, float], step: int, run: Path) -> None:
 
 
 def learning_rate(settings: TrainConfig, step: int, total_steps: int) -> float:
-    """Rate of optimizer step number `step`, counted from 0.
+    """Returns the learning rate of optimizer step number `step`, from 0.
 
     Linear warm-up (SpecDec: from 1e-7), then inverse square root, half a cosine to 0, or constant.
     """
@@ -267,10 +267,10 @@ def learning_rate(settings: TrainConfig, step: int, total_steps: int) -> float:
 
 
 def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prepared:
-    """The plan of batches, and the optimizer; seeds everything.
+    """Seeds all random numbers; creates batch plan and optimizer; prepares them with Accelerate.
 
-    FSDP and DeepSpeed cut up or convert the modules they are given. They get a copy, so that the
-    task's own objective stays whole: for validation, and for the final weights.
+    FSDP and DeepSpeed shard or convert the modules they are given. They get a copy, so that the
+    task's objective stays unsharded, for validation and for the final weights.
     """
     plan = make_plan(task.lengths, settings)
     if text := plan.left_out():
@@ -287,7 +287,7 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
 
 
 def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; norms and biases are not decayed, and a group has its share of the learning rate."""
+    """Creates AdamW without weight decay for norms and biases; `share` scales the learning rate."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in task.objective.named_parameters():
         if parameter.requires_grad:
@@ -308,7 +308,7 @@ def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
 
 
 def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int, Any]]:
-    """(batch number, batch) of this process, for the steps from `step` to `total`."""
+    """Yields (batch number, batch) of this process for the steps from `step` to `total`."""
     accelerator, task = prepared.accelerator, prepared.task
     world, rank = accelerator.num_processes, accelerator.process_index
     per_step = prepared.batches_per_step
@@ -323,12 +323,12 @@ def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int,
 
 
 def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: float) -> Tensor:
-    """One optimizer step; returns the global sums of loss, weight, correct and counted, on the
-    device: a step does not wait for it.
+    """Runs one optimizer step; returns the global sums of loss, weight, correct and counted, on the
+    device, without synchronising it.
 
-    Gradients are added up relative to the first batch's global weight, which is right as it stands
-    where a step is one batch, and rescaled to the whole step's weight where it is more.
-    Shapes: -> [4], or [4, parts].
+    The gradient of each batch is divided by the first batch's global weight. This is exact if a
+    step is one batch; with accumulation, gradients are rescaled to the whole step's weight at the
+    end. Shapes: -> [4], or [4, parts].
     """
     accelerator, task, settings = prepared.accelerator, prepared.task, prepared.settings
     objective, optimizer = prepared.objective, prepared.optimizer
@@ -365,7 +365,7 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
 
 
 def _validate(prepared: Prepared, task: Task, log: MetricsLog, step: int) -> dict[str, float]:
-    """The task's measures of the whole model, on the main process while the others wait."""
+    """Runs the task's validation on the main process, with unsharded weights; the others wait."""
     accelerator = prepared.accelerator
     module = whole_objective(accelerator, prepared.objective, task.objective)
     values: dict[str, float] = {}
@@ -385,7 +385,7 @@ def _mix(seed: int, number: int) -> int:
 
 
 def _fingerprint(plan: BatchPlan, settings: TrainConfig, total: int, world: int) -> str:
-    """Of everything that decides what the next step computes."""
+    """Returns a hash of everything that determines what the next step computes."""
     decisive = settings.model_dump(mode="json", exclude=LOOSE | {"average", "epochs", "max_steps"})
     text = json.dumps([decisive, total, world, *plan.lengths.shape, int(plan.lengths.sum())])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

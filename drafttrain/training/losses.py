@@ -1,4 +1,4 @@
-"""Losses as sums with their weights; the division happens once, after all ranks are added up."""
+"""Losses as weighted sums with their weights; divided once, after summation over all ranks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 
 class LossSums(NamedTuple):
-    """What one batch adds to a step: scalars on the model's device, or vectors [M] where M models
-    that share nothing are trained at once, each with a loss and a normaliser of its own."""
+    """The sums of one batch: scalars on the model's device, or vectors [M] if M independent models
+    are trained at once, each with its own loss and normaliser."""
 
     loss: Tensor
     """Weighted sum of the losses, with gradient."""
     weight: Tensor
-    """Sum of the weights that `loss` is to be divided by, over ranks and accumulation."""
+    """Sum of the weights; `loss` is divided by its sum over ranks and accumulation steps."""
     correct: Tensor
-    """Predictions that hit their label."""
+    """Number of predictions that equal their label."""
     counted: Tensor
-    """Predictions counted in `correct`."""
+    """Number of predictions checked for `correct`."""
 
 
 def mean_rates(sums: Tensor, parts: Mapping[str, nn.Module] | None) -> dict[str, float]:
-    """Mean loss and accuracy of some steps; with parts, their means over the parts and then each
-    part's. Waits for the device. Shapes: sums [4] or [4, parts]: loss, weight, correct, counted."""
+    """Returns mean loss and accuracy; with parts, the means over the parts, then those of each.
+    Synchronises the device. Shapes: sums [4] or [4, parts]: loss, weight, correct, counted."""
     loss, weight, correct, counted = sums.cpu()
     rates = {"loss": loss / weight.clamp(min=1e-9), "accuracy": correct / counted.clamp(min=1.0)}
     found = {name: float(rate.mean()) for name, rate in rates.items()}
@@ -39,9 +39,9 @@ def mean_rates(sums: Tensor, parts: Mapping[str, nn.Module] | None) -> dict[str,
 def smoothed_cross_entropy(
     logits: Tensor, labels: Tensor, weights: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Sum over rows of weight * label-smoothed cross entropy, and the sum of weights.
+    """Returns the sum over rows of weight * label-smoothed cross entropy, and the sum of weights.
 
-    Shapes: logits [N, V], labels [N] (-100: no loss), weights [N]. N = 0 keeps a graph.
+    Shapes: logits [N, V], labels [N] (-100: no loss), weights [N]. N = 0 keeps the autograd graph.
     """
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
@@ -50,8 +50,8 @@ def smoothed_cross_entropy(
 
 
 def constant_loss(counts: np.ndarray, smoothing: float) -> float:
-    """Label-smoothed cross entropy of the best constant prediction of tokens of these frequencies,
-    in nats: the entropy of the smoothed frequencies. Shapes: counts [V]."""
+    """Returns the label-smoothed cross entropy, in nats, of the best constant prediction for token
+    counts [V]: the entropy of the smoothed frequencies."""
     probs = (1 - smoothing) * counts / counts.sum() + smoothing / len(counts)
     return float(-(probs[probs > 0] * np.log(probs[probs > 0])).sum())
 
@@ -59,10 +59,10 @@ def constant_loss(counts: np.ndarray, smoothing: float) -> float:
 def followed_cross_entropy(
     logits: Tensor, teacher_probs: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sum over rows of weight * -sum(teacher_probs * log probs), and the sum of weights.
+    """Returns the sum over rows of weight * -sum(teacher_probs * log probs) and the sum of weights.
 
-    Ids that only one of the two vocabularies has (padding up to a round size) take no part.
-    Shapes: logits [N, V], teacher_probs [N, V'], weights [N]. N = 0 keeps a graph.
+    Ids that only one of the vocabularies has (padding to a round size) are left out of the inner
+    sum. Shapes: logits [N, V], teacher_probs [N, V'], weights [N]. N = 0 keeps the autograd graph.
     """
     shared = min(logits.shape[-1], teacher_probs.shape[-1])
     log_probs = logits.float().log_softmax(-1)[:, :shared]
@@ -71,35 +71,35 @@ def followed_cross_entropy(
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """sum(min(target_probs, draft_probs)) of each row: the probability that a token drawn from the
-    drafter's row is accepted (Leviathan et al., Theorem 3.5). Shapes: [N, C], [N, C] -> [N]."""
+    """Returns sum(min(target_probs, draft_probs)) of each row: the probability that a token drawn
+    from draft_probs is accepted (Leviathan et al., Theorem 3.5). Shapes: [N, C], [N, C] -> [N]."""
     return torch.minimum(target_probs, draft_probs).sum(-1)
 
 
-# Divergences of a drafter's rows from the target's, of log-probabilities [N, C] of both for the
-# same C tokens -> [N]. The C tokens may be a part of the vocabulary: what the target gives other
-# tokens then adds a constant that is left out. Rows that are cut to their k likeliest tokens have
-# one more "token", all others together (`merged_rows`), so that with P and Q what target and
-# drafter give these, forward_kl is too low by P KL(p' || q') of the rows among the others, each
-# summing to 1, and total_variation by min(P, Q) - sum min(p, q) over the others. Neither is ever
-# too high.
+# Divergences of the drafter's distribution from the target's: log-probabilities [N, C] of both for
+# the same C tokens -> [N]. The C tokens may be a part of the vocabulary; the constant that the
+# target's probability of the others would add is left out. Rows reduced to the k likeliest tokens
+# have one more "token" for all others together (`merged_rows`). Let P and Q be its probabilities
+# for target and drafter, and p', q' the distributions within it, normalised: then forward_kl is too
+# low by P KL(p' || q'), and total_variation by min(P, Q) - sum min(p, q) over the other tokens.
+# Neither is ever too high.
 
 
 def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """KL(target || draft) = sum p log(p / q); the gradient by log q is -p. 0 log 0 = 0."""
+    """Returns KL(target || draft) = sum p log(p / q), with 0 log 0 = 0; d KL / d log q = -p."""
     probs = target_log_probs.exp()
     return torch.where(probs > 0, probs * (target_log_probs - draft_log_probs), 0.0).sum(-1)
 
 
 def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """1 - sum min(target, draft), how often a drafted token is rejected (Leviathan et al., Theorem
-    3.5). Of a part of the vocabulary: exact where the drafter drafts nothing else."""
+    """Returns 1 - sum min(target, draft), the rejection rate of a draft token (Leviathan et al.,
+    Theorem 3.5). For a part of the vocabulary it is exact if the drafter drafts no other tokens."""
     return 1.0 - overlap(target_log_probs.exp(), draft_log_probs.exp())
 
 
 def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor:
-    """Log-probabilities of these tokens of each row and, where merge is set, in one more column of
-    all others together. Shapes: log_probs [N, C], places [N, k] -> [N, k] or [N, k + 1]."""
+    """Selects the log-probabilities at these indices; if merge, appends a column for all others
+    together. Shapes: log_probs [N, C], places [N, k] -> [N, k] or [N, k + 1]."""
     chosen = log_probs.gather(1, places)
     if not merge:
         return chosen
@@ -108,17 +108,17 @@ def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor
 
 
 DIVERGENCES = {"forward_kl": forward_kl, "total_variation": total_variation}
-"""By the settings that weigh them (`FollowTargetConfig`)."""
+"""Divergences by the names of their weights in the settings (`FollowTargetConfig`)."""
 
 
 def acceptance_loss(
     logits: Tensor, acceptance: Tensor, rejection_weight: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """Weighted binary cross entropy with soft labels, and the weights, position by position.
+    """Returns the weighted binary cross entropy with soft labels and the weight of each position.
 
     P * -log(P^) + w_rej * (1 - P) * -log(1 - P^), where P^ = sigmoid(logit) and acceptances weigh 1
-    (SpecDec++ Section 3.3); a position's weight is P + w_rej * (1 - P). From logits, so finite for
-    any finite logit, and 0 * log 0 = 0.
+    (SpecDec++ Section 3.3); a position's weight is P + w_rej * (1 - P). Computed from logits, so it
+    is finite for any finite logit, and 0 * log 0 = 0.
     Shapes: logits [..., N], acceptance [N] (labels P), rejection_weight [..., 1] or a number ->
     [..., N] both.
     """
@@ -128,7 +128,7 @@ def acceptance_loss(
 
 
 def binary_kl(logits: Tensor, acceptance: Tensor) -> Tensor:
-    """KL(P || P^) between Bernoulli distributions at each position, in nats; 0 * log 0 = 0.
+    """Returns KL(P || P^) between Bernoulli distributions per position, in nats; 0 * log 0 = 0.
 
     Shapes: logits [..., N], acceptance [N] (labels P) -> [..., N].
     """

@@ -1,4 +1,4 @@
-"""What the training loop needs of an objective, and the frozen model that one may learn from."""
+"""The interface of training objectives, and the frozen teacher model that they may use."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ B = TypeVar("B", bound=Batch, contravariant=True)
 
 @runtime_checkable
 class Objective(Protocol[B]):
-    """What is trained, and the loss of a batch: an `nn.Module` with these members besides.
+    """A training objective: an `nn.Module` with a trained model, a batch loss and these members.
 
     The loop calls it on every batch, adds the sums up over accumulation steps and processes, and
-    divides the loss by the weight once. In eval mode (validation) it neither smooths nor glances
-    nor asks its teacher, but for what a measure asks of it by name and for what a drafter is fed.
+    divides the loss by the weight once. Its loss in eval mode (validation) uses no glancing and no
+    teacher, except for teacher states that are the drafter's input.
     """
 
     model: nn.Module
-    """What is trained and saved: its weights, by its own names, are a run's `final/`."""
+    """The trained model; a run's `final/` has its weights, by its parameter names."""
     teacher: Teacher | None
-    """A model that batches are also read by, without gradient. The loop does not touch it."""
+    """A frozen model that also reads the batches. The loop does not touch it."""
     parts: Mapping[str, nn.Module] | None
-    """Where several models that share nothing are trained at once: each by name, in the order of
-    the sums' vectors. Each is normalised, clipped and logged as if it were trained alone."""
+    """If several independent models are trained at once: each by name, in the order of the sums'
+    vectors. Each is normalised, clipped and logged as if it were trained separately."""
 
     def __call__(self, batch: B, progress: float) -> LossSums:
-        """Sums over a batch; `progress` runs from 0 at the first step to 1 at the last.
+        """Returns the sums of a batch; `progress` runs from 0 at the first step to 1 at the last.
 
         Shapes: every sum is a scalar, or [P] with P parts.
         """
 
 
 class Teacher:
-    """A frozen model beside an objective: no part of its module, so neither trained nor saved.
+    """A frozen model used by an objective; not a submodule, so neither trained nor saved.
 
-    It joins the batches on their device when it is first asked for there.
+    `on` moves it to the device of the batches.
     """
 
     def __init__(self, model: PreTrainedModel):

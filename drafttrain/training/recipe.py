@@ -1,4 +1,4 @@
-"""What recipes share around their own task: plans, the run's folder, packed batches of blocks."""
+"""Functions shared by recipes: start of a run, checks, plans, saving, and tasks with blocks."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from drafttrain.training.run_folder import check_run, open_run, save_final
 
 BlocksRecipe = ParallelDrafterRecipe | StateDrafterRecipe
 SHARED = 0.5
-"""Of held-out inputs, the largest share that may be inputs of the training."""
+"""Maximal share of held-out inputs that may also be training inputs."""
 KeptRecipe = CausalDrafterRecipe | StateDrafterRecipe | TargetRecipe
-"""Recipes that say in which type their model is saved."""
+"""Recipes with a setting for the dtype of the saved model."""
 
 
 class Started(NamedTuple):
-    """A run of a recipe that distils, ready to make its drafter."""
+    """A started run of a recipe that distils: target and distilled rows, before the drafter."""
 
     accelerator: Accelerator
     target: LoadedTarget
@@ -65,8 +65,8 @@ class Started(NamedTuple):
 
 
 def start_run(settings: DistillingRecipe) -> Started | None:
-    """Open the run's folder, load the target, distil what is missing, and seed; None if the run is
-    finished. Raises ConfigError, before anything is written, as `begin_run`."""
+    """Opens the run's folder, loads the target, distils what is missing, and seeds; returns None if
+    the run is finished. Raises ConfigError, before anything is written, as `begin_run` does."""
     if already_finished(settings):
         return None
     accelerator = begin_run(settings, distillations(settings))
@@ -77,8 +77,8 @@ def start_run(settings: DistillingRecipe) -> Started | None:
 
 
 def already_finished(settings: Recipe) -> bool:
-    """Whether `final/` is there, with a model or a folder for each of several heads; says so.
-    Raises ConfigError where it was made by other settings, as more steps."""
+    """Returns whether `final/` exists, with a model or a folder per head, and prints it if so.
+    Raises ConfigError if it was made with other settings, e.g. more steps."""
     run, final = settings.run, settings.run / "final"
     finished = (final / "config.json").is_file() or any(final.glob("*/config.json"))
     if finished:
@@ -91,10 +91,10 @@ def begin_run(
     settings: DistillingRecipe | HeadRecipe | TargetRecipe,
     wanted: Mapping[str, DistillConfig] | None = None,
 ) -> Accelerator:
-    """Join the launch's processes and open the run's folder, after all checks.
+    """Runs all checks, joins the launch's processes and opens the run's folder.
 
-    wanted: its distillations, by the setting that their inputs come from. Raises ConfigError,
-    before anything is written, for a folder of another run and inputs that cannot be distilled.
+    wanted: the run's distillations, by the setting of their inputs. Raises ConfigError, before
+    anything is written, for a folder of another run and for inputs that cannot be distilled.
     """
     check_run(settings.run, settings)
     check_trackers(settings.train.trackers)
@@ -117,7 +117,7 @@ def begin_run(
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
-    """Raises ConfigError for a tracker that is not installed."""
+    """Raises ConfigError if a tracker is not installed."""
     for name in trackers:
         if find_spec(name) is None:
             raise ConfigError(
@@ -127,9 +127,10 @@ def check_trackers(trackers: Sequence[str]) -> None:
 
 
 def check_apart(path: str, taught: Collection[str], group: str, held_out: Sequence[str]) -> int:
-    """The number of held-out inputs that are inputs of the training (path) too.
+    """Counts the held-out inputs that are also training inputs.
 
-    taught, held_out: `input_keys`. Raises ConfigError where more than a share SHARED of them are.
+    taught, held_out: `input_keys` of both; path: of the training inputs, for the message. Raises
+    ConfigError if their share exceeds SHARED.
     """
     twice = sum(text in taught for text in held_out)
     if twice > SHARED * len(held_out):
@@ -142,8 +143,8 @@ def check_apart(path: str, taught: Collection[str], group: str, held_out: Sequen
 
 
 def check_lengths(sources: Sequence[int], settings: TrainConfig) -> None:
-    """Refuse batches that most rows do not fit in, before the target has answered anything; an
-    output has a token at least. Raises ConfigError."""
+    """Raises ConfigError if most rows exceed train.batch_tokens even with an output of one token;
+    called before the target decodes anything."""
     longer = sorted(length + 1 for length in sources if length + 1 > settings.batch_tokens)
     if 2 * len(longer) > len(sources):
         raise ConfigError(
@@ -158,7 +159,7 @@ def keep_start(
     drafter: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Write `start/` once: the drafter before its first step, to compare with."""
+    """Writes `start/` once: the drafter before its first training step, for comparison."""
     if accelerator.is_main_process and not (settings.run / "start").exists():
         kept = copy.deepcopy(drafter).to(getattr(torch, settings.save_dtype))
         save_final(settings.run, kept, tokenizer, "start")
@@ -170,7 +171,7 @@ def train_and_save(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train a model to the end and write `final/`, in settings.save_dtype."""
+    """Trains a model to the end and writes `final/` in settings.save_dtype."""
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
         model = task.objective.model.cpu().to(getattr(torch, settings.save_dtype))
@@ -184,8 +185,8 @@ def blocks_task(
     collate: BlocksCollator,
     validate: Callable[[Objective], dict[str, float]] | None,
 ) -> Task:
-    """Rows that share sequences, in blocks of which the settings say how many are kept; `collate`
-    keeps all of them."""
+    """Creates the task of training on packed rows with blocks, dropped as the settings say; the
+    given `collate` keeps all blocks."""
     own, k = settings.objective, settings.drafter.k
     lengths = lengths_with_masks(row_lengths(rows.rows), k, own.kept, own.kept_floor)
     taught = taught_rows(rows.rows, collate.reads_prompt)
@@ -195,8 +196,8 @@ def blocks_task(
 
 
 def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int = 0) -> None:
-    """Print sizes, steps, disk and memory of a run; its distillation. more_tokens: of each row,
-    beside source and output; of recipes of blocks the masks after an output of mean length."""
+    """Prints a run's distillation, sizes, steps, disk and memory. more_tokens: tokens of each row
+    besides source and output; computed for recipes with blocks, from the mean output length."""
     plan = plan_distillation(distillations(settings)["data"])
     if isinstance(settings, BlocksRecipe):
         own, output = settings.objective, plan.target_tokens // max(plan.rows, 1)
@@ -211,14 +212,14 @@ def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int 
 
 
 def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) -> None:
-    """Batches, steps, disk and memory, estimated for rows that are all of the same length.
+    """Prints batches, steps, disk and memory, estimated for rows of equal length.
 
-    tokens: of all rows, as batches count them.
+    tokens: total of all rows, as batches count them.
     """
     lengths = np.full(rows, max(1, tokens // max(rows, 1)))
     plan, world = make_plan(lengths, settings), Accelerator().num_processes
     checkpoints, mib = max(KEPT_CHECKPOINTS, settings.average), 2**20
-    disk = (checkpoints * 12 + 4) * parameters  # weights and two means each; final/
+    disk = (checkpoints * 12 + 4) * parameters  # weights and two Adam moments each; final/
     steps = count_steps(plan, settings, world)
     print(f"batches      {plan.batches_per_epoch:,} an epoch of {settings.batch_tokens:,} tokens")
     print(f"steps        {steps:,} of {settings.accumulation * world} batches")

@@ -1,4 +1,4 @@
-"""The folder of a run: settings and versions at the start, metrics, `final/` at the end."""
+"""The folder of a run: settings and versions, metrics, and `final/` with the result."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from drafttrain.training.checkpoints import checkpoint_folders, remove_unfinishe
 
 LOOSE = frozenset({"threads", "workers", "trackers"})
 LOOSE |= {"validate_every", "checkpoint_every", "log_every"}
-"""Settings of a run that may change when it goes on: they do not decide what is computed."""
+"""Settings that may change when a run is resumed: they do not affect the result."""
 OWNED: dict[Path, FileLock] = {}
-"""Locks of the runs that this process works on, by their absolute paths: held until it ends."""
+"""Locks of this process's runs by absolute path, held until the process ends."""
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "safetensors")
 
 
 def check_run(run: Path, settings: Config) -> None:
-    """Refuse a folder that is a file, or belongs to a run with other settings; write nothing.
+    """Raises ConfigError if `run` is a file or a folder of a run with other settings.
 
-    Until the first checkpoint settings of the training (`train`) are free, and limits of inputs,
-    which distillations can grow by: distilled outputs stay.
-    Raises ConfigError naming the first setting that differs.
+    Names the first setting that differs; writes nothing. Before the first checkpoint, the training
+    settings (`train`) may change, and limits of inputs, as distillations can grow and their outputs
+    stay.
     """
     if run.exists() and not run.is_dir():
         raise ConfigError(f"run = {str(run)!r} is a file; give a folder")
@@ -69,10 +69,10 @@ def check_run(run: Path, settings: Config) -> None:
 
 
 def open_run(run: Path, settings: Config) -> None:
-    """Create the run folder and record settings and versions; call it on one process.
+    """Creates the run folder and records settings and versions; call it on one process only.
 
-    Re-running continues an unfinished run. Raises ConfigError as `check_run`, and where another
-    process works on the run.
+    Opens the folder of an unfinished run too. Raises ConfigError as `check_run` does, and if
+    another process works on the run.
     """
     check_run(run, settings)
     if run.absolute() not in OWNED:
@@ -89,8 +89,8 @@ def open_run(run: Path, settings: Config) -> None:
 def save_final(
     run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "final"
 ) -> Path:
-    """Write `final/`, whole or not at all; `from_pretrained` loads it, unless it leaves embeddings
-    to its target."""
+    """Writes `final/` atomically; `from_pretrained` can load it, unless the model uses its target's
+    embeddings."""
     keep_writable(model)
     with whole_folder(run / name) as folder:
         model.save_pretrained(folder, state_dict=saved_weights(model))
@@ -99,7 +99,7 @@ def save_final(
 
 
 def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
-    """Write `final/` with a folder for each head, such as D3-w6, whole or not at all."""
+    """Writes `final/` with a folder for each head, such as D3-w6, atomically."""
     with whole_folder(run / "final") as folder:
         for head in heads:
             head.save_pretrained(folder / head.config.name, safe_serialization=True)
@@ -107,13 +107,13 @@ def save_heads(run: Path, heads: Iterable[AcceptanceHead]) -> Path:
 
 
 class MetricsLog:
-    """metrics.jsonl in the run folder, and the trackers asked for."""
+    """Writer of metrics to metrics.jsonl in the run folder and to the configured trackers."""
 
     def __init__(self, accelerator: Accelerator, run: Path, step: int, settings: TrainConfig):
         self.accelerator, self.file = accelerator, run / "metrics.jsonl"
         if settings.trackers:
             accelerator.init_trackers("drafttrain", config={"run": run.name})
-        if accelerator.is_main_process and self.file.exists():  # drop what a resumed run repeats
+        if accelerator.is_main_process and self.file.exists():  # drop repeated steps
             lines = self.file.read_text(encoding="utf-8").splitlines()
             kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= step]
             write_file(self.file, "".join(f"{x}\n" for x in kept))

@@ -1,7 +1,7 @@
-"""What FSDP and DeepSpeed need of the loop, and plain data-parallel training does not.
+"""Support for FSDP and DeepSpeed in the training loop.
 
-Both cut up or convert the module they are given, so they get a copy; the task's own objective stays
-whole, and receives the weights where a whole model is called for.
+Both shard or convert the module they are given, so they get a copy. The task's objective stays
+unsharded and receives the weights when a complete model is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ASKED_BY = {
 
 
 def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
-    """Refuse what would silently train otherwise than asked. Raises ConfigError."""
+    """Raises ConfigError for launch settings that would silently train in another way."""
     kind = accelerator.distributed_type
     for variable, wanted in ASKED_BY.items():
         if parse_flag_from_env(variable) and kind != wanted:
@@ -48,9 +48,10 @@ def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
 def copy_to_shard(
     accelerator: Accelerator, settings: TrainConfig, objective: Objective
 ) -> Objective:
-    """A copy of the objective that FSDP or DeepSpeed may take apart.
+    """Returns a copy of the objective for FSDP or DeepSpeed to shard.
 
-    DeepSpeed clips, and gathers ZeRO-3 weights, by its own settings: they are made to follow ours.
+    DeepSpeed has its own settings for clipping and gathering of ZeRO-3 weights; this sets them from
+    ours. Raises ConfigError for clipping with several models (`Objective.parts`) under DeepSpeed.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         parts = len(objective.parts or ())
@@ -61,15 +62,15 @@ def copy_to_shard(
             )
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         config["gradient_clipping"] = settings.clip or 0.0
-        config["train_micro_batch_size_per_gpu"] = 1  # it wants a number; batches are cut by tokens
+        config["train_micro_batch_size_per_gpu"] = 1  # required; batches are cut by tokens
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     return copy.deepcopy(objective)
 
 
 def whole_objective(accelerator: Accelerator, objective: nn.Module, own: Objective) -> Objective:
-    """The objective with all its weights; right on the main process, called by all of them.
+    """Returns the objective with complete weights on the main process; all processes must call it.
 
-    `own` is the task's objective, `objective` what Accelerate made of it or of its copy.
+    `own` is the task's objective; `objective` is it, or its copy, as prepared by Accelerate.
     """
     if not is_sharded(accelerator):
         return accelerator.unwrap_model(objective)

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT while training: finish the step and write a checkpoint before leaving.
+"""Handling of SIGTERM and SIGINT in training: finish the step and write a checkpoint, then exit.
 
-A launcher passes on a signal that its processes may have received themselves (Ctrl-C reaches the
-whole terminal, Slurm every process of a job), so a repetition at once means nothing.
+A launcher forwards signals that its processes may also receive directly (Ctrl-C reaches the whole
+terminal, Slurm signals every process of a job), so an immediate repetition is ignored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from accelerate import Accelerator
 
 IMPATIENT = 2.0
-"""Seconds after which another Ctrl-C means: at once, without a checkpoint."""
+"""Seconds after the first signal from which another Ctrl-C exits immediately, no checkpoint."""
 
 
 class StopSignal:
-    """Remembers that a signal came; as a context, from its beginning to its end."""
+    """Context manager that handles both signals inside its block and records the first one."""
 
     def __init__(self) -> None:
         self.received: float | None = None
-        """When the first one came, by `time.monotonic`."""
+        """Time of the first signal, by `time.monotonic`."""
         self.flag: tuple[torch.Tensor, torch.cuda.Event | None] = torch.zeros(()), None
-        """How many processes were asked to stop by the last step, once the event has come."""
+        """Processes with a signal at the previous call of `seen`; valid after the event."""
 
     def __enter__(self) -> StopSignal:
         self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
@@ -41,8 +41,8 @@ class StopSignal:
             raise KeyboardInterrupt
 
     def seen(self, accelerator: Accelerator) -> bool:
-        """Whether any process was asked to stop. Of several processes, by their flags of the step
-        before: all have the same answer, and no device is left without work while one waits."""
+        """Whether any process received a signal. With several processes this uses the flags of the
+        previous call, so all get the same answer without waiting for the current step's work."""
         here = self.received is not None
         if accelerator.num_processes == 1:
             return here

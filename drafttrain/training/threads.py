@@ -1,4 +1,4 @@
-"""How many CPU threads a process trains with, and which setting decided it."""
+"""Choice of the number of CPU threads for training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from drafttrain.config.command_line import LAUNCHED
 
 
 def choose_threads(asked: int | None) -> tuple[int, str]:
-    """The number of threads and its source: `train.threads`; else OMP_NUM_THREADS, of a list the
-    first number, at most this process's share of the cores; else that share.
+    """Returns the number of threads and its source: `train.threads`; else OMP_NUM_THREADS (of a
+    list the first number), at most this process's share of the cores; else that share.
 
-    Launchers set OMP_NUM_THREADS to 1 where it is not set, so in a launched process 1 does not
-    count.
+    Launchers set OMP_NUM_THREADS=1 if it is unset, so a launched process ignores the value 1.
     """
     if asked is not None:
         return asked, "train.threads"
@@ -25,6 +24,6 @@ def choose_threads(asked: int | None) -> tuple[int, str]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    """Returns the number of cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""A state drafter learns to go on as its target would, behind the target's own states.
+"""Training of a state drafter to follow its target, reading the target's states.
 
-Blocks as in `BlocksCollator`; the target reads every batch, and its keys, values and hidden states
-are what the drafter reads of the texts. Its rows at the labels come from the same pass.
+Blocks as in `BlocksCollator`. The target runs on every batch; the drafter attends to the target's
+keys and values and reads its hidden states. The target's logits come from the same forward pass.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from drafttrain.training.objectives.follow_target import FollowTarget
 
 @dataclass(frozen=True)
 class Columns:
-    """Some of the columns of each sequence of a batch."""
+    """Selected columns of each sequence of a batch, padded to the same number N."""
 
     places: Tensor
-    """[B, N] in rising order; behind the last one any."""
+    """[B, N] column indices, ascending; arbitrary in the padding."""
     there: Tensor
-    """[B, N] false behind the last one."""
+    """[B, N] false in the padding."""
 
     @staticmethod
     def where(wanted: Tensor, most: int) -> Columns:
-        """Those that are wanted, `most` of a sequence, which is 1 or more. Shapes: [B, T] bool."""
+        """Selects the true columns of `wanted` [B, T], at most `most` >= 1 per sequence."""
         places = wanted.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         return Columns(places, wanted.gather(1, places))
 
 
 class FollowStates(FollowTarget):
-    """`FollowTarget` of a drafter that reads its target's states.
+    """`FollowTarget` for a drafter that reads its target's states.
 
-    Batches are those of `BlocksCollator` with reads_prompt=False.
+    Its batches come from `BlocksCollator` with reads_prompt=False.
     """
 
     model: StateDrafter
@@ -56,8 +56,8 @@ class FollowStates(FollowTarget):
         self._read: tuple[BlocksBatch, Reading] | None = None
 
     def rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
-        """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
-        and the labels [N], by the target's vocabulary."""
+        """Returns the drafter's logits [N, C] over its draftable tokens at every labelled position,
+        and the labels [N], ids of the target's vocabulary."""
         target = self.teacher.on(batch.input_ids.device)
         reading = self.reading(batch)
         embedding = target.get_input_embeddings().weight
@@ -73,7 +73,7 @@ class FollowStates(FollowTarget):
         return logits, batch.at_labels(batch.labels)
 
     def reading(self, batch: BlocksBatch) -> Reading:
-        """What the target makes of a batch's texts; it reads each batch once."""
+        """Runs the target on a batch's texts; caches the result for repeated calls."""
         if self._read is None or self._read[0] is not batch:
             target, text = self.teacher.on(batch.input_ids.device), batch.text
             given = {"attention_mask": text.mask(target.dtype), "position_ids": text.positions}
@@ -84,7 +84,7 @@ class FollowStates(FollowTarget):
 
     @torch.no_grad()
     def target_log_probs(self, batch: BlocksBatch) -> Tensor:
-        """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
+        """Returns the target's log-probabilities of the draftable tokens at labels. [N, C]"""
         target = self.teacher.on(batch.input_ids.device)
         hidden = batch.text.at_labels(self.reading(batch).hidden)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -97,8 +97,10 @@ class FollowStates(FollowTarget):
 def hidden_behind(
     model: StateDrafter, embedding: Tensor, batch: BlocksBatch, reading: Reading
 ) -> Tensor:
-    """The drafter's last hidden states at every labelled position. Shapes: embedding [V, D],
-    -> [N, D]."""
+    """Returns the drafter's last hidden states at every labelled position.
+
+    Shapes: embedding [V, D] -> [N, D].
+    """
     most, most_begun = batch.widths
     slots = Columns.where(batch.labels != IGNORED, most)
 
@@ -110,9 +112,10 @@ def hidden_behind(
     anchors, columns = positions - depths, of_slots(batch.places) - depths
     line = torch.arange(len(columns), device=columns.device)[:, None]
     texts = batch.labels[:, : batch.columns] != IGNORED
-    begun = Columns.where(texts, most_begun)  # a block behind each
+    begun = Columns.where(texts, most_begun)  # the anchors: a block starts after each
     said = model.anchor_inputs(reading.states[line, (begun.places - 1).clamp(min=0)].flatten(0, 1))
     said = said.unflatten(0, begun.places.shape)
+    # numbers: [B, columns] index among the anchors of each column that is one
     number = torch.arange(begun.places.shape[1], device=columns.device).expand_as(begun.places)
     numbers = torch.zeros_like(batch.input_ids[:, : batch.columns])
     numbers = numbers.scatter(1, begun.places, number.where(begun.there, 0))
@@ -120,6 +123,7 @@ def hidden_behind(
     tokens = F.embedding(batch.input_ids[line, columns], embedding)
     given = (said[line, numbers[line, columns]], tokens, depths)
     fed = model.slot_inputs(*(part.flatten(0, 1) for part in given)).unflatten(0, columns.shape)
+    # a slot attends to its row's text before the anchor, and causally to its own block
     documents = of_slots(batch.documents)
     text = batch.positions[:, None, : batch.columns] < anchors[..., None]
     text &= batch.documents[:, None, : batch.columns] == documents[..., None]

@@ -1,10 +1,10 @@
-"""A language model learns to draft for a target: from its outputs and, row by row, from its rows.
+"""Training of a drafter from the target's outputs and from its distributions (distillation).
 
-The target reads every batch too, where a divergence from its rows is asked for, unless the batch
-has them: they are then cut to their likeliest tokens (`losses.merged_rows`). Losses are taken
-at the tokens of the output alone, which is where drafts will stand. In batches of masked blocks
-(PARD, arXiv 2504.18583) every token of every block is a next-token task of its own, learned from
-the target's row of the token at the same place in the text, which knows the text before it.
+If a divergence from the target's distributions is used, the target runs on every batch, unless the
+batch contains them, reduced to the likeliest tokens (`losses.merged_rows`). Only output tokens are
+in the loss, since drafts never include the prompt. In batches of masked blocks (PARD, arXiv
+2504.18583), every token of a block is a separate next-token task; its label distribution is the
+target's for the token at the same position in the text, conditioned on all the text before it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from drafttrain.training.objective import Teacher
 
 
 class FollowTarget(nn.Module):
-    """A weighted sum of -log q(y) and divergences of q from the target's row (`FollowTargetConfig`)
-    at every token y of the target's output.
+    """The weighted sum of -log q(y) and divergences of the drafter's distribution q from the
+    target's (`FollowTargetConfig`), at every token y of the target's output.
 
-    draftable [N]: the tokens that the drafter can draft, in rising order; its rows are over these
-    alone, and an output's token that is not among them counts as missed and has no cross entropy.
-    target: needed for divergences and for `overlap`.
+    draftable [C]: the tokens that the drafter can draft, ascending; q is over these only. Any other
+    output token counts as a miss and has no cross entropy. target: needed for divergences (unless
+    the batches contain its distributions) and for `overlap`.
     """
 
     parts = None
@@ -60,7 +60,7 @@ class FollowTarget(nn.Module):
         self.register_buffer("draftable", draftable, persistent=False)
 
     def forward(self, batch: BlocksBatch, progress: float) -> LossSums:
-        """In eval mode: the cross entropy of outputs, whatever it is trained on."""
+        """Returns the sums of a batch. In eval mode the loss is the cross entropy only."""
         logits, labels = self.rows(batch)
         places = self.places(labels)
         weights = (places != IGNORED).float()
@@ -76,23 +76,23 @@ class FollowTarget(nn.Module):
         return LossSums(loss, weight, correct, torch.ones_like(places).sum())
 
     def rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
-        """The drafter's logits [N, C] of the tokens that it can draft, at every labelled position,
-        and the labels [N], by the target's vocabulary."""
+        """Returns the drafter's logits [N, C] over its draftable tokens at every labelled position,
+        and the labels [N], ids of the target's vocabulary."""
         logits = text_rows(self.model, batch, self.draftable)
         return logits, batch.at_labels(batch.labels)
 
     def places(self, labels: Tensor) -> Tensor:
-        """Where tokens stand among those that can be drafted; IGNORED of others. Shapes: [N]."""
+        """Returns the index of each token among the draftable ones, else IGNORED. Shapes: [N]."""
         return draftable_indices(labels, self.draftable, IGNORED)
 
     def tokens(self, places: Tensor) -> Tensor:
-        """Tokens of the vocabulary by their places among those that can be drafted."""
+        """Returns the vocabulary's ids of tokens from their indices among the draftable ones."""
         return places if self.draftable is None else self.draftable[places]
 
     def compared_rows(self, batch: BlocksBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of target and drafter for the same outcomes, at every labelled
-        position: all tokens that can be drafted; where the target's rows are known, the likeliest
-        and all others as one (`merged_rows`). Shapes: logits [N, C] -> [N, M] both."""
+        """Returns log-probabilities of target and drafter over the same M outcomes at every label:
+        all draftable tokens, or, if the batch has the target's rows, the likeliest tokens and all
+        others as one (`merged_rows`). Shapes: logits [N, C] -> [N, M] both."""
         draft = exact_enough(logits).log_softmax(-1)
         if batch.likeliest is None:
             return self.target_log_probs(batch), draft
@@ -103,7 +103,7 @@ class FollowTarget(nn.Module):
 
     @torch.no_grad()
     def target_log_probs(self, batch: BlocksBatch) -> Tensor:
-        """The target's row at every labelled position, as far as it can be drafted. [N, C]"""
+        """Returns the target's log-probabilities of the draftable tokens at labels. [N, C]"""
         logits = text_rows(self.teacher.on(batch.input_ids.device), batch.text)
         rows = exact_enough(logits).log_softmax(-1)
         rows = rows if self.draftable is None else rows[:, self.draftable]
@@ -111,18 +111,18 @@ class FollowTarget(nn.Module):
 
     @torch.no_grad()
     def overlap(self, batch: BlocksBatch, logits: Tensor) -> Tensor:
-        """Sum of min(target_probs, draft_probs) at every labelled position, unwarped: the
-        probability that a token drawn from the drafter is accepted. Shapes: logits [N, C] of `rows`
-        -> [N]."""
+        """Returns sum(min(target_probs, draft_probs)) at every labelled position, without warping:
+        the acceptance probability of a token drawn from the drafter. Shapes: logits [N, C] of
+        `rows` -> [N]."""
         draft_probs = exact_enough(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 
 
 def text_rows(model: PreTrainedModel, batch: BlocksBatch, wanted: Tensor | None = None) -> Tensor:
-    """A decoder-only model's logits at every labelled position, of all tokens or of some.
+    """Returns a decoder-only model's logits at every labelled position, of all or `wanted` tokens.
 
-    Where logits are a projection of the last hidden state, other positions go without it: it takes
-    most of a shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
+    If logits are a projection of the last hidden state, only labelled positions are projected: the
+    projection dominates a shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
     """
     scale, mask = projection_scale(model), batch.mask(model.dtype)
     mask = causal_mask(batch.input_ids, model.dtype) if mask is None else mask

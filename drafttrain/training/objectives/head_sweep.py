@@ -1,8 +1,8 @@
-"""Acceptance heads of any depths and rejection weights, trained together on the same batches.
+"""Acceptance heads of several depths and rejection weights, trained together on the same batches.
 
-The heads share nothing but their input, so training them together gives the weights that each
-would get alone; only the work is shared: block b of all heads deeper than b is one batched product
-over their stacked weights.
+The heads share only their input, so joint training gives each head the weights of its separate
+training. The work is shared: block b of all heads deeper than b is one batched matrix product over
+their stacked weights.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def make_heads(
     mean_acceptance: float | None = None,
     **identity,
 ) -> list[AcceptanceHead]:
-    """Every depth with every rejection weight, in float32.
+    """Creates a head for every depth and every rejection weight, in float32.
 
-    Each head's first weights follow from (seed, its name) alone, so they are the same in any sweep;
-    its bias starts at the best constant prediction, if the mean label is given. `identity` goes
-    into the heads' configurations.
+    The initial weights depend only on (seed, head name), so they are the same in any sweep. If the
+    mean label is given, the output bias starts at the best constant prediction. `identity`: further
+    fields of the heads' configurations.
     """
     heads = {}
     for depth in settings.depths:
@@ -52,7 +52,7 @@ def make_heads(
 
 
 class HeadSweep(nn.Module):
-    """The objective: each head's weighted cross entropy of acceptance (SpecDec++ Section 3.3)."""
+    """Objective: each head's weighted cross entropy of acceptance (SpecDec++ Section 3.3)."""
 
     teacher = None
 
@@ -64,12 +64,12 @@ class HeadSweep(nn.Module):
 
     @property
     def parts(self) -> dict[str, AcceptanceHead]:
-        """The heads by name, in the order of the sums' vectors."""
+        """Returns the heads by name, in the order of the sums' vectors."""
         return {head.config.name: head for head in self.model}
 
     def forward(self, batch: HeadBatch, progress: float) -> LossSums:
-        """Sums of every head, [H] each. A prediction is correct if it is on the label's side of
-        one half."""
+        """Returns the sums of every head, [H] each. A prediction is correct if it is on the same
+        side of 0.5 as the label."""
         labels = batch.acceptance.to(self.rejection_weights.dtype)
         with torch.autocast(batch.hidden.device.type, enabled=False):  # heads are float32
             logits = sweep_logits(self.model, batch.hidden)
@@ -80,10 +80,10 @@ class HeadSweep(nn.Module):
 
 
 def sweep_logits(heads: Sequence[AcceptanceHead], hidden: Tensor) -> Tensor:
-    """Logits of every head for the same hidden states. Shapes: hidden [N, D] -> [H, N]."""
+    """Returns every head's logits for the same hidden states. Shapes: hidden [N, D] -> [H, N]."""
     order = sorted(range(len(heads)), key=lambda index: heads[index].config.depth, reverse=True)
     running = [heads[index] for index in order]
-    """Heads that have not ended, deepest first: H_b of them have block b."""
+    """Heads with blocks left, deepest first; H_b of them have block b."""
     x = hidden.to(heads[0].out.weight.dtype).t().expand(len(heads), -1, -1)  # [H_b, D, N]
     logits: list[Tensor] = []
     for number in range(running[0].config.depth + 1):

@@ -1,4 +1,4 @@
-"""Next-token training, from references or from a teacher's distribution."""
+"""Next-token training with references or a teacher's distribution as labels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from drafttrain.training.objective import Teacher
 
 
 class LanguageModelling(nn.Module):
-    """Next-token training from references, or from a teacher's distribution over them.
+    """Next-token training with references as labels, or a teacher's distribution along them.
 
     With a teacher, the label of each position is the teacher's whole distribution given the same
     text (cross entropy, so KL(teacher || model) up to a constant; DistillSpec, Zhou et al. 2024).
-    That is what a drafter needs: a draft is accepted with probability sum(min(target_probs,
-    draft_probs)), whatever the reference says.
+    This suits a drafter: a draft token is accepted with probability sum(min(target_probs,
+    draft_probs)), independent of the reference.
     """
 
     parts = None
@@ -40,7 +40,7 @@ class LanguageModelling(nn.Module):
         self.teacher = None if teacher is None else Teacher(teacher)
 
     def forward(self, batch: LabelledBatch, progress: float) -> LossSums:
-        """A teacher only counts while training: validation is against the references."""
+        """Returns the sums of a batch; in eval mode the labels are always the references."""
         logits, labels = self._read(self.model, batch)
         weights = torch.ones_like(labels, dtype=torch.float)
         if self.teacher is not None and self.training:
@@ -52,22 +52,22 @@ class LanguageModelling(nn.Module):
 
     @torch.no_grad()
     def teacher_probs(self, batch: LabelledBatch) -> Tensor:
-        """The teacher's distribution at each counted position, [N, V of the teacher]."""
+        """Returns the teacher's distribution at each labelled position, [N, V of the teacher]."""
         logits, _ = self._read(self.teacher.on(batch.input_ids.device), batch)
         return logits.float().softmax(-1)
 
     @torch.no_grad()
     def acceptance(self, batch: LabelledBatch) -> Tensor:
-        """sum(min(target_probs, draft_probs)) at each counted position, [N]: the probability that
-        a token drawn from the model is accepted by the teacher, unwarped (Leviathan et al.,
-        Theorem 3.5)."""
+        """Returns sum(min(target_probs, draft_probs)) at each labelled position, [N]: the
+        probability that the teacher accepts a token drawn from the model, without warping
+        (Leviathan et al., Theorem 3.5)."""
         target_probs = self.teacher_probs(batch)
         draft_probs = self._read(self.model, batch)[0].float().softmax(-1)
         shared = min(target_probs.shape[-1], draft_probs.shape[-1])
         return overlap(target_probs[:, :shared], draft_probs[:, :shared])
 
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
-        """The model's logits at each counted position, and the labels. Shapes: -> [N, V], [N]."""
+        """Returns the model's logits at each labelled position, and the labels: [N, V], [N]."""
         inputs, pairs = {"input_ids": batch.input_ids}, model.config.is_encoder_decoder
         if not pairs:
             inputs["attention_mask"] = causal_mask(batch.input_ids, model.dtype)
@@ -76,5 +76,5 @@ class LanguageModelling(nn.Module):
             ids = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
             inputs["decoder_input_ids"] = ids
         logits = model(**inputs, use_cache=False).logits
-        places = batch.learned if pairs else batch.learned - 1  # predicts the next one's token
+        places = batch.learned if pairs else batch.learned - 1  # predicts the next token
         return logits.flatten(0, 1)[places], batch.labels.flatten()[batch.learned]

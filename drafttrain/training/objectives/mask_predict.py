@@ -1,4 +1,4 @@
-"""Mask-predict with glancing (SpecDec): all slots of a block at once."""
+"""Mask-predict training with glancing (SpecDec): all slots of a block in one forward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drafttrain.training.losses import LossSums, smoothed_cross_entropy
 
 
 class MaskPredict(nn.Module):
-    """Predict all slots of a block at once, with glancing (SpecDec Equation 5, Section 3.1.3)."""
+    """Joint prediction of a block's slots, with glancing (SpecDec Equation 5, Section 3.1.3)."""
 
     parts = teacher = None
 
@@ -32,12 +32,12 @@ class MaskPredict(nn.Module):
         self.anchored = drafter.shape.anchored
         has_masks = drafter.shape.masks(drafter.config.k) > 0
         self.prefix_apart = has_masks and not drafter.shape.bidirectional
-        """The prefix sees no block, so it is read once for both passes."""
+        """Whether the prefix does not attend to blocks, so that it is run once for both passes."""
 
     def forward(self, batch: SlotBatch, progress: float) -> LossSums:
-        """`progress` runs from 0 to 1 over training; validation (eval mode) does not glance."""
+        """Returns the sums of a batch. `progress` runs from 0 to 1; no glancing in eval mode."""
         layout, rows = batch.layout, batch.layout.rows
-        read = RowReader(self.model)  # of now: what shards a model copies it
+        read = RowReader(self.model)  # created per call: sharding copies the model
         encoded = read.encode(batch.source, batch.attention_mask)
         tokens, labels = rows.tokens, layout.labels
         prefix = None
@@ -68,9 +68,9 @@ class MaskPredict(nn.Module):
         encoded: EncoderStates,
         prefix: DecodedRows | None,
     ) -> Tensor:
-        """Masked slots of each block that the first pass gets wrong, [B, A].
+        """Counts the masked slots of each block that the first pass predicts wrongly, [B, A].
 
-        The random state is put back, so that both passes drop out the same units.
+        The random state is restored, so that both passes have the same dropout.
         """
         layout = batch.layout
         device = batch.targets.device
@@ -101,15 +101,15 @@ class MaskPredict(nn.Module):
         return LossSums(loss, weight, correct.sum(), in_block.sum())
 
     def _counted(self, layout: Layout, weights: Tensor) -> Tensor:
-        """Places in [B, T] of rows that enter the loss. On a GPU of all that may: counting those
-        with a weight would wait for it. Shapes: weights [B, T] -> [N]."""
+        """Returns the flattened indices of the columns in the loss. On a GPU all labelled columns,
+        as selecting by weight would synchronise it. Shapes: weights [B, T] -> [N]."""
         all_count = self.settings.prefix_weight > 0 and self.settings.glancing_start == 0
         if all_count or weights.device.type != "cpu":
             return layout.learned
         return layout.learned[weights.flatten()[layout.learned] > 0]
 
     def _weights(self, labels: Tensor, layout: Layout) -> Tensor:
-        """Weight of each row's loss: slots 1 (or decaying), prefix rows prefix_weight. [B, T]"""
+        """Returns the loss weights: 1 or decaying for slots, prefix_weight in the prefix. [B, T]"""
         slot = torch.arange(layout.mask_rows, device=labels.device).float() + self.anchored
         decay = self.settings.position_decay
         of_slot = torch.ones_like(slot) if decay is None else torch.exp(-slot / decay)

@@ -1,4 +1,4 @@
-"""Blockwise Decoding's objective: each head predicts a later token of the target's own output."""
+"""Objective of Blockwise Decoding: each head predicts a later token of the target's output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from drafttrain.training.objective import Teacher
 
 
 class PredictAhead(nn.Module):
-    """Cross entropy of head j at the state that judges y_i, against y_{i+j} (Stern et al. 2018).
+    """Cross entropy of head j for y_{i+j}, from the state that predicts y_i (Stern et al. 2018).
 
-    The target runs along its own outputs without gradient. Only its states enter the loss that the
-    batch chose: all positions of all heads through the output projection would take most of the
-    time. The paper trains one head a step, drawn at random, for the same reason.
+    The target is teacher-forced on its outputs without gradient. Only the states sampled by the
+    batch are in the loss: the output projection of all positions for all heads would dominate the
+    time. For the same reason, the paper trains one random head per step.
     """
 
     parts = None
@@ -37,6 +37,6 @@ class PredictAhead(nn.Module):
         return LossSums(loss, weight, correct.sum(), weight.detach().clone())
 
     def states(self, batch: BlockRowsBatch) -> Tensor:
-        """The target's states that the batch chose, without gradient. Shapes: -> [M, D]."""
+        """Returns the target's hidden states at `batch.rows`, without gradient, [M, D]."""
         target = self.teacher.on(batch.rows.device)
         return torch.cat(states_before(target, batch.sources, batch.targets))[batch.rows]
