@@ -48,7 +48,7 @@ def convert(model: str, out: Path, revision: str | None = None) -> None:
         read = read_weights(auto_class(config), folder, name, config=config, dtype="auto", **asked)
     except ConfigError:
         raise
-    except Exception as error:  # PyTorch's error for objects other than tensors varies
+    except Exception as error:  # its class varies for objects other than tensors
         raise ConfigError(
             f"{name}: its pickled weights are damaged, or hold more than tensors, which could run "
             "code; give safetensors, or weights of an author that you trust"

@@ -115,7 +115,7 @@ def count_steps(plan: BatchPlan, settings: TrainConfig, world_size: int) -> int:
 
 
 def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
-    join_processes()  # first: it sets the timeout for the others' distillation
+    join_processes()  # first: it sets how long processes wait for distillation
     precision, on_gpu = settings.precision, PartialState().device.type == "cuda"
     if precision == "auto":
         whole = on_gpu and not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")

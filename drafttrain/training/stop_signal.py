@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 
 IMPATIENT = 2.0
-"""Seconds after the first signal from which another Ctrl-C exits immediately, no checkpoint."""
+"""Seconds after the first signal; a later Ctrl-C exits immediately, without a checkpoint."""
 
 
 class StopSignal:

@@ -103,5 +103,5 @@ class BatchPlan:
             return (totals,)
         alike = np.floor(np.log(totals) / ALIKE).astype(int)
         sources = self.lengths[self.kept, 0]
-        there_and_back = np.where(alike % 2 == 0, sources, -sources)  # no jump between groups
+        there_and_back = np.where(alike % 2 == 0, sources, -sources)  # snake order, no jumps
         return totals, there_and_back, alike

@@ -247,8 +247,8 @@ def tasks_of_blocks(
 
 
 def lengths_with_masks(lengths: np.ndarray, k: int, kept: float, floor: float) -> np.ndarray:
-    """Returns the maximal columns of each row with its masks. Shapes: lengths of prompts and
-    outputs [rows, 2] -> [rows]."""
+    """Returns the maximal number of columns of each row with its masks. Shapes: lengths of prompts
+    and outputs [rows, 2] -> [rows]."""
     masks = np.ceil(np.outer(lengths[:, 1], shares(k, kept, floor)[1:]) - 1e-9).sum(1)
     return lengths.sum(1) - 1 + masks.astype(np.int64)
 

@@ -132,8 +132,8 @@ def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
 def frequent_tokens(
     rows: datasets.Dataset, count: int | None, vocabulary: int, ends: int | Sequence[int] | None
 ) -> list[int]:
-    """Returns the vocabulary of a drafter with `count` output tokens, in ascending order: EOS
-    tokens first, then the most frequent in outputs, then the smallest ids.
+    """Returns the `count` tokens that a drafter can draft, ascending. Chosen by priority: EOS
+    tokens, then the most frequent in outputs, then the smallest ids.
 
     count: None for exactly the EOS tokens and those that occur in outputs.
     """

@@ -71,7 +71,7 @@ def check_server(config: DistillConfig) -> None:
 
 
 def read_address(text: str) -> str:
-    """Returns the address, ending in /v1. Raises ConfigError that quotes nothing: no secrets."""
+    """Returns the address, ending in /v1. Raises ConfigError, without quoting it (passwords)."""
     try:
         parts = urlsplit(text if "//" in text else f"http://{text}")
         valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)

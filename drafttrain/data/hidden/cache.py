@@ -127,7 +127,7 @@ class Caching:
 def check_own_outputs(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
     """Raises ConfigError unless the outputs were distilled from this target: labels need that."""
     weights, tokenizer = distilled.weights_sha256, hash_tokenizer(target.tokenizer)
-    if weights is not None:  # outputs of a server have no hash to compare
+    if weights is not None:  # None: a server decoded them, no hash to compare
         weights = hash_weights(target.model, getattr(torch, distilled.settings.target.dtype))
     if (weights, tokenizer) != (distilled.weights_sha256, distilled.tokenizer_sha256):
         raise ConfigError(

@@ -1,11 +1,11 @@
 """Acceptance labels and hidden states of draft tokens and slots, by batches of distilled outputs.
 
 Tokens: teacher-forced passes of target and drafter on the outputs give the distributions of both.
-At each position a token Y_i is drawn from the drafter's; this pass also gives the `drawn` states.
-The label is the probability P_i = min(1, target(Y_i) / draft(Y_i)) that rejection sampling accepts
-Y_i. For `token` states the drafter reads each mix Z in another pass: Z keeps the output's X_i with
-probability r and has Y_i elsewhere; the positions of Y_i are in the loss (SpecDec++, Section 3.3).
-Labels are those for the prefix X, not recomputed for Z.
+At each position a token Y_i is drawn from the drafter's distribution; the drafter's pass also gives
+the `drawn` states. The label is the probability P_i = min(1, target(Y_i) / draft(Y_i)) that
+rejection sampling accepts Y_i. For `token` states the drafter reads each mix Z in another pass: Z
+keeps the output's X_i with probability r and has Y_i elsewhere; the positions of Y_i are in the
+loss (SpecDec++, Section 3.3). Labels are those for the prefix X, not recomputed for Z.
 
 Slots: a head on a block drafter reads a slot's state, not its token. It predicts the expected
 acceptance of slot i, given that slots 1..i-1 were accepted. Speculative sampling couples draft and
@@ -96,7 +96,7 @@ def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[
         along = teacher_force(labelling.drafter, own, targets)
         judged = teacher_force(labelling.target, sources, targets)
         mixed = [_mix(labelling, *one) for one in zip(group, sources, judged, along, strict=True)]
-        if labelling.state == "drawn":  # before each drawn token, prefixes from the output
+        if labelling.state == "drawn":  # state before each token; prefixes from the output
             states = (
                 [drawn_states(forced.before, forced.logits, one.tokens) for one in mixes]
                 for forced, mixes in zip(along, mixed, strict=True)

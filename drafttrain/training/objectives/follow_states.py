@@ -32,7 +32,7 @@ class Columns:
 
     @staticmethod
     def where(wanted: Tensor, most: int) -> Columns:
-        """Selects the true columns of `wanted` [B, T], at most `most` >= 1 per sequence."""
+        """Selects the true columns of `wanted` [B, T]; most: their maximal number, at least 1."""
         places = wanted.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         return Columns(places, wanted.gather(1, places))
 

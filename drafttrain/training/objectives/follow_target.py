@@ -2,7 +2,7 @@
 
 If a divergence from the target's distributions is used, the target runs on every batch, unless the
 batch contains them, reduced to the likeliest tokens (`losses.merged_rows`). Only output tokens are
-in the loss, since drafts never include the prompt. In batches of masked blocks (PARD, arXiv
+in the loss, since only these are drafted. In batches of masked blocks (PARD, arXiv
 2504.18583), every token of a block is a separate next-token task; its label distribution is the
 target's for the token at the same position in the text, conditioned on all the text before it.
 """
