@@ -1,4 +1,4 @@
-"""Tables of likeliest successors: counts by hand, and the file."""
+"""Tables of most likely successors: hand-computed counts, and the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.data.distill.tiny_distill import rows_of, settings
 
 
 def test_the_likeliest_successor_by_hand():
-    """3 is followed by 5 twice and by 4 once; of 4's successors 3 and 5 the smaller id; 5 ends."""
+    """3 is followed by 5 twice, by 4 once; of 4's successors 3 and 5 the smaller wins; 5 ends."""
     table = count_bigrams([[3, 5], [3, 5], [3, 4, 3], [4, 5], []])
     assert table.tolist() == [-1, -1, -1, 5, 3, -1]
 

@@ -1,4 +1,4 @@
-"""Models with pickled weights become folders with safetensors, whole or not at all."""
+"""Models with pickled weights are converted to safetensors completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.tiny_targets import save_target
 
 @pytest.fixture
 def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Marian in float16, whose config.json says float64, in two pickles; to work beside it."""
+    """A float16 Marian in two pickle files, whose config.json says float64; its parent folder is
+    the working directory."""
     monkeypatch.chdir(tmp_path)
     folder = save_target(tiny_model("marian"), tmp_path / "pickled")
     file = folder / "model.safetensors"

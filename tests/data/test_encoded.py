@@ -1,4 +1,4 @@
-"""What the target's encoder makes of rows: as its own module says, kept where that took long."""
+"""Encoder states of rows equal those of the target's module, and are kept if encoding is slow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = {"source_ids": [[5, 6, 7, 1], [9, 1]], "target_ids": [[4, 1], [8, 8, 1]]}
 @pytest.mark.parametrize("family", ["bart", "t5", "longt5"])
 @pytest.mark.parametrize("rows", [[0, 1], [1, 2]], ids=["padded", "alike"])
 def test_a_batch_is_encoded_as_each_of_its_texts(family: str, rows: list[int]) -> None:
-    """Also where no source is padded, and no mask is given."""
+    """Also if no source is padded and no mask is passed."""
     model = tiny_seq2seq(family) if family == "longt5" else shared(family)
     drafter = drafter_of(model, encoder="target")
     sources = [[5, 6, 7, 8, 1], [9, 7, 1], [4, 30, 1]]

@@ -1,4 +1,4 @@
-"""Synthetic clips: what is spoken and how follows from the seed; a program stands in for Flite."""
+"""Synthetic clips: text and voice depend only on the seed; a stub program replaces Flite."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_clips_are_of_the_lengths_asked_for_and_come_out_again(inside):
         assert 1 < row["seconds"] < 12 and row["voice"] in ("slt", "rms")
         assert row["text"][-1] == "."
     assert {row["noise"] is None for row in rows} == {True, False}
-    Path("one", rows[3]["file"]).unlink()  # as if it had been stopped
+    Path("one", rows[3]["file"]).unlink()  # as after an interruption
     first = Path("one/clips.jsonl").read_text()
     assert make(*ASKED, "--out", "one").returncode == 0
     assert make(*ASKED, "--out", "two").returncode == 0

@@ -1,4 +1,4 @@
-"""The cached teacher: the target's own rows, and nothing else than it teaches when it is online."""
+"""The cached teacher has the target's rows and gives the same training as the online teacher."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_likeliest_tokens_and_the_mass_of_the_others_by_hand() -> None:
     drafted = top_rows(LOGITS, 1, torch.tensor([1, 3]))
     assert drafted.tokens.tolist() == [[1], [3]]
     close(drafted.log_probs.exp(), torch.tensor([[0.25, 0.125], [0.4, 0.2]], dtype=torch.float64))
-    assert top_rows(LOGITS, 4).log_probs.shape == (2, 4)  # no others are left
+    assert top_rows(LOGITS, 4).log_probs.shape == (2, 4)  # no column for other tokens
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])

@@ -1,4 +1,4 @@
-"""Batches hold every row once an epoch, keep to the budget, and do not depend on history."""
+"""Batches contain every row once per epoch, respect the budget, and do not depend on history."""
 
 from __future__ import annotations
 

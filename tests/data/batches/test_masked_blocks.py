@@ -1,4 +1,4 @@
-"""Texts with the masks of many blocks behind them: laid out, seen, and dropped as PARD does."""
+"""Texts followed by the masks of many blocks: layout, attention and dropping as in PARD."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def collator(k: int = 4, kept: float = 0.7, floor: float = 0.2, seed: int = 0) -
 
 
 def labelled(batch: BlocksBatch) -> Iterator[tuple[int, int, int, int, int]]:
-    """Of each labelled position: sequence, column, row, anchor, and position."""
+    """Yields sequence, column, row, anchor and position of each labelled position."""
     for sequence, column in (batch.labels != IGNORED).nonzero().tolist():
         position, anchor = (int(t[sequence, column]) for t in (batch.positions, batch.anchors))
         row = int(batch.documents[sequence, column])
@@ -87,7 +87,7 @@ def test_rows_of_the_target_are_found_by_their_place_in_the_text() -> None:
     labels = batch.text.labels[batch.text.labels != IGNORED]
     assert torch.equal(labels[batch.same_in_text()], batch.labels[batch.labels != IGNORED])
     numbers = iter(batch.same_in_text().tolist())
-    rows = [[0, 6, 8], [9, 11]]  # number of each row's first label, a sequence a line
+    rows = [[0, 6, 8], [9, 11]]  # index of each row's first label, by sequence
     prompts = [[2, 0, 1], [0, 1]]
     for sequence, _, row, _, position in labelled(batch):
         assert next(numbers) == rows[sequence][row] + position - prompts[sequence][row]

@@ -1,4 +1,4 @@
-"""Rows that share a sequence: how they are chosen, laid out, and kept apart."""
+"""Rows packed into one sequence: how they are chosen, laid out and separated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def examples() -> list[Example]:
 def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
     lengths = np.array([3, 6, 4, 2, 9, 4])
     sequences = pack(lengths, 8)
-    assert sequences == [[4], [1, 3], [2, 5], [0]]  # 9 is too long and stays alone
+    assert sequences == [[4], [1, 3], [2, 5], [0]]  # 9 is too long to share a sequence
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_packing_loses_and_doubles_no_row(most: int) -> None:
     assert sorted(row for rows in sequences for row in rows) == list(range(200))
     sizes = [lengths[rows].sum() for rows in sequences]
     assert all(size <= most or len(rows) == 1 for size, rows in zip(sizes, sequences, strict=True))
-    if most == 64:  # little more than the least that could hold them
+    if most == 64:  # close to the minimal number of sequences
         assert len(sequences) <= 1.05 * np.ceil(lengths.sum() / most)
 
 

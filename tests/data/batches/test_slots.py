@@ -1,4 +1,4 @@
-"""Glancing reveals as many slots as the rule says, and takes their labels out of the loss."""
+"""Glancing reveals the right number of slots and removes their labels from the loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def test_choice_is_uniform_over_the_slots() -> None:
 
 
 def rows(slots: str, output: list[int], prefix: int) -> Layout:
-    """A block of 4 after `prefix` tokens of an output; token 9 is the mask, 0 the start token."""
+    """Lays out a block of 4 after `prefix` tokens of an output; token 9 is the mask, 0 the start
+    token."""
     targets, lengths = torch.tensor([output]), torch.tensor([len(output)])
     return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, slots), 4, 0)
 

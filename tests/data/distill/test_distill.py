@@ -1,4 +1,4 @@
-"""Distilled outputs are the target's own, and shards do not depend on how a run went."""
+"""Distilled outputs are the target's, and shards do not depend on interruptions or processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ GENERATION = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_that_end_early_change_nothing(family):
-    """Every family and what a generation_config may ask for: the same as generate."""
+    """For every family and many settings of generation_config, outputs equal those of generate."""
     greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": 16, "max_length": None}
     sources = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] + [EOS] for i in range(10)]
     padded = torch.tensor([source + [0] * (6 - len(source)) for source in sources])
@@ -71,7 +71,7 @@ def test_rows_that_end_early_change_nothing(family):
         outputs = trim(model.generate(padded, attention_mask=mask, **greedy), model)
         assert generate_batch(model, sources, greedy) == outputs
         lengths |= {len(tokens) for tokens in outputs}
-    assert len(lengths) > 2  # rows did end at different times
+    assert len(lengths) > 2  # rows ended at different steps
 
 
 def test_settings_that_look_at_the_source_are_honoured(tiny_marian, tmp_path):
@@ -171,7 +171,7 @@ def test_two_runs_do_not_write_to_one_folder(tiny_target):
     config.out.mkdir()
     with FileLock(config.out / ".writing.lock"), pytest.raises(ConfigError, match="another proc"):
         distill(config)
-    distill(config)  # the lock went with its holder
+    distill(config)  # the lock ended with its holder
     with FileLock(config.out / ".writing.lock"):
         distill(config)  # nothing is left to write
 
@@ -221,7 +221,7 @@ def test_fingerprints_follow_contents(tmp_path):
 
 
 def test_settings_of_generate_state_all_that_a_target_could_set_otherwise(tiny_target):
-    """A target that samples by default is still decoded greedily when greedy is asked for."""
+    """A target that samples by default is decoded greedily if the method is greedy."""
     config = settings(tiny_target)
     plain = distill(config, target := load_target(config.target))
     wanted = {"do_sample": True, "num_beams": 4, "temperature": 2.0, "top_k": 3, "max_length": 5}
@@ -250,7 +250,7 @@ def test_the_embedded_data_are_whole_and_their_splits_disjoint():
 
 
 def test_a_distillation_grows_when_its_limit_is_raised(tiny_target):
-    """Full shards stay as they are; the result is that of the larger limit at once."""
+    """Full shards are kept; the result is that of a run with the larger limit."""
     config = settings(tiny_target, sentences=11, shard_rows=4)
 
     def limited(limit: int | None, out: str):
@@ -295,7 +295,7 @@ def test_many_greedy_rows_are_decoded_by_what_is_faster_and_go_on_so(
     assert rows_of(config.out) == rows_of(tiny_target.parent / "transformers")
     (config.out / "shard-00001.parquet").unlink()
     measure("transformers")
-    assert distill(config).backend == "engine"  # as it was begun
+    assert distill(config).backend == "engine"  # keeps the backend of the first run
     other = config.model_copy(update={"out": tiny_target.parent / "other"})
     assert distill(other).backend == "transformers"
     for changes in (SAMPLED, {"batch_tokens": 40}, {"method": "beam"}):

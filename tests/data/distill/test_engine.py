@@ -1,4 +1,4 @@
-"""Distillation by the engine gives the rows that the other backends give."""
+"""Distillation with the engine gives the same rows as the other backends."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
 LINES = [*random_sentences(14), "", "w5", " ", "w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14"]
-"""Rows 14 and 16 are empty, row 17 is too long where max_source_tokens is 10."""
+"""Rows 14 and 16 are empty, row 17 is too long if max_source_tokens is 10."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Targets that end at different lengths."""
+    """Targets whose outputs have different lengths."""
     root = tmp_path_factory.mktemp("models")
     for family in ("marian", "llama"):
         target = shared(family) if family == "marian" else tiny_model(family)

@@ -1,4 +1,4 @@
-"""Batches of prompts of decoder-only models: padding and finished rows change nothing."""
+"""Batched generation, mostly of decoder-only models: padding and finished rows change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDS = [1, 15, 21, 25]
 
 
 def generate(model: PreTrainedModel, prompt: list[int], **settings) -> list[int]:
-    """Transformers' own output for one prompt, which is not padded."""
+    """Returns Transformers' output for one prompt, without padding."""
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
     return model.generate(ids, attention_mask=mask, **settings)[0, len(prompt) :].tolist()
@@ -31,7 +31,7 @@ def ending_model(family: str, pad: int | None = 0, **changes) -> PreTrainedModel
 
 
 OTHERS = {
-    "mistral": {"sliding_window": 3},  # its layers forget alike in a batch
+    "mistral": {"sliding_window": 3},  # windows are allowed in a batch
     # GPT-2 and many chat models pad with EOS, or name no padding token at all
     "gpt2": {"pad": ENDS[0], "pad_token_id": None},
     "opt": {"pad": None},
@@ -46,7 +46,7 @@ def test_a_row_of_a_batch_is_the_row_alone_and_is_generate(family, changes):
     batch = generate_batch(model, PROMPTS, GREEDY)
     assert batch == [generate_batch(model, [prompt], GREEDY)[0] for prompt in PROMPTS]
     assert batch == [generate(model, prompt, **GREEDY) for prompt in PROMPTS]
-    assert len({len(tokens) for tokens in batch}) > 2  # rows did end at different times
+    assert len({len(tokens) for tokens in batch}) > 2  # rows ended at different steps
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
@@ -71,7 +71,7 @@ def test_beams_of_a_batch_are_those_of_generate(family):
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_t5_decodes_whatever_the_depth_of_its_decoder(depth: int) -> None:
-    """`generate` itself makes a cache as deep as the encoder, and fails on a deeper decoder."""
+    """`generate` alone makes a cache as deep as the encoder and fails if the decoder is deeper."""
     model = tiny_model("t5", num_decoder_layers=depth)
     for beams in (1, 3):
         batch = generate_batch(model, PROMPTS, GREEDY | {"num_beams": beams})

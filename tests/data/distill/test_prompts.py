@@ -20,7 +20,7 @@ from tests.tiny_targets import save_target, tiny_tokenizer
 
 @pytest.fixture
 def causal_target(tmp_path: Path) -> Path:
-    """A folder with a tiny Llama that ends many texts, and the tokenizer of the words."""
+    """A folder with a tiny Llama that often generates EOS, and the word tokenizer."""
     model = tiny_model("llama")
     model.generation_config.update(eos_token_id=[EOS, 15, 21, 25], pad_token_id=0)
     return save_target(model, tmp_path / "target")

@@ -1,4 +1,4 @@
-"""Rows that an OpenAI-compatible server answers are the target's, whatever happens on the way."""
+"""Rows from an OpenAI-compatible server are the target's, whatever faults occur on the way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = {"return_token_ids": True}
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory) -> Path:
-    """The target's folder; beside it `out`, what Transformers distils."""
+    """The target's folder; next to it is `out`, distilled with Transformers."""
     target = save_target(tiny_model("llama").float(), tmp_path_factory.mktemp("local") / "target")
     distill(settings(target))
     return target
@@ -43,7 +43,7 @@ def fake(local, own_rows) -> Fake:
 
 @pytest.fixture
 def ask(local, tmp_path, monkeypatch):
-    """Distil from the address, with settings of `server` and others."""
+    """Distils from a server address, with settings of `server` and others."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr("drafttrain.data.distill.server.TIMEOUT", 5.0)
@@ -76,7 +76,7 @@ def test_rows_are_those_of_transformers_where_tokens_come_back(ask, fake, own_ro
 def test_texts_are_tokenised_again_and_what_differs_is_an_error(ask, fake, own_rows, tmp_path):
     with serving(fake):
         manifest = ask(fake.url, extra_body={})
-    special, counts = {0, 2, 3}, manifest.counts  # pad, unk and bos: left out of a text
+    special, counts = {0, 2, 3}, manifest.counts  # pad, unk and bos, omitted in texts
     lost = [row["row"] for row in own_rows if special & set(row["target_ids"])]
     assert 0 < len(lost) < 20 and (counts.ok, counts.error) == (20 - len(lost), len(lost))
     for own, row in zip(own_rows, rows_of(tmp_path / "rows"), strict=True):

@@ -1,4 +1,4 @@
-"""States, labels and positions belong together, and shards do not depend on how a run went."""
+"""Hidden states, labels and positions match, and shards do not depend on interruptions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, family):
-    """Against each model run on one sequence at a time, and the token drawn by hand."""
+    """Compared with each model run on one sequence at a time and tokens drawn separately."""
     pair = make_pair(tmp_path, family, sentences=5)
     build_cache(settings(pair, mixing=0.3))
     stored = columns(pair / "out")
@@ -71,7 +71,7 @@ def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_drawn_states_are_those_of_tokens_drawn_behind_the_targets_own(tmp_path, family):
-    """Every position is drafted; each against the drafter run on the output up to it alone."""
+    """Every position is drafted; each is compared with the drafter run on the output before it."""
     pair = make_pair(tmp_path, family, sentences=5)
     manifest = build_cache(settings(pair, state="drawn", mixes=2))
     assert (manifest.state, manifest.mixing) == ("drawn", None)
@@ -92,7 +92,7 @@ def test_drawn_states_are_those_of_tokens_drawn_behind_the_targets_own(tmp_path,
             states = stored["hidden"][mine]
             expected = drawn_states(along.before, along.logits, tokens[:, 0])
             torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
-    assert len(draws) > 6  # each mix draws anew
+    assert len(draws) > 6  # each mix draws new tokens
 
 
 def test_what_a_drawn_state_holds_by_hand():
@@ -109,8 +109,8 @@ def test_what_a_drawn_state_holds_by_hand():
 def test_a_state_drawn_alone_is_that_of_many(dtype):
     torch.manual_seed(0)
     hidden, logits = torch.randn(4, 3).to(dtype), (3 * torch.randn(4, 9)).to(dtype)
-    logits[0, 1:4], logits[1, 1:] = -torch.inf, -torch.inf  # of the second only one can be drawn
-    logits[2] = logits[2, 0]  # the likeliest twice
+    logits[0, 1:4], logits[1, 1:] = -torch.inf, -torch.inf  # only one token of row 1 can be drawn
+    logits[2] = logits[2, 0]  # a tie of the most likely token
     tokens = torch.tensor([5, 2, 0, int(logits[3].argmax())])
     alone = [drawn_state(*one) for one in zip(hidden, logits, tokens.tolist(), strict=True)]
     expected = drawn_states(hidden, logits, tokens)
@@ -120,7 +120,7 @@ def test_a_state_drawn_alone_is_that_of_many(dtype):
 
 
 def test_the_targets_own_processors_judge_the_drafted_tokens(pair):
-    """Suppressing every token but a few leaves the labels of the others at 0."""
+    """Suppressed tokens get the label 0."""
     build_cache(settings(pair, mixing=0.0))
     plain = columns(pair / "out")
     target = load_target(settings(pair).target)
@@ -209,7 +209,7 @@ def test_other_settings_or_models_than_the_folder_was_begun_with_are_refused(pai
         build_cache(settings(pair, drafter=str(pair / "other")))
     assert shards(config.out) == before
     (pair / "drafter").rename(pair / "moved")
-    build_cache(settings(pair, drafter=str(pair / "moved")))  # the same by content
+    build_cache(settings(pair, drafter=str(pair / "moved")))  # identified by content
 
 
 def test_outputs_of_another_target_are_refused_before_anything_is_written(pair):

@@ -1,4 +1,4 @@
-"""Labels of slots are what real rounds of speculative sampling would have seen."""
+"""Labels of slots equal the acceptance in real rounds of speculative sampling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.tiny_drafters import MASK, drafter_of
 from tests.tiny_models import EOS, VOCAB, near_copy, tiny_model
 
 WORDS = 6
-"""Vocabulary of the enumerated pair."""
+"""Vocabulary size of the enumerated pair."""
 SOURCE, BEGUN = [5, 4, 5, EOS], [4, 5]
 SAMPLING = Sampling(3.0, top_k=5)
 
@@ -51,7 +51,7 @@ SHAPES = {
 
 
 def tiny_pair(vocab: int = WORDS, **shape):
-    """A target and a drafter that starts from it; float64."""
+    """Returns a target and a drafter initialised from it, in float64."""
     if shape.pop("masks", False):
         target = tiny_model("llama", vocab_size=vocab)
         return target, masked_copy(target, shape.get("k", 2))
@@ -64,7 +64,7 @@ def tiny_pair(vocab: int = WORDS, **shape):
 
 
 def masked_copy(target: PreTrainedModel, k: int) -> PreTrainedModel:
-    """A noisy copy of a decoder-only target that drafts blocks through masks."""
+    """Returns a noisy copy of a decoder-only target that drafts blocks with mask tokens."""
     drafter = near_copy(target, 0.1, seed=1)
     drafter.config.pard_token, drafter.config.k = MASK, k
     return drafter
@@ -87,13 +87,14 @@ def labelling(pair, sampling: Sampling = SAMPLING, **changes) -> Labelling:
 
 
 def judge(target, drafted: list[int]) -> Tensor:
-    """The rows that verify a draft after BEGUN. [k + 1, V]"""
+    """Returns the target's logits [k + 1, V] that verify a draft after BEGUN."""
     [forced] = teacher_force(target, [SOURCE], [[*BEGUN, *drafted, 0]])
     return forced.logits[len(BEGUN) :]
 
 
 def real_rounds(pair) -> dict[tuple[int, ...], float]:
-    """Probability of each accepted path after BEGUN, by drafter, policy and verifier."""
+    """Enumerates the probability of each accepted path after BEGUN with the real drafter, policy
+    and verifier."""
     target, drafter = pair
     source = CachedModel(target).read(make_source(SOURCE, target))
     drafts = make_drafter(drafter, target)
@@ -115,9 +116,9 @@ def real_rounds(pair) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_labels_and_coins_are_the_law_of_real_rounds(shape, monkeypatch):
-    """P(a is accepted) = target(a) coin(a), and P(a, then one more) = that times label(slot 2 | a).
+    """P(a accepted) = target(a) survival(a), and P(a and one more) = that times label(slot 2 | a).
 
-    The coin and the label are those of an output that goes on with a; both exact.
+    Survival and label are those of an output that continues with a; both equations are exact.
     """
     pair = tiny_pair(**SHAPES[shape])
     law, coins = real_rounds(pair), []
@@ -154,18 +155,18 @@ def test_a_slot_is_seen_as_often_as_its_coin_says():
     target_probs = warp(forced.logits[2], SAMPLING)
     draft_probs = warp(pair[1].logits(states, previous)[2, 0], SAMPLING)
     survival = (draft_probs / target_probs).clamp(max=1.0).nan_to_num(1.0)
-    token = int((survival - 0.5).abs().argmin())  # neither sure nor impossible
+    token = int((survival - 0.5).abs().argmin())  # neither certain nor impossible
     share = float(survival[token])
     assert 0.05 < share < 0.95
     [many] = label_slots(labelling(pair, mixes=mixes), [ShardRow(3, SOURCE, [*begun, token, 4])])
-    # position 3 is slot 1 of block 3, always there, and slot 2 of block 2 after an accepted slot 1
+    # position 3 is always slot 1 of block 3, and slot 2 of block 2 if slot 1 is accepted
     seen = sum(int((mix.positions == 3).sum()) for mix in many) / mixes - 1
     assert abs(seen - share) < 4 * (share * (1 - share) / mixes) ** 0.5
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_labels_end_at_the_first_wrong_slot(shape):
-    """Of greedy outputs: 1 where the first choice of a slot is right; the first 0 ends a block."""
+    """Labels of greedy outputs are 1 if a slot's arg-max is right; the first 0 ends a block."""
     target, drafter = pair = tiny_pair(VOCAB, **{"k": 4} | SHAPES[shape])
     source, wrong, right = [7, 9, 12, EOS], 0, 0
     tokens = target.generate(torch.tensor([source]), max_new_tokens=9, do_sample=False)
@@ -191,7 +192,7 @@ def test_greedy_labels_end_at_the_first_wrong_slot(shape):
 
 @pytest.mark.parametrize("shape", ["coupled", "masks"])
 def test_states_are_those_that_a_policy_is_shown(shape: str):
-    """The slot's own state, before its token is known and before previous-token features."""
+    """These are slot states before the token is known and without previous-token features."""
     target, drafter = pair = tiny_pair(VOCAB, **{"k": 3} | SHAPES[shape])
     output = [8, 20, 11, 6, 9]
     [[labelled]] = label_slots(labelling(pair, k=3), [ShardRow(0, SOURCE, output)])

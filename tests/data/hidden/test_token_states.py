@@ -1,4 +1,4 @@
-"""Drafted tokens follow the draft, labels are acceptance probabilities, mixes keep their share."""
+"""Distribution of draft tokens, labels as acceptance probabilities, and shares of mixes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_greedy_labels_are_zero_or_one():
     target = warp(torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0]]), Sampling())
     draft = warp(torch.tensor([[9.0, 8.0, 7.0], [1.0, 2.0, 3.0]]), Sampling())
     [mixed] = mix_tokens(torch.tensor([0, 1]), target, draft, 0.0, uniforms(1, 2))
-    assert mixed.tokens.tolist() == [0, 2]  # the drafter's own first choices
+    assert mixed.tokens.tolist() == [0, 2]  # the drafter's arg-max
     assert mixed.acceptance.tolist() == [1.0, 0.0]
 
 
@@ -56,7 +56,7 @@ def uniforms(mixes: int, length: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_the_mean_label_is_one_minus_the_total_variation():
-    """E_Y min(1, target / draft) = sum_v min(target, draft), in the warped distributions."""
+    """E_Y min(1, target / draft) = sum_v min(target, draft) for the warped distributions."""
     torch.manual_seed(0)
     sampling = Sampling(temperature=0.8, top_k=6)
     target, draft = (warp(torch.randn(5, 12).double(), sampling) for _ in range(2))
@@ -89,7 +89,7 @@ def test_random_numbers_depend_on_seed_mix_row_and_place_alone():
 
 
 def test_labels_are_those_of_the_output_and_not_of_the_mix():
-    """Row i of the draft and of the target belongs to X_1..X_{i-1} whatever Z holds there."""
+    """Row i of draft and target depends on X_1..X_{i-1}, whatever tokens Z has there."""
     first, second = mix_tokens(torch.tensor([0, 0]), TARGET, DRAFT, 0.9, uniforms(2, 2))
     for mixed in (first, second):
         kept = mixed.tokens.where(mixed.drafted, torch.tensor([1, 1]))

@@ -1,4 +1,4 @@
-"""Recordings as inputs: what is read, and one line for each that cannot be."""
+"""Audio clips as inputs: what is read, and one line for each clip that cannot be read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path):
     assert rows["seconds"][:] == [1.0, 2.0, 3.0]
     audio = read_speech(rows[1])
     assert audio.dtype == np.float32
-    assert np.abs(audio - noise(2.0, seed=1)).max() < 1e-4  # 16 bits a sample
+    assert np.abs(audio - noise(2.0, seed=1)).max() < 1e-4  # 16 bits per sample
 
 
 def test_a_recording_or_a_folder_of_them_is_enough(tmp_path):

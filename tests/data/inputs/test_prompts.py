@@ -1,4 +1,4 @@
-"""Inputs are read alike from every place, rows keep their numbers, mistakes are named."""
+"""Inputs from all sources are read the same way, rows keep their numbers, errors are named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = [
 
 
 def load(path: Path, **settings) -> list[dict]:
-    """The rows; without `reason` those that can be used, chats as lists of turns."""
+    """Returns the rows, with `reason` only in unusable ones, and chats as lists of turns."""
     rows = load_inputs(DataConfig(path=str(path), **settings)).to_list()
     for row in rows:
         if row["reason"] is None:
@@ -100,7 +100,7 @@ def test_saved_folders_and_folders_of_files_are_read(tmp_path):
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "jsonl.gz"])
 def test_rows_of_a_folder_are_read_one_by_one_as_those_of_a_file(tmp_path, kind):
-    """A row that cannot be read is counted, texts stay as written, optional keys are no columns."""
+    """Unreadable rows are counted, texts are unchanged, and optional keys are no columns."""
     bodies = {
         "jsonl": [
             '{"prompt": "007", "meta": 1}\n{"prompt": "b\n',
@@ -232,7 +232,7 @@ def test_a_text_becomes_a_users_message_where_asked(tmp_path):
 
 
 def test_of_several_turns_the_first_is_the_prompt(tmp_path):
-    """Spec-Bench's rows: some have references, in lists, and not all of these are text."""
+    """Spec-Bench's rows: some have lists of references, which are not always text."""
     lines = [
         {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
         {"question_id": 82, "category": "math", "turns": ["c"], "reference": ["7"]},
@@ -358,7 +358,7 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}
 
 
 def test_turns_keep_what_templates_know(tmp_path):
-    """Optional keys, tool calls with their arguments as objects, reasoning, parts, ShareGPT."""
+    """Optional keys, tool calls with arguments as objects, reasoning, content parts, ShareGPT."""
     wanted, said = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     chats = [
         [{**wanted, "name": "bob"}, said],

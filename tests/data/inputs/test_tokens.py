@@ -1,4 +1,4 @@
-"""Prompts become tokens by one rule: BOS stays, EOS goes, chats get special tokens once."""
+"""Tokenisation of prompts: BOS is kept, EOS removed, and chats get special tokens once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS |= {word: 7 + i for i, word in enumerate(("a", "b", "c"))}
 
 
 def tokenizer(single: str, template: str | None = None) -> PreTrainedTokenizerFast:
-    """Words, and what a post-processor puts around a text."""
+    """Returns a word tokenizer with a post-processor that adds tokens around a text."""
     fast = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = [("<s>", BOS), ("</s>", EOS)]

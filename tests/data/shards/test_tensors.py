@@ -1,4 +1,4 @@
-"""Ragged rows in shards: what is read is what was written, and other files are named."""
+"""Ragged rows in shards are read as written, and invalid files are named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFEST = TeacherManifest.model_construct(rows=5, shard_rows=2)
 
 
 def write(folder: Path) -> None:
-    """The five rows in three shards, as group `b.` beside another one."""
+    """Writes the five rows to three shards, as group `b.` next to another group."""
     for shard in range(3):
         own = [ROWS[row] for row in MANIFEST.rows_of(shard)]
         numbers = torch.cat(own)

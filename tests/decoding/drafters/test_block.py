@@ -1,4 +1,4 @@
-"""Spec-Drafter in the loop: lossless by enumeration, cached equals recomputed."""
+"""Spec-Drafters in the loop: exact by enumeration, cached results equal recomputed ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FEW = {
     "few tokens": {"draftable": [0, 2, 3]},
     "few, previous tokens": {"draftable": [0, 2, 3], "previous_token_rank": 3},
 }
-"""Drafters that cannot draft every token: no less exact."""
+"""Drafters that cannot draft every token; decoding stays exact."""
 SETTINGS = CONVENTIONS | FEW
 
 
@@ -68,10 +68,10 @@ def test_sampling_from_slots_follows_the_target_exactly(
 
 @pytest.mark.parametrize("name", ["anchored, previous tokens", "causal slots"])
 def test_a_policy_that_looks_at_every_state_it_is_shown_is_exact(name: str) -> None:
-    """States that depend on a token are not shown before it is decided about."""
+    """No state that depends on a token is passed to the policy before it decides on that token."""
 
     def looks(state: DraftState, digits: float) -> bool:
-        return int(state.hidden[-1].sum() * 10**digits) % 2 == 0  # as good as a coin of its own
+        return int(state.hidden[-1].sum() * 10**digits) % 2 == 0  # like a fair coin
 
     for digits in (2.0, 4.0):
         target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**CONVENTIONS[name])
@@ -98,7 +98,7 @@ CASES += [(family, name) for family in ("marian", "t5", "whisper") for name in S
 def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
     family: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # coupled slots look at every token
+    monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # all tokens are candidates
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10  # random BART ends at once
     settings = {"decoder_layers": 2} | (CONVENTIONS | SHARED)[name]
@@ -117,7 +117,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
         expected = rounds_along(blocks, output.tokens, 24)
         for played, (draft, emitted) in zip(found.rounds, expected, strict=True):
             if len(draft) < 4 and EOS not in draft:
-                break  # slots may look at later ones, for which there is no room here
+                break  # slots may attend to later slots, for which no room is left
             assert played.emitted == emitted
             assert played.drafted[: len(emitted)] == draft[: len(emitted)]  # to the first wrong one
     if name.startswith(("anchored", "causal")):  # starts from the target's decoder
@@ -125,7 +125,7 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
 
 
 def slots_along(drafter: BlockDrafter) -> Callable[..., torch.Tensor]:
-    """Gives the blocks along an output, from what was read and its tokens."""
+    """Returns a function (source, output tokens) -> greedy blocks at every prefix."""
 
     def blocks(read: Source, tokens: list[int]) -> torch.Tensor:
         seen = read.input_ids if drafter.model.shape.encoder == "own" else read.encoded
@@ -143,8 +143,8 @@ def slots_along(drafter: BlockDrafter) -> Callable[..., torch.Tensor]:
 def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     slots: str, rank: int, temperature: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactness cannot see this: a row without these features is valid, and accepted less. Rows
-    before warping are those that tokens were chosen from."""
+    """Exactness tests cannot find errors here, because rows without previous-token features are
+    valid but accepted less. The rows before warping must be those the tokens were chosen from."""
     monkeypatch.setattr(candidates, "CANDIDATES", count)
     drafter, sampling = toy_drafter(slots=slots, previous_token_rank=rank), Sampling(temperature)
     session = drafter.open(toy_source(), sampling, drawn())
@@ -181,7 +181,7 @@ def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:
 
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
 def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) -> None:
-    """As inside a cascade, where tokens it was shown may be rejected further out."""
+    """This occurs in a cascade, whose outer levels may reject tokens that the session has seen."""
     drafter, randomness = toy_drafter(**settings), drawn()
     session = drafter.open(toy_source(), Sampling(), randomness)
     for output in ([], [2, 3, 3], [2, 3, 1, 1], [3], [3, 2, 2], [3, 2]):

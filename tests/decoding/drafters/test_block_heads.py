@@ -1,4 +1,4 @@
-"""Block heads in the loop: lossless by enumeration, greedy as plain, later heads behind others."""
+"""Block heads in the loop: exact by enumeration, greedy as plain, later heads in cascades."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAMPLINGS = {
 
 
 class ToyWithStates(ToyTarget):
-    """The state of each row is random, and depends on the whole path."""
+    """A toy target whose hidden states are random functions of the whole path."""
 
     def score(self, states, tokens, proposals, layers=()):
         paths = []
@@ -85,14 +85,14 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
 
     plain, drafted = decode(NoDrafter(), 1), decode(BlockHeadsDrafter(heads, model), 9)
     assert drafted.tokens == plain.tokens
-    assert len(drafted.rounds[0].drafted) == 0  # no row of the target is there yet
+    assert len(drafted.rounds[0].drafted) == 0  # the target has no row yet
     blocks = predict_blocks(heads, model, source.input_ids, torch.tensor(plain.tokens))
     expected = rounds_along(blocks, plain.tokens, 24)
     assert [(round.drafted, round.emitted) for round in drafted.rounds] == list(expected)
 
 
 def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState, torch.Tensor]:
-    """A session after 6 committed tokens; the rows of its 3 heads."""
+    """Returns a session after 6 committed tokens, the target state and the rows of its 3 heads."""
     model, heads = tiny_model("llama"), block_heads()
     drafter = BlockHeadsDrafter(heads, model)
     state = TargetState(6, {-1: torch.randn(3, 16, dtype=torch.float64)})
@@ -104,7 +104,7 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3, 5])
 def test_behind_drafts_of_others_later_heads_go_on(others: int) -> None:
-    """In a horizontal cascade; the first call of a session may already be such a one."""
+    """In a horizontal cascade; this may already be the session's first call."""
     drafts, state, rows = session()
     proposal = run_single(drafts.propose(torch.arange(6 + others), state, FixedLength(10)))
     assert proposal.tokens.tolist() == rows.argmax(-1)[others:].tolist()
@@ -140,6 +140,6 @@ def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> 
 
 
 def test_a_target_whose_logits_are_more_than_a_projection_is_refused() -> None:
-    """Cohere multiplies them by a scale of its own."""
+    """Cohere multiplies logits by a scale."""
     with pytest.raises(ValueError, match="logits of a 'cohere' model are not just its output"):
         BlockHeadsDrafter(block_heads(), any_family("Cohere"))

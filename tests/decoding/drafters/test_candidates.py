@@ -1,4 +1,4 @@
-"""Candidates: a chain is the best of each slot after the one before, in whatever company."""
+"""Candidates: a chain takes the best token of each slot given the one before, in any batch."""
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ def test_chains_are_those_of_each_sequence_alone() -> None:
 
 
 def test_the_token_before_decides_among_candidates() -> None:
-    """By hand: of two slots, token 1 leads to 3 and token 2 to 4, whose scores alone are equal."""
+    """Two slots: token 1 is followed by 3 and token 2 by 4, whose own scores are equal."""
     rows, features = torch.zeros(2, VOCABULARY, 2)
     features[1], features[2] = torch.tensor([9.0, -9.0]), torch.tensor([-9.0, 9.0])
     rows[3], rows[4] = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])

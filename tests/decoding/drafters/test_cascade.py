@@ -1,4 +1,4 @@
-"""Cascades: exact by enumeration, greedy output unchanged, lengths, and the law of each token."""
+"""Cascades: exact by enumeration, greedy output, draft lengths, distribution of each token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SAMPLINGS = {
 
 
 class ToyReviewer(ToyModel):
-    """A toy model that reviews too: its state follows whatever sequence it is shown."""
+    """A toy model that can also review: its cache follows any sequence it is given."""
 
     def score(self, states, tokens, proposals, layers=()):
         scores = []
@@ -68,7 +68,7 @@ class ToyReviewer(ToyModel):
 
 
 def levels(*models: object, table: list[int] | None = TABLE) -> list[Level]:
-    """Language models from the largest down, and Max-Gram."""
+    """Returns levels of language models, largest first, and Max-Gram."""
     drafters = [*map(CausalDrafter, models), MaxGramDrafter(table)]
     return [Level(f"level {i}", drafter) for i, drafter in enumerate(drafters)]
 
@@ -116,7 +116,7 @@ WAYS += [("temperature 1", 1, BlockVerification())]
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", cascades())
 def test_sampled_cascades_follow_the_target_exactly(name, excluded, setting, together, verifier):
-    """Inside, levels review token by token: what a token follows is then known as it is drawn."""
+    """Inner levels review token by token, so each token's distribution is known when drawn."""
     sampling = SAMPLINGS[setting]
     law = law_of(cascades(excluded)[name], sampling, 2, excluded, together, verifier)
     expected = autoregressive_law(ToyTarget(1, 3, excluded), sampling, 3)
@@ -125,7 +125,7 @@ def test_sampled_cascades_follow_the_target_exactly(name, excluded, setting, tog
 
 @pytest.mark.parametrize("leniency", [1.0, 1.5, 3.0])
 def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
-    """The law of the first token of a draft, over all that happens inside, is its row."""
+    """The first draft token, over all random choices inside, is distributed as its row."""
     drafter = ReviewedDrafter(ToyReviewer(2), small(), 2, leniency)
     seen: dict[tuple, Tensor] = {}
 
@@ -140,7 +140,7 @@ def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
 
 
 class HidesItsRow(ReviewedDrafter):
-    """Wrong on purpose: says that lenient tokens follow the reviewer's own row."""
+    """Wrong on purpose: claims that lenient tokens are distributed as the reviewer's row."""
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness):
         session = super().open(source, sampling, randomness)
@@ -166,7 +166,7 @@ def test_control_a_lenient_token_with_the_reviewers_row_is_found_out():
 
 @pytest.mark.parametrize("wanted", range(1, 12))
 def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(wanted):
-    """The original code drafted 19 where 10 were asked for."""
+    """The original code drafted 19 tokens if 10 were requested."""
     models = [ToyReviewer(2), ToyReviewer(3)]
     for model in models:
         model.eos_ids = frozenset()
@@ -178,7 +178,7 @@ def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(wanted):
 
 
 def test_lenient_greedy_review_by_hand():
-    """Reviewer's unwarped (.5, .3, .2), inner token 1 with .4: .3 > .4 / 1.5, but not .4 / 1.2."""
+    """Reviewer (.5, .3, .2) unwarped, inner token 1 with .4: .3 > .4 / 1.5, but not > .4 / 1.2."""
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log()
     inner = Proposal.chain(torch.tensor([1]), logits=lambda: [torch.tensor([0.3, 0.4, 0.3]).log()])
     assert review(inner, logits, Sampling(), None, 1.5)[0] == [1, 2]
@@ -189,7 +189,7 @@ def test_lenient_greedy_review_by_hand():
 
 
 def test_copies_are_reviewed_strictly_whatever_the_leniency():
-    """A sampled review of a point mass follows the reviewer's own row: leniency has no part."""
+    """A sampled review of a point mass uses the reviewer's row; leniency has no effect."""
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64).log()
     copied = Proposal.chain(torch.tensor([1]))
 
@@ -203,7 +203,7 @@ def test_copies_are_reviewed_strictly_whatever_the_leniency():
 
 
 def mixed(sampled: bool, copies: list[int]) -> Proposal:
-    """A draft of one token from a model's row, then copies of max-gram's."""
+    """Returns a draft of one token from a model's row, followed by copies of Max-Gram."""
     row = torch.tensor([[0.3, 0.4, 0.3]], dtype=torch.float64)
     drawn = Proposal.chain(
         torch.tensor([1]), row if sampled else None, logits=lambda: [row[0].log()]
@@ -213,14 +213,14 @@ def mixed(sampled: bool, copies: list[int]) -> Proposal:
 
 @pytest.mark.parametrize("copies", [[], [2]])
 def test_a_models_tokens_are_reviewed_leniently_though_copies_follow(copies):
-    """0.3 > 0.4 / 1.5 for token 1, though 0 is likelier; the copy is no arg-max and is refused."""
+    """0.3 > 0.4 / 1.5 accepts token 1, though 0 is likelier; the copy, no arg-max, is rejected."""
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [1.0, 0.0, 0.0]]).double().log()
     emitted, _ = review(mixed(False, copies), logits[: 2 + len(copies)], Sampling(), None, 1.5)
     assert emitted == [1, 0]
 
 
 def test_copies_behind_a_models_tokens_are_reviewed_strictly():
-    """Token 1 passes with min(1, 3 x 0.3 / 0.4) = 1, the copy of 2 with its own 0.3."""
+    """Token 1 is accepted with min(1, 3 x 0.3 / 0.4) = 1, the copy of 2 with its 0.3."""
     rows = [[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [1.0, 0.0, 0.0]]
     logits = torch.tensor(rows, dtype=torch.float64).log()
 
@@ -233,7 +233,7 @@ def test_copies_behind_a_models_tokens_are_reviewed_strictly():
 
 
 def test_each_level_reviews_what_its_own_columns_of_the_matrix_ask_for():
-    """K for A, B and copies: A reviews 5 of B, who reviews 7 copies; in turn B reviews 2 copies."""
+    """K for A, B and copies: A reviews 5 tokens of B, which reviews 7 copies; then B reviews 2."""
     models = ToyReviewer(2), ToyReviewer(3)
     first, second = cascade(levels(*models), [[1, 4, 0], [5, 2], [7]]).quotas
     assert (first.drafter.k, second.drafter.k) == (7, 2)

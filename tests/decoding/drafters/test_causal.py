@@ -1,4 +1,4 @@
-"""An ordinary language model as drafter: greedy output, caches and states, on real families."""
+"""A language model as drafter: greedy output, caches and hidden states, on real families."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def stops() -> dict[str, StopPolicy]:
 
 
 def checked(drafter: CausalDrafter, drafts: list[Proposal]) -> Watched:
-    """Notes every draft, after which the drafter's cache is compared with a fresh prefill."""
+    """Records every draft, then compares the drafter's cache with a fresh prefill."""
 
     def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         proposal = yield from session.propose(tokens, target_state, stop)
         drafts.append(proposal)
         drafted = proposal.tokens.tolist()
         if drafted:
-            path = tokens.tolist() + drafted[:-1]  # the last token is not fed
+            path = tokens.tolist() + drafted[:-1]  # the last token is not in the cache
             assert session.sequence.state.tokens == path
             check_states(session, source, path, proposal, stop)
         return proposal
@@ -80,7 +80,7 @@ def check_states(
     proposal: Proposal,
     stop: StopPolicy,
 ) -> None:
-    """Cache and states of a session equal those of one prefill of the whole path."""
+    """The session's cache and hidden states equal those of one prefill of the whole path."""
     model = session.model
     fresh = model.encode(source)
     score = model.extend_cache(fresh, torch.tensor(path))
@@ -95,7 +95,7 @@ def check_states(
             hidden, logits = rows_before(model, source, path, len(drafted))
         expected = drawn_states(hidden, logits, drafted)
     elif stop.state_kind == "token" and len(drafted) > 1:
-        expected = score.hidden[-(len(drafted) - 1) :]  # the last token is not fed
+        expected = score.hidden[-(len(drafted) - 1) :]  # the last token has no state
     else:
         assert proposal.hidden is None
         return
@@ -105,7 +105,7 @@ def check_states(
 def rows_before(
     model: CachedModel, source: Source, path: list[int], drafted: int
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states and logits that the drafted tokens came from, without a cache."""
+    """Returns the hidden states and logits that draft tokens come from, without a cache."""
     output = fresh(model.model, source, path)
     return last_hidden(output)[-drafted:], output.logits[0, -drafted:]
 
@@ -153,7 +153,7 @@ def test_a_drafter_that_is_always_right_is_accepted_whole_and_catches_up():
 
 
 def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself():
-    """BART starts its decoder from EOS, Marian from padding; neither knows of the other."""
+    """BART's decoder starts from EOS, Marian's from padding."""
     model, other = tiny_model("bart"), tiny_model("marian", seed=5)
     sources = sources_for(model, 3)
     drafter = CausalDrafter(CachedModel(other))
@@ -173,7 +173,7 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
 
 def test_a_draft_ends_with_its_first_eos():
     model = tiny_model("llama")
-    model.lm_head.weight.data[EOS] = model.lm_head.weight.data[9]  # a tie that EOS, first, wins
+    model.lm_head.weight.data[EOS] = model.lm_head.weight.data[9]  # EOS, the first, wins the tie
     watched = checked(CausalDrafter(CachedModel(model)), drafts := [])
     sources = sources_for(model, 8)
     outputs = decode(model, watched, FixedLength(8), sources)

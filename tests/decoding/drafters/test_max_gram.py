@@ -1,4 +1,4 @@
-"""Max-Gram: what it copies, where it looks, and that decoding with it changes nothing."""
+"""Max-Gram: what it copies and where it searches; decoding with it changes no output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tiny_models import tiny_model
 
 
 def draft(tokens: list[int], k: int, bigrams=None, source: list[int] | None = None) -> list[int]:
-    """A draft after these tokens; with a source, of an encoder-decoder model (start token 0)."""
+    """Returns a draft after these tokens; with a source, for an encoder-decoder (start token 0)."""
     if source is None:
         given = Source.of_text(torch.tensor(tokens[:1]), torch.tensor(tokens[:1]))
         committed = torch.tensor(tokens)
@@ -31,7 +31,7 @@ def draft(tokens: list[int], k: int, bigrams=None, source: list[int] | None = No
 
 
 def slow_match(sequence: list[int]) -> tuple[int, int]:
-    """The longest suffix that ends earlier too; the leftmost such end."""
+    """Returns the length of the longest suffix that also ends earlier, and its leftmost end."""
     for length in range(len(sequence) - 1, 0, -1):
         suffix = sequence[-length:]
         for end in range(length - 1, len(sequence) - 1):
@@ -41,7 +41,7 @@ def slow_match(sequence: list[int]) -> tuple[int, int]:
 
 
 def slow_draft(history: list[int], k: int, bigrams) -> list[int]:
-    """As the paper says: copy what follows the match, at most k; search again while too few."""
+    """Follows the paper: copies what follows the match, at most k tokens; repeats if fewer."""
     drafted: list[int] = []
     while len(drafted) < k:
         sequence = history + drafted
@@ -70,13 +70,13 @@ def test_the_longest_match_is_that_of_a_full_search(sequence):
 
 
 def test_of_equal_matches_the_leftmost_counts():
-    """2 3 ends at 1, 4 and 8: the first; then 9 2 3, which is longer, ends at 4 only."""
+    """2 3 ends at 1, 4 and 8, so at 1; then the longer 9 2 3 ends only at 4."""
     assert longest_match(as_text(np.array([2, 3, 9, 2, 3, 5, 6, 2, 3]))) == 1
     assert longest_match(as_text(np.array([2, 3, 9, 2, 3, 5, 9, 2, 3]))) == 4
 
 
 def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one():
-    """As inside a cascade, where tokens it was shown may be rejected further out."""
+    """This occurs in a cascade, whose outer levels may reject tokens that the session has seen."""
     source = Source.of_text(torch.tensor([2, 5]), torch.tensor([0]))
     session = MaxGramDrafter([1] * 9).open(source, Sampling(), None)
     for output in ([], [2, 5, 3], [2, 5, 4, 4], [2], [2, 5, 4, 4, 2]):
@@ -85,10 +85,10 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one():
 
 
 def test_the_match_may_cross_the_seam_of_source_and_output_but_not_the_start_token():
-    """Source 5 6 7, output so far 8 5 6: 5 6 was followed by 7, then by what came after: 8 5 6."""
+    """Source 5 6 7, output 8 5 6: the earlier 5 6 was followed by 7 and then by 8 5 6."""
     assert draft([8, 5, 6], 4, source=[5, 6, 7]) == [7, 8, 5, 6]
-    assert draft([7], 2, source=[6, 7]) == [7, 7]  # 7 7 at the seam
-    assert draft([], 3, source=[5, 6, 7]) == []  # nothing repeats, no table
+    assert draft([7], 2, source=[6, 7]) == [7, 7]  # 7 7 across the boundary
+    assert draft([], 3, source=[5, 6, 7]) == []  # no repetition and no table
 
 
 def test_too_few_tokens_behind_a_match_are_continued_and_no_more_than_asked_come():

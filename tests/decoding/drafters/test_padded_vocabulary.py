@@ -1,4 +1,4 @@
-"""Drafters whose embedding has more or fewer rows than their target's: exact all the same."""
+"""Drafters with more or fewer embedding rows than their target are exact."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Make = Callable[[PreTrainedModel, int], Drafter]
 
 
 def with_rows(target: PreTrainedModel, rows: int, seed: int = 1) -> PreTrainedModel:
-    """A noisy copy of a llama with another number of rows; further ones are likely
-    to be drafted."""
+    """Returns a noisy copy of a Llama with another number of rows; additional rows are likely to
+    be drafted."""
     torch.manual_seed(seed)
     other = type(target)(type(target.config)(**target.config.to_dict() | {"vocab_size": rows}))
     state = {name: value.clone() for name, value in near_copy(target, 0.3, seed).named_parameters()}
@@ -54,14 +54,14 @@ def with_rows(target: PreTrainedModel, rows: int, seed: int = 1) -> PreTrainedMo
 
 
 def unknown(target: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """Of a family that the engine runs as a whole."""
+    """Returns a model of a family that the engine runs through its own modules."""
     torch.manual_seed(5)
     shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4, "n_positions": 64}
     return GPTJForCausalLM(GPTJConfig(vocab_size=rows, eos_token_id=1, **shape)).double().eval()
 
 
 def parallel(target: PreTrainedModel, rows: int) -> Drafter:
-    """Its mask is the last row, which the target lacks where the drafter has more."""
+    """Returns a drafter whose mask is the last row, which the target lacks if it has fewer rows."""
     model = with_rows(target, rows)
     model.config.pard_token, model.config.k = rows - 1, 3
     return make_drafter(model, target)
@@ -72,14 +72,15 @@ def chain(target: PreTrainedModel, rows: int, seed: int = 1) -> Drafter:
 
 
 def few_tokens(target: PreTrainedModel, rows: int) -> Drafter:
-    """It drafts a part of its own tokens, the last of them among these."""
+    """Returns a drafter of some of its tokens, including the last."""
     model = with_rows(target, rows)
     model.config.draftable_tokens = [1, rows - 1]
     return make_drafter(model, target)
 
 
 def levels(target: PreTrainedModel, rows: int) -> Drafter:
-    """One with other rows reviews one with as many as the target, which reviews copies."""
+    """Returns a cascade: a model with other rows reviews one with the target's, which reviews
+    copies."""
     several = [Level("one", chain(target, rows)), Level("two", chain(target, len_of(target), 2))]
     return cascade([*several, Level("max-gram", MaxGramDrafter())], [[1, 1, 0], [1, 0], [1]], 1.5)
 
@@ -123,7 +124,7 @@ SAMPLED: dict[str, tuple[Make, StopPolicy, object]] = {
 
 
 TOGETHER = ("chain", "block", "cascade", "rsd-c")
-"""Enumerated in a batch with other sequences."""
+"""Drafters that are enumerated in a batch with other sequences."""
 CASES = [(name, 3 if name in TOGETHER else 1) for name in SAMPLED]
 
 
@@ -131,7 +132,7 @@ CASES = [(name, 3 if name in TOGETHER else 1) for name in SAMPLED]
 @pytest.mark.parametrize(("name", "sequences"), CASES)
 def test_outputs_follow_the_target_exactly(name, rows, sequences):
     target = tiny_model("llama", vocab_size=4)
-    target.lm_head.weight.data *= 0.3  # less sure of itself, so that all of its rows matter
+    target.lm_head.weight.data *= 0.3  # flatter, so that all rows matter
     make, stop, verifier = SAMPLED[name]
     sampling, drafter = Sampling(1.0), make(target, rows)
     decoder = decoder_of(target, drafter, stop, verifier, sampling)
@@ -139,7 +140,7 @@ def test_outputs_follow_the_target_exactly(name, rows, sequences):
     law = enumerate_output(decoder, sources[:sequences], LONGEST, 0, sequences)
     expected = law_of_model(target, sources[0], sampling, LONGEST)
     assert abs(sum(law.values()) - 1.0) < 1e-12 and len(expected) > 3
-    assert any(3 in tokens[:-1] for tokens in expected)  # which the smaller one has no row of
+    assert any(3 in tokens[:-1] for tokens in expected)  # the smaller model has no row for 3
     assert total_variation(law, expected) < 1e-12
 
 
@@ -177,7 +178,7 @@ def test_greedy_outputs_are_the_targets_own_and_no_strange_token_is_drafted(name
     expected = decode(target, *plain, 3)
     assert [one.tokens for one in found] == [one.tokens for one in expected]
     drafted = {token for one in found for played in one.rounds for token in played.drafted}
-    if name != "cascade":  # whose last level copies what it has read
+    if name != "cascade":  # its last level copies tokens it has read
         assert drafted and max(drafted) < min(rows, VOCAB)
 
 

@@ -1,4 +1,4 @@
-"""A language model that fills in masks, in the loop: lossless by enumeration, greedy as plain."""
+"""A language model that fills masks, in the loop: exact by enumeration, greedy as plain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OUTPUT = torch.tensor([11, 30, 12, 8, 25, 1])
 
 
 def random_head(width: int = 16) -> AcceptanceHead:
-    """Its opinion swings from slot to slot."""
+    """Returns a random head whose predictions vary between slots."""
     torch.manual_seed(2)
     settings = AcceptanceHeadConfig(hidden_size=width, depth=1, state="slot")
     head = AcceptanceHead(settings).double()
@@ -59,7 +59,7 @@ def random_head(width: int = 16) -> AcceptanceHead:
 
 STOPS = {
     "head": HeadPolicy(random_head(), 0.5, 3),
-    # refused for sampling, as it speaks of drawn tokens elsewhere; here it looks at rows alone
+    # greedy only elsewhere, where it depends on drawn tokens; here it depends only on rows
     "confidence": replace(
         Confidence(0.8, 3), rule=replace(STOP_KINDS["confidence"], greedy_only=False)
     ),
@@ -78,7 +78,7 @@ CASES += [("temperature 1", stop, count) for stop in STOPS for count in (1, 3)]
 
 @pytest.mark.parametrize(("name", "stop", "together"), CASES)
 def test_sampling_through_masks_follows_the_target_exactly(name, stop, together) -> None:
-    """With whole blocks and those that a policy ends."""
+    """With whole blocks and with blocks that a policy ends."""
     target, sampling = ToyTarget(vocabulary=4, seed=1), SAMPLINGS[name]
     policy, answers = STOPS.get(stop, FixedLength(2)), set()
 
@@ -129,7 +129,7 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
         session = drafter.open(source, sampling, drawn())
         tokens = torch.cat([source.prefix, output[:place]])
         proposal = run_single(session.propose(tokens, None, FixedLength(4)))
-        assert len(proposal.tokens) == min(4, 8 - place)  # the last one needs no position
+        assert len(proposal.tokens) == min(4, 8 - place)  # the last token needs no position
         expected = proposed_probs(proposal, output[place:])
         expected += [-1.0] * (4 - len(expected))
         assert found[place].tolist() == pytest.approx(expected, abs=1e-6)
@@ -149,7 +149,7 @@ def greedy_block(drafter: ParallelDrafter, source, k: int) -> list[int]:
 
 
 def proposed_probs(proposal, output: torch.Tensor) -> list[float]:
-    """How likely a draft has the output's own tokens; 0 behind its end."""
+    """Returns the draft probabilities of the output's tokens; 0 after the end of the draft."""
     count = len(proposal.tokens)
     inside = output[:count]
     if proposal.draft_probs is None:

@@ -1,4 +1,4 @@
-"""Spec-Drafters that read the target's encoder: what they compute, and in the loop."""
+"""Spec-Drafters that read the target's encoder states: their computation, and in the loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GREEDY = Sampling()
 
 
 def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDrafter:
-    """As deep as its target, and right about some tokens."""
+    """Returns a drafter as deep as its target that is right on some tokens."""
     given = {"encoder": "target", "decoder_layers": 2}
     return with_noise(tiny_drafter(family, **given | settings), noise)
 
@@ -89,7 +89,7 @@ def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
 @pytest.mark.parametrize("pooling", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
-    """Those of a copied layer start as they were copied; pooled ones are the means."""
+    """Copied layers start with the target's keys and values; with pooling these are means."""
     settings = {"decoder_layers": 1, "source_pooling": pooling, "noise": 0.0}
     target, drafter = target_of(family), BlockDrafter(drafter_of(family, **settings))
     source = sources_for(target.model)[0]

@@ -1,4 +1,4 @@
-"""Drafters behind the target's states: greedy as plain, lossless, and what they are fed."""
+"""State drafters: greedy as plain, exact when sampling, and their inputs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def decode(
 
 
 def generated(target: PreTrainedModel) -> list[list[int]]:
-    """By Transformers, without EOS."""
+    """Returns Transformers' outputs without EOS."""
     target.generation_config.eos_token_id = None
     return generate(target, [make_source(ids, target) for ids in PROMPTS], 14)
 
@@ -71,7 +71,7 @@ def test_greedy_output_is_plain_output_whatever_shares_its_calls(family: str, mo
     assert tokens_of(one) == tokens_of(three) == plain
     drafts = [[list(played.drafted) for played in output.rounds] for output in one]
     assert drafts == [[list(played.drafted) for played in output.rounds] for output in three]
-    assert all(own[0] == [] for own in drafts)  # nothing before the target's first call
+    assert all(own[0] == [] for own in drafts)  # no draft before the target's first call
     assert sum(len(output.rounds) for output in one) < sum(map(len, plain))
     levels = [Level("behind", drafter), Level("max-gram", MaxGramDrafter())]
     assert tokens_of(decode(target, cascade(levels, [[2, 2], [0]], 1.0), 3)) == plain
@@ -89,8 +89,8 @@ def test_trees_over_its_slots_change_no_output(mode: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 6])
 def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None:
-    """Exactness cannot see this. The best tokens of each slot are scored again, by hand; the first
-    slot is told nothing."""
+    """Exactness tests cannot find errors here. The best tokens of each slot are rescored by hand;
+    the first slot has no previous-token features."""
     monkeypatch.setattr(candidates, "CANDIDATES", count)
     target, sampling = tiny_target(), Sampling(1.0)
     drafter = make_drafter(behind_states(target, [2, 3], "linked"), target)
@@ -126,7 +126,7 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("verifier", [RejectionSampling, BlockVerification], ids=["token", "block"])
 def test_sampling_follows_the_target_exactly(mode: str, verifier) -> None:
-    """The second of three sequences, two at once; four tokens hold a whole draft of two."""
+    """The second of three sequences at batch size 2; four tokens leave room for a draft of two."""
     target, sampling = tiny_target(vocab_size=4, bos_token_id=2), Sampling(1.3, top_k=2)
     drafter = make_drafter(behind_states(target, [1, 3], mode, k=2), target)
     stop = FixedLength(2)
@@ -138,7 +138,7 @@ def test_sampling_follows_the_target_exactly(mode: str, verifier) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
-    """Decoding, drafts along a known output and training agree, block by block."""
+    """Decoding, teacher-forced drafts and training agree block by block."""
     target = tiny_target()
     target.generation_config.eos_token_id = None
     model = behind_states(target, [2, 3], mode)
@@ -151,7 +151,7 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
     assert (found[0] == -1).all()
     longer = run_single(teacher_forced_probs(drafter, known, [K + 2] * len(tokens), Sampling()))
     assert longer[:, :K].tolist() == found.tolist()  # right or wrong: greedy, 1 or 0
-    assert (longer[:, K:] == -1).all()  # no such slots
+    assert (longer[:, K:] == -1).all()  # these slots do not exist
 
     batch = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False).alone(
         [Example(0, 0, list(prompt), output.tokens)]
@@ -179,7 +179,7 @@ def decode_one(target: PreTrainedModel, drafter: Drafter, prompt: list[int]) -> 
 
 
 def test_its_cache_is_the_targets_own_after_every_round() -> None:
-    """Columns of verified tokens hold the target's keys and values, whatever was drafted there."""
+    """Columns of verified tokens hold the target's keys and values, whatever was drafted."""
     target = tiny_target()
     target.generation_config.eos_token_id = None
     drafter, model = make_drafter(behind_states(target, [1, 3]), target), CachedModel(target)

@@ -1,4 +1,4 @@
-"""Tree drafters: exact by enumeration with every rule that takes them, their trees, their cache."""
+"""Tree drafters: exact by enumeration with every compatible verifier, their trees and caches."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling
 
 
 def test_several_drafters_side_by_side_are_exact():
-    """SpecInfer: siblings of two drafters, each with the row it was drawn from."""
+    """SpecInfer: siblings from two drafters, each with the row that it was drawn from."""
     sampling = Sampling(1.3, top_k=2)
     drafter = SeveralDrafters([toy(Paths(1), seed=2), toy(Paths(1), seed=3)])
     expected = autoregressive_law(ToyTarget(1), sampling, 3)
@@ -165,7 +165,7 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
 
 
 class WholeRows:
-    """A shape that is given whole rows always."""
+    """A tree shape that always gets whole rows."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -188,7 +188,7 @@ class WholeRows:
     ],
 )
 def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
-    """60 tokens are more than the vocabulary has, so that previous-token features reach all."""
+    """60 candidates exceed the vocabulary, so previous-token features apply to all tokens."""
     drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
     proposals = []
@@ -202,7 +202,7 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
 
 
 def slots_model(rank: int) -> SpecDrafter:
-    """A small drafter whose previous-token features, if any, make a difference."""
+    """Returns a small drafter whose previous-token features, if any, change its outputs."""
     model = tiny_drafter("marian", decoder_layers=2, previous_token_rank=rank)
     if rank:
         torch.manual_seed(5)
@@ -229,7 +229,7 @@ RULES = {
 
 @dataclass
 class Seen:
-    """What a tree drafter proposed, and how many drafted tokens it found cached later."""
+    """A tree drafter's proposals, and the number of draft tokens it later found in its cache."""
 
     proposals: list[Proposal] = field(default_factory=list)
     kept: int = 0
@@ -237,7 +237,7 @@ class Seen:
 
 
 def checked(drafter: TreeDrafter, seen: Seen) -> Watched:
-    """Before every catch-up the drafter's cache is compared with a fresh prefill of its path."""
+    """Compares the drafter's cache with a fresh prefill of its path before each extension."""
 
     def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         assert isinstance(session.rows, ModelRows)
@@ -267,7 +267,7 @@ def cached_after(model, source: Source, tokens: list[int]):
 
 
 def endless(model):
-    """Random models may end at once; these go on to the maximal length."""
+    """Removes EOS, so that random models generate to the maximal length."""
     model.generation_config.eos_token_id = None
     return model
 
@@ -299,7 +299,7 @@ def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
     target, source = CachedModel(model), make_source([5, 9, 20], model)
     shape = SHAPES[name]
     causal, kept, proposals = CausalDrafter(CachedModel(endless(noisy(model, family, 0.03)))), 0, []
-    sampling = Sampling(0.25, top_k=20)  # sure enough that some drafts are accepted
+    sampling = Sampling(0.25, top_k=20)  # peaked enough that some drafts are accepted
     for seed in range(3):
         drafter = checked(TreeDrafter(causal, shape), seen := Seen())
         found = decode(
@@ -371,17 +371,17 @@ def test_a_tree_wider_than_the_vocabulary_is_refused(shape):
         toy(shape)
 
 
-# --- rules on trees that were made for chains ----------------------------------------------------
+# --- chain verifiers on trees --------------------------------------------------------------------
 
 
 def test_spec_verification_goes_down_to_the_child_the_target_prefers():
-    """Both roots lie within tau of the arg-max 3; the target prefers 1 of them; then 2 leads."""
+    """Both roots are within tau of the arg-max 3; the target prefers token 1, node 1."""
     logits = torch.tensor(
         [[0.0, 2.0, 1.5, 2.5], [0.0, 0.0, 9.0, 0.0], [9.0, 0, 0, 0], [0, 5.0, 0, 0], [9.0, 0, 0, 0]]
     )
     proposal = Proposal(torch.tensor([2, 1, 2, 0]), torch.tensor([-1, -1, 1, 0]))
     verdict = SpecVerification(3, 1.0).verify(proposal, logits, Sampling(), None)
     assert verdict.path.tolist() == [1]
-    assert verdict.next_token == 0  # after node 1 the target says 0: node 2 is no child it accepts
+    assert verdict.next_token == 0  # after node 1 the target prefers 0, so node 2 is rejected
     strict = GreedyMatch().verify(proposal, logits, Sampling(), None)
     assert strict.path.tolist() == [] and strict.next_token == 3
