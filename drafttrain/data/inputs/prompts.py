@@ -198,7 +198,7 @@ def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
 
 
 def _read_objects(path: str, kind: str) -> list[Any] | None:
-    """Reads the rows of a .json, .csv or .tsv file; None if .json has one object per line."""
+    """Reads the rows of a .json, .csv or .tsv file; None if .json has lines of JSON."""
     with (gzip.open if path.endswith(".gz") else open)(
         path, "rt", encoding="utf-8-sig", newline=""
     ) as file:

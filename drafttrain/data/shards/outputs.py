@@ -111,7 +111,7 @@ class Manifest(ShardManifest):
 
     settings: DistillConfig
     backend: str
-    """The backend used; another one gives different samples from the same distribution."""
+    """The backend used; when sampling, another one draws other samples of the same distribution."""
     served_model: str | None = None
     """The server's name for the target."""
     commit: str | None

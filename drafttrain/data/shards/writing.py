@@ -39,7 +39,7 @@ class DiskFull(OSError):
 
 
 def join_processes() -> PartialState:
-    """Joins the processes of a launch. Raises ConfigError if Accelerate sees fewer."""
+    """Joins the processes of a launch. Raises ConfigError if Accelerate sees another number."""
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != state.num_processes:
