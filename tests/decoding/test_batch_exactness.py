@@ -1,7 +1,7 @@
-"""A row of a batch follows the target's law exactly, whatever is decoded beside it.
+"""A row of a batch follows the target's distribution exactly, whatever the other rows are.
 
-Real models of four tokens with their shared caches: every random outcome of one row, while others
-of other lengths draw from streams of their own.
+Real models with four tokens and shared caches: enumerates every random outcome of one row, while
+rows of other lengths draw from their own random streams.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROMPTS = ([3], [2, 3, 3], [2, 2, 3, 2, 3], [3, 2])
 
 def small(family: str) -> PreTrainedModel:
     model = tiny_model(family, **SMALL[family])
-    model.lm_head.weight.data *= 0.3  # less sure of itself, so that all of its rows matter
+    model.lm_head.weight.data *= 0.3  # flatter, so that all rows matter
     return model
 
 
@@ -105,7 +105,7 @@ SLOTS = {
     ),
 }
 CASES = [("llama", 1, 4, name) for name in ANY] + [("marian", 3, 2, name) for name in ANY | SLOTS]
-"""Batch rows between others, and rows of sequences that start where another one ended."""
+"""Batch rows between others, and batch rows that are reused after another sequence ended."""
 
 
 @pytest.mark.parametrize(("family", "place", "batch_size", "name"), CASES)
@@ -127,7 +127,7 @@ def law_of_model(
     longest: int = LONGEST,
     processor: LogitsProcessor | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """Plain sampling from the model's own forward, no cache and no batch."""
+    """Enumerates plain sampling with the model's forward, without cache and batch."""
     law: dict[tuple[int, ...], float] = {}
 
     def extend(tokens: tuple[int, ...], probability: float) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a sequence does not depend on what else is in its batch, in float64."""
+"""The decoding of a sequence does not depend on the other sequences of its batch, in float64."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def check(model: PreTrainedModel, make: Make, stop: StopPolicy, sampling: Sampli
 @pytest.mark.parametrize("name", [*ANY, *TREES])
 @pytest.mark.parametrize("family", ["llama", "marian"])
 def test_chains_and_trees_of_any_batch_are_those_of_each_alone(family, name):
-    if name != "several":  # their independent draws are for sampling
+    if name != "several":  # independent drafts need sampling
         check(tiny_model(family), (ANY | TREES)[name], FixedLength(4), Sampling())
     check(tiny_model(family), (ANY | TREES)[name], FixedLength(4), SAMPLED)
 
@@ -151,5 +151,5 @@ def test_drafters_in_half_precision_draft_for_any_target(dtype, rank):
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["causal", "anchored"])
 def test_drafts_of_several_lengths_share_their_calls(name, sampling):
-    """Every sequence's policy ends its own draft, and the others go on."""
+    """Each sequence's policy ends its own draft while others continue."""
     check(shared("marian"), (ANY | SLOTS)[name], Entropy(2.0, 6), sampling)

@@ -1,6 +1,6 @@
-"""Block verification: wrong variants are found out, and it is never behind token by token.
+"""Block verification: wrong variants are detected, and it accepts no less than rejection sampling.
 
-That it is lossless is enumerated in test_exactness.py and test_stopping_exactness.py."""
+test_exactness.py and test_stopping_exactness.py show by enumeration that it is lossless."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BLOCK = BlockVerification()
 
 
 def bias(verifier: Verifier) -> float:
-    """Total variation of the output's law, over all random outcomes, from the target's own."""
+    """Returns the total variation distance of the output distribution from the target's."""
     target, drafter = ToyTarget(1), ToyDrafter(2)
     decoder = decoder_of(target, drafter, 2, verifier, WIDE)
     law = enumerate_output(decoder, [toy_source()], 3)
@@ -54,7 +54,7 @@ def bias(verifier: Verifier) -> float:
 def judge_chain(
     proposal: Proposal, logits: Tensor, sampling: Sampling, randomness: Randomness, choose: Callable
 ) -> Verdict:
-    """Block verification with its last step, (coins, weights, rows) -> ..., put in from outside."""
+    """Runs block verification with a replaced last step, (coins, weights, rows) -> ..."""
     target_probs = expected_probs(logits, sampling)
     if len(proposal.tokens) == 0:
         return BLOCK.verify(proposal, logits, sampling, randomness)
@@ -73,17 +73,17 @@ def right(rejection: Tensor, weights: list[float], randomness: Randomness):
 
 
 def first_rejected_coin(rejection: Tensor, weights: list[float], randomness: Randomness):
-    """Wrong on purpose: a coin that says no ends the draft, as in token-by-token rejection."""
+    """Wrong on purpose: the first failed coin ends the draft, as in token-by-token rejection."""
     return randomness.accept_run(1.0 - rejection), weights.__getitem__
 
 
 def residual_without_weight(rejection: Tensor, weights: list[float], randomness: Randomness):
-    """Wrong on purpose: what follows is Norm[(target - draft)+], as an engine had it."""
+    """Wrong on purpose: the residual is Norm[(target - draft)+], as once in an engine."""
     return right(rejection, weights, randomness)[0], lambda accepted: 1.0
 
 
 def weights_as_coins(rejection: Tensor, weights: list[float], randomness: Randomness):
-    """Wrong on purpose: every coin has w_i, which is that of the last one only."""
+    """Wrong on purpose: every coin has probability w_i, which is right only for the last."""
     missing = torch.tensor([1.0 - weight for weight in weights[1:]], dtype=torch.float64)
     return right(missing, weights, randomness)
 
@@ -106,7 +106,7 @@ def test_control_a_wrong_variant_is_found_out(wrong):
 
 
 def random_chain(seed: int, excluded: float, k: int = 3) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Rows of target [k + 1, V] and draft [k, V] along any path of three tokens."""
+    """Returns a function from a path to target rows [k + 1, V] and draft rows [k, V]."""
     target, draft = (LogitsTable(seed + place, 3, excluded) for place in (0, 500))
 
     def rows(path: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def random_chain(seed: int, excluded: float, k: int = 3) -> Callable[..., tuple[
 
 
 def accepted_law(tokens: tuple[int, ...], logits: Tensor, draft_probs: Tensor) -> Tensor:
-    """P(at least i tokens are accepted | all that was drafted), i = 1..k."""
+    """Returns P(at least i tokens are accepted | the whole draft) for i = 1..k."""
 
     def run(randomness: Randomness) -> int:
         proposal = Proposal.chain(torch.tensor(tokens), draft_probs)
@@ -163,7 +163,8 @@ def test_every_drafted_prefix_is_accepted_with_its_weight_and_no_less_than_token
 
 
 def test_it_accepts_more_than_token_by_token_where_a_later_token_makes_up_for_an_earlier_one():
-    """Sun et al. 2024, Section 2: target Ber(1/3) of B, draft Ber(2/3): 10/9 against 11/9."""
+    """Sun et al. 2024, Section 2: B has target probability 1/3 and draft probability 2/3; mean
+    accepted tokens are 10/9 and 11/9."""
     target, draft = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64) / 3.0
     logits, rows = target.log().expand(3, 2), draft.expand(2, 2)
     expected = {}
@@ -197,7 +198,7 @@ def test_nothing_over_nothing_is_an_acceptance_that_is_never_needed():
 
 
 def test_supports_apart_reject_everything_and_give_no_nan():
-    """In float32 with the production generator: the draft's tokens are none of the target's."""
+    """In float32 with the production random source; target and draft share no token."""
     randomness = SampledRandomness(torch.Generator().manual_seed(0))
     logits = torch.tensor([[0.0, -torch.inf, 1.0]] * 4)
     for rows in (torch.tensor([[0.0, 1.0, 0.0]] * 3), None):

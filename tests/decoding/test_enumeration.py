@@ -1,4 +1,4 @@
-"""The enumeration itself, against probabilities counted by hand."""
+"""The enumeration itself, compared with hand-computed probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lossless decoding follows the target's law exactly: production code, every random outcome."""
+"""Lossless decoding follows the target's distribution exactly: enumerates production code."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def output_law(
     verifier: Verifier | None = None,
     sources: Sequence[Source] | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """Of the first source, which is decoded with the others."""
+    """Returns the output distribution of the first source, decoded with the others."""
     verifier = verifier or RejectionSampling()
     decoder = decoder_of(target, drafter, k, verifier, sampling)
     return enumerate_output(decoder, sources or [toy_source()], max_new_tokens)
@@ -132,7 +132,7 @@ def test_a_whole_round_of_depth_three_and_its_bonus_are_exact(
 
 
 def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():
-    """Marian with four tokens, one of them ruled out: caches are rolled back on every path."""
+    """Marian with four tokens, one of them excluded; caches are rolled back on every path."""
     model = tiny_model("marian", vocab_size=4, decoder_vocab_size=4)
     model.generation_config.bad_words_ids = [[0]]
     target, sampling = CachedModel(model), Sampling(temperature=1.2)
@@ -150,7 +150,7 @@ PROCESSORS = {
     "no token twice": NoRepeatNGramLogitsProcessor(1),
     "nothing after EOS": NoBadWordsLogitsProcessor(PAIRS_AFTER_EOS),
 }
-"""The last two leave no token in some rows behind an EOS inside a draft."""
+"""The last two exclude every token in some rows after an EOS within a draft."""
 
 
 def over(shape: Shape) -> TreeDrafter:
@@ -185,7 +185,7 @@ def test_sampling_under_logits_processors_follows_the_target_exactly(setting, na
 def without_residual(
     proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
 ) -> Verdict:
-    """Wrong on purpose: after a rejection it samples target itself."""
+    """Wrong on purpose: samples from the target instead of the residual after a rejection."""
     verdict = verify_rejection(proposal, target_logits, sampling, randomness)
     if len(verdict.path) == len(proposal.tokens):
         return verdict
@@ -201,7 +201,7 @@ def test_control_a_verifier_without_residual_is_found_out():
 
 
 class AcceptsLess(SampledRandomness):
-    """Wrong on purpose: one acceptance in forty is left out."""
+    """Wrong on purpose: drops one acceptance in forty."""
 
     def accept_run(self, probs: Tensor) -> int:
         return super().accept_run(0.975 * probs)
@@ -209,7 +209,7 @@ class AcceptsLess(SampledRandomness):
 
 @pytest.mark.parametrize("kind", [SampledRandomness, AcceptsLess], ids=lambda kind: kind.__name__)
 def test_sampled_chance_has_the_law_that_is_enumerated(kind):
-    """Rounds by the production generator; the control shows what the test finds out."""
+    """Rounds with the production random source; the control shows that the test detects errors."""
     target, drafter, sampling = ToyTarget(1), ToyDrafter(2), Sampling(temperature=1.0)
 
     def run(randomness: Randomness) -> tuple[int, ...]:

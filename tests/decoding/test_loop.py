@@ -1,4 +1,4 @@
-"""The one loop: the same tokens as plain decoding and `generate`, and right ends."""
+"""The decoding loop: the tokens of plain decoding and `generate`, and correct ends."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_a_prompt_and_its_continuation_share_the_positions(family):
 
 @pytest.mark.parametrize(("target", "drafter"), [("llama", "qwen3"), ("gpt2", "opt"), ("t5", "t5")])
 def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter):
-    """After every round both equal a fresh prefill, also where all drafts were accepted."""
+    """After every round both equal a fresh prefill, also if all draft tokens were accepted."""
     model = tiny_model(target)
     draft_model = tiny_model(drafter, seed=8)
-    for name, weight in draft_model.state_dict().items():  # near the target: drafts get accepted
+    for name, weight in draft_model.state_dict().items():  # near the target: drafts are accepted
         if target == drafter:
             weight += 0.9 * (model.state_dict()[name] - weight)
     cached = CachedModel(model)
@@ -116,7 +116,7 @@ def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter
 
 
 class Scripted(ToyTarget):
-    """A toy target whose greedy path is given."""
+    """A toy target with a given greedy path."""
 
     def __init__(self, path: list[int], eos_ids: set[int]) -> None:
         super().__init__(0, vocabulary=6)
@@ -169,7 +169,7 @@ def test_rounds_stream_one_at_a_time():
     rounds = decoder_of(model, NoDrafter(), 3).decode(sources_for(model), 5)
     assert [next(rounds).sequence for _ in range(5)] == [0] * 5
     assert next(rounds).sequence == 1
-    assert torch.zeros(1).is_inference() is False  # the caller's own mode is left alone
+    assert torch.zeros(1).is_inference() is False  # the caller's mode is unchanged
 
 
 def test_a_drafter_that_ignores_the_stop_policy_is_refused():
@@ -185,7 +185,7 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
 
 
 def test_processors_are_made_once_for_all_that_is_decoded(monkeypatch):
-    """Inputs that are decoded one by one do not pay for them again."""
+    """Inputs decoded one by one share them."""
     model, made = tiny_model("bart"), []
     target = CachedModel(model)
     monkeypatch.setattr(target, "processors", lambda sampling: made.append(sampling) or real())

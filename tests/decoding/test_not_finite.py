@@ -1,4 +1,4 @@
-"""Rows that are not finite: never an acceptance, an error where they decide, nothing elsewhere."""
+"""Rows that are not finite accept nothing, raise an error if needed, and are ignored otherwise."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.tiny_models import tiny_model
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
 RULES = ("rejection", "block", "traversal", "recursive", "multi-round", "target-walk")
-"""Rules for sampling that take chains."""
+"""Sampling verifiers that accept chains."""
 DRAFT = Proposal.chain(torch.tensor([2, 1]))
-"""Tokens 2 and 1, of which the target takes the first."""
+"""Tokens 2 and 1, of which the target accepts only the first."""
 LOGITS = torch.tensor([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
 
 
@@ -58,8 +58,8 @@ def test_rows_on_the_accepted_path_count_alone(rule: str, value: float) -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_that_is_not_finite_accepts_nothing(rule: str, value: float) -> None:
-    """Three tokens that pass with probability 1/6 each; the row that judges the last is not finite:
-    where the first two pass, that row decides, and it is an error."""
+    """Three tokens with acceptance probability 1/6 each. The row that verifies the last is not
+    finite: if the first two are accepted, that row is needed, which is an error."""
     draft, logits = Proposal.chain(torch.tensor([3, 1, 4])), torch.zeros(4, 6)
     logits[2] = value
     verifier, lengths, errors = make_verifier(rule), [], 0
@@ -74,7 +74,7 @@ def test_a_row_that_is_not_finite_accepts_nothing(rule: str, value: float) -> No
 
 
 class EndsInNothing(ToyTarget):
-    """No token is left after EOS, as where a processor forbids all that follow it."""
+    """A toy target without any token after EOS, as if a processor excluded all."""
 
     def score(self, states, tokens, proposals, layers=()):
         outputs = super().score(states, tokens, proposals, layers)
@@ -149,7 +149,7 @@ DRAFTERS = {
 def test_a_drafter_whose_rows_are_no_numbers_is_named(kind: str, tree: Shape | None) -> None:
     target, drafter = CachedModel(tiny_model("marian")), DRAFTERS[kind]()
     model = drafter.model.model if kind == "causal" else drafter.model
-    with torch.no_grad():  # finite, as all weights that are read
+    with torch.no_grad():  # finite, as weights that are read must be
         model.get_output_embeddings().weight.fill_(1e308)
     drafts = drafter if tree is None else TreeDrafter(drafter, tree, draft_temperature=1.0)
     verifier = make_verifier("greedy")

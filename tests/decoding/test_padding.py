@@ -1,4 +1,4 @@
-"""Rows of several lengths in one batch."""
+"""Padding of rows of several lengths in one batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warping is Transformers' warping, and the production generator draws by the rows it is given."""
+"""Warping equals Transformers', and the production random source follows the given rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def transformers_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor
 def test_warping_equals_the_warpers_of_transformers(dtype, temperature, top_k, top_p, min_p):
     logits = torch.randn(20, 12, dtype=dtype, generator=torch.Generator().manual_seed(0))
     logits[3:6] = logits[3:6].round()  # ties
-    logits[6:9, ::2] = -torch.inf  # tokens that a processor ruled out
+    logits[6:9, ::2] = -torch.inf  # tokens excluded by a processor
     sampling = Sampling(temperature, top_k, top_p, min_p)
     ours, theirs = warp(logits, sampling), transformers_probs(logits, sampling)
     close(ours, theirs, 1e-6 if dtype == torch.float32 else 1e-12)
@@ -70,18 +70,18 @@ def test_sure_and_impossible_events_are_never_mistaken():
 
 
 RUNS = [[0.9, 0.5, 0.8], [0.4, 0.6, 0.95, 0.7], [0.3], [1.0, 0.5, 0.5]]
-"""Probabilities of the events of a run."""
+"""Acceptance probabilities of runs."""
 
 
 def run_law(probs: list[float]) -> list[float]:
-    """Probability of a run of 0, 1, ..., N events that come true independently of each other."""
+    """Returns the probabilities of runs of 0, 1, ..., N independent successes."""
     reached = list(accumulate(probs, mul, initial=1.0))
     return [whole * (1.0 - p) for whole, p in zip(reached, probs, strict=False)] + reached[-1:]
 
 
 @pytest.mark.parametrize("probs", RUNS, ids=str)
 def test_events_of_a_run_are_independent(probs):
-    """Each draws a uniform of its own: one shared by all would make long runs too frequent."""
+    """Each event has its own uniform value; a shared one would make long runs too frequent."""
     randomness, runs, law = (
         SampledRandomness(torch.Generator().manual_seed(0)),
         8000,

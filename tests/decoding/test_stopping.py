@@ -1,4 +1,4 @@
-"""Stop policies against stops worked out by hand, the lag of Algorithm 2 included."""
+"""Stop policies compared with hand-computed stops, including the lag of Algorithm 2."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
 
 ACCEPTANCE = {1: 1.0, 2: 0.9, 3: 0.5, 4: 1.0}
-"""Probability that the target accepts each token of the pair below, whatever came before."""
+"""Acceptance probability of each token of the pair below, after any prefix."""
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
 
 
 class OneHot:
-    """States that are the last token's own number."""
+    """Hidden states that are one-hot vectors of the last token."""
 
     def __getitem__(self, path: Sequence[int]) -> Tensor:
         return torch.eye(5)[path[-1]]
@@ -52,7 +52,7 @@ class SameRow:
 
 
 class Scripted:
-    """Rows whose arg-max follows a script, by the length of the path."""
+    """Rows whose arg-max is scripted by the length of the path."""
 
     def __init__(self, tokens: Sequence[int], start: int = 1) -> None:
         self._tokens, self._start = tokens, start
@@ -62,7 +62,7 @@ class Scripted:
 
 
 def knowing_head(acceptance: dict[int, float] = ACCEPTANCE) -> AcceptanceHead:
-    """Reads the token off its state and knows how likely it is accepted."""
+    """Returns a head that computes the token's true acceptance from its hidden state."""
     head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=5, depth=0))
     for token, probability in acceptance.items():
         logit = torch.tensor(min(probability, 1.0 - 1e-7)).logit()
@@ -86,7 +86,7 @@ def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
 @pytest.mark.parametrize(
     ("tokens", "h", "wanted"),
     [
-        # a token's factor is known two questions after it was drafted: 1 - .5 > h stops after one
+        # a token's factor is known two decisions after it was drafted: 1 - .5 > h stops after one
         ([3, 2, 2, 2], 0.45, [3, 2]),
         ([2, 3, 2, 2], 0.45, [2, 3, 2]),
         ([2, 2, 2, 3, 2, 2], 0.45, [2, 2, 2, 3, 2]),
@@ -95,15 +95,15 @@ def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
         ([2] * 9, 0.40, [2] * 6),
         # 2 3 2 2: .45 -> .55 after the second, .405 -> .595, .3645 -> .6355, .295 -> .705 by six
         ([2, 3, 2, 2, 2, 2, 2, 2, 2], 0.7, [2, 3, 2, 2, 2, 2, 2]),
-        ([4] * 9, 0.05, [4] * 8),  # sure of every token: the cap ends it, inclusive
-        ([2, EOS, 2, 2], 0.9, [2, EOS]),  # EOS ends a draft and is submitted
+        ([4] * 9, 0.05, [4] * 8),  # all accepted: the cap ends the draft, inclusive
+        ([2, EOS, 2, 2], 0.9, [2, EOS]),  # EOS ends a draft and belongs to it
     ],
 )
 def test_stops_match_those_worked_out_by_hand(tokens, h, wanted):
     proposal = draft(scripted_drafter(tokens), HeadPolicy(knowing_head(), h, max_draft=8))
     assert proposal.tokens.tolist() == wanted
     assert proposal.passes == len(wanted)
-    # the last token is submitted without ever having been fed: no state, no factor
+    # the last token was never in a drafter call: no state, no factor
     states = [int(state.argmax()) for state in proposal.hidden or ()]
     assert states == wanted[:-1]
 
@@ -126,7 +126,8 @@ def test_acceptance_of_the_pair_is_what_its_head_says():
 
 
 def known_pair() -> tuple[ToyTarget, CausalDrafter]:
-    """The drafter draws 2, 3 and 4 alike; the target accepts 9, 5 and 10 in ten of them."""
+    """Returns a pair: the drafter draws 2, 3 and 4 uniformly; the target accepts them with
+    probabilities 0.9, 0.5 and 1."""
     target, model = ToyTarget(0), ToyModel(0)
     target.table = SameRow([0.1, 0.1, 0.3, 0.5 / 3, 1.0 / 3])
     model.table, model.hidden = SameRow([0.0, 0.0, 1.0 / 3, 1.0 / 3, 1.0 / 3]), OneHot()
@@ -161,12 +162,13 @@ def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often(
 
 
 def length_by_hand(drafted: Sequence[int], h: float, room: int) -> int:
-    """Algorithm 2 along a draft: before token d + 1, the factors of tokens 1..d - 1 are known."""
+    """Computes the draft length of Algorithm 2: before token d + 1, the factors of tokens
+    1..d - 1 are known."""
     for depth in range(len(drafted) + 1):
         survives = math.prod(ACCEPTANCE[token] for token in drafted[: max(0, depth - 1)])
         if depth == room or 1.0 - survives > h:
             return depth
-    return -1  # it should have gone on
+    return -1  # the draft should have continued
 
 
 def states(*tokens: int) -> tuple[Tensor, ...]:
@@ -181,7 +183,7 @@ def test_a_head_on_slots_judges_the_slot_it_is_asked_about():
     assert policy.continues.rejection(DraftState(1, hidden=block)) == pytest.approx(0.55)
     assert policy.should_draft(DraftState(0, hidden=states(2)))
     assert not policy.should_draft(DraftState(1, hidden=states(2, 3)))
-    assert policy.should_draft(DraftState(3))  # nothing known: go on
+    assert policy.should_draft(DraftState(3))  # nothing known: continue
     assert not policy.should_draft(DraftState(8, hidden=states(4)))
 
 
@@ -234,7 +236,7 @@ def test_confidence_stops_after_a_token_of_low_probability():
     assert not policy.should_draft(DraftState(1, logits=[low]))
     rows = ToyModel(0)
     rows.table, rows.hidden = SameRow([1 / 3, 0.0, 1 / 3, 1 / 3, 0.0]), OneHot()
-    assert len(draft(CausalDrafter(rows), policy).tokens) == 1  # it is submitted, no other is
+    assert len(draft(CausalDrafter(rows), policy).tokens) == 1  # no second token
 
 
 def test_confidence_is_refused_where_tokens_are_sampled():
@@ -264,7 +266,7 @@ def test_names_and_caps_are_those_of_reports():
 
 @pytest.mark.parametrize(("committed", "wanted"), [(1, 4), (3, 2), (4, 1), (5, 0), (9, 0)])
 def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
-    """Four positions: the last drafted token is never fed, so it needs none."""
+    """Four positions; the last draft token needs none."""
     drafter = scripted_drafter([2] * 20)
     drafter.model.source_limit = drafter.model.position_limit = 4
     session = drafter.open(toy_prompt(), GREEDY, drawn())
@@ -291,7 +293,7 @@ DRAFTERS = {
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_policy_gets_its_notes_back_until_the_round_is_over(kind, sampling):
-    """Exactness cannot see this: without them every state is judged again at every question."""
+    """Exactness tests cannot find this: without the cache every state is evaluated repeatedly."""
     questions: list[tuple[int, int]] = []
 
     def counts(state: DraftState, value: float) -> bool:

@@ -1,4 +1,4 @@
-"""Stopping never changes the output: production code, every random outcome, every policy."""
+"""Stop policies never change the output distribution: enumerates production code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALL = Sampling(temperature=1.3, top_k=3, top_p=0.9)
 
 
 def random_head(width: int, seed: int, depth: int, state: StateKind = "token") -> AcceptanceHead:
-    """Weights large enough that its opinion swings from state to state."""
+    """Returns a head with weights large enough that predictions vary between states."""
     torch.manual_seed(seed)
     width += ROW_FEATURES if state == "drawn" else 0
     head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=width, depth=depth, state=state))
@@ -58,7 +58,7 @@ BLOCK_STOPS: dict[str, StopPolicy] = {
 
 @dataclass
 class Played:
-    """The output's law, and whether drafts ended before they had to: some did, some did not."""
+    """The output distribution, and whether some drafts, but not all, ended early."""
 
     law: Law
     early: set[bool]
@@ -135,7 +135,7 @@ def block_drafter(rank: int) -> BlockDrafter:
 
 
 class LooksAtOwnValue(CausalDrafter):
-    """Ends a draft at its first token of less probability than 0.4, which it has seen.
+    """Ends a draft at its first token with probability below 0.4, after drawing it.
 
     Keeping that token is exact; dropping it is wrong on purpose.
     """

@@ -1,4 +1,4 @@
-"""What a drafter is shown of the target: states of the layers it asks for, and nothing else."""
+"""A drafter gets the target's hidden states of the layers that it requires, and no others."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.decoding.engine.fresh import fresh
 from tests.tiny_models import near_copy, tiny_model
 
 Seen = list[tuple[list[int], TargetState | None]]
-"""What a drafter is shown of the target at every question, with the tokens."""
+"""The tokens and target state of every call of `propose`."""
 
 
 def noting(drafter: Drafter, requires: TargetRequirements, seen: Seen) -> Watched:
-    """A drafter that reads so much of the target, and what it was shown."""
+    """Wraps a drafter with these requirements; records its inputs in `seen`."""
 
     def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         seen.append((tokens.tolist(), target_state))
@@ -48,12 +48,12 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
     run(model, [source], noting(drafter, requires, seen := []))
     (first, nothing), *later = seen
     assert nothing is None
-    known = 0  # rows that the drafter has been shown
+    known = 0  # rows that the drafter has received
     for tokens, state in later:
         assert state.committed == len(tokens)
         output = fresh(model, source, tokens[:-1])
         states = output.get("decoder_hidden_states") or output.hidden_states
-        for layer, place in ((0, 1), (-1, -1)):  # place 0 is the embeddings
+        for layer, place in ((0, 1), (-1, -1)):  # index 0 is the embeddings
             rows = states[place][0, known:]
             torch.testing.assert_close(state.hidden[layer], rows, rtol=1e-10, atol=1e-10)
         known = len(tokens) - 1

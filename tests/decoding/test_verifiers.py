@@ -1,4 +1,4 @@
-"""Verification rules against hand-computed cases."""
+"""Verifiers on hand-computed cases."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NO_CHANCE = EnumeratedRandomness()
 
 LOGITS = torch.tensor(
     [
-        [4.0, 3.0, 2.0, 0.0],  # judges draft token 0
-        [0.0, 5.0, 4.5, 4.0],  # judges draft token 1
+        [4.0, 3.0, 2.0, 0.0],  # verifies draft token 0
+        [0.0, 5.0, 4.5, 4.0],  # verifies draft token 1
         [1.0, 0.0, 3.0, 2.5],  # follows both
     ]
 )

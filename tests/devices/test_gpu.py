@@ -1,4 +1,4 @@
-"""What holds on a GPU: compiled calls in CUDA graphs, half precision, batches, memory."""
+"""Tests on a GPU: compiled calls in CUDA graphs, half precision, batches, memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICE = torch.device("cuda")
 FAMILIES = ["llama", "marian", "t5", "whisper"]
 TREE = torch.tensor([-1, -1, 0, 0])
 SINGLE = 1e-5
-"""Norms of these families are computed in float32, in another order where they are compiled."""
+"""Tolerance of families with float32 norms, which compilation computes in another order."""
 
 
 def on_gpu(family: str, dtype: torch.dtype = torch.float64, **changes: object) -> CachedModel:
@@ -57,13 +57,13 @@ def decoded(
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference, as a part of the largest logit."""
+    """Returns the largest difference relative to the largest logit."""
     return float((found.double() - expected.double()).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_rounds_equal_fresh_forwards_at_every_position_without_recompiling(family):
-    """Trees at other positions in every round, in one CUDA graph a shape."""
+    """Trees at other positions in every round, with one CUDA graph per shape."""
     target = on_gpu(family)
     body, source = compiled(target), sources_of(target.model)[0]
     state, path = target.encode(source), source.prefix
@@ -97,7 +97,7 @@ def test_a_spec_drafter_decodes_the_same_tokens_compiled(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batches_decode_the_tokens_of_each_sequence_alone(family):
-    """Also compiled, where the cache gets rows after its first graphs were made."""
+    """Also compiled, when the cache grows after its first graphs were made."""
     target = on_gpu(family)
     sources = sources_for(target.model)
     alone = decoded(target, MaxGramDrafter(), sources, 1)
@@ -109,7 +109,7 @@ def test_batches_decode_the_tokens_of_each_sequence_alone(family):
 
 
 def test_outputs_stay_when_another_call_follows():
-    """CUDA graphs write to the same memory again."""
+    """CUDA graphs reuse their output memory."""
     target = on_gpu("llama")
     compiled(target)
     source = sources_of(target.model)[0]
@@ -142,14 +142,14 @@ def test_bfloat16_is_as_close_to_float64_as_the_models_own_forward(family, how):
 
 
 def test_memory_is_returned():
-    """Of the cache when no sequence uses it, and of the model when nobody holds it."""
+    """The cache is freed when no sequence uses it, the model when nothing references it."""
 
     def allocated() -> int:
         gc.collect()
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
 
-    allocated()  # what libraries keep for themselves is made by the first model
+    allocated()  # libraries allocate their own memory with the first model
     on_gpu("llama")
     before = allocated()
     target = on_gpu("llama", max_position_embeddings=4096)

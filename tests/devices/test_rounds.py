@@ -1,4 +1,4 @@
-"""Rounds on a GPU that is only pretended: tensors of two devices never meet, and waits are few."""
+"""Rounds on a simulated GPU: no operation mixes devices, and synchronisations are few."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tiny_drafters import block_heads, shared, tiny_drafter
 K, ROUNDS, BATCH = 3, 3, 2
 EVERY = parity.ANY | parity.TREES | parity.SLOTS
 MERGED = {"causal slots", "soft copy, first fed", "own weights, first fed", "opt-tree over slots"}
-"""Each is another drafter's way of drafting with a second one's, both of which are played."""
+"""Combinations of two ways to draft, each of which is tested by itself."""
 NAMES = [name for name in EVERY if name not in MERGED]
 WAITS = {
     "plain": 1,
@@ -38,14 +38,14 @@ WAITS = {
     "bidirectional": 1,
     "soft copy": 1,
 }
-"""Times that a greedy round of a batch waits for the device: for every call whose tokens the next
-one is fed, and for the verdict."""
+"""Device synchronisations of a greedy round of a batch: one per call whose tokens the next call
+needs, and one for the verdict."""
 
 
 def waits_of_rounds(
     name: str, sampling: Sampling, verifier: Verifier | None = None, stop: StopPolicy | None = None
 ) -> list[int]:
-    """How often each round of a batch waited for the device, after the first."""
+    """Returns the number of device synchronisations of each round of a batch after the first."""
     with pretended_gpu() as waits:
         decoder, sources = on_the_gpu(name, sampling, verifier, stop or FixedLength(K))
         rounds, counts = decoder.decode(sources, 60, BATCH), []
@@ -81,7 +81,7 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
         stop,
         verifier,
         sampling,
-        lambda row: SampledRandomness(None),  # the device has no generator of its own
+        lambda row: SampledRandomness(None),  # the device has no generator
     )
     return decoder, [make_source([5, 9, 7], target), make_source([8, 6], target)]
 
@@ -94,7 +94,7 @@ def test_the_pretended_device_tells_what_a_real_one_would() -> None:
         assert (there + there).tolist() == [0.0] * 3
         assert int(there[0]) == 0 and there.cpu().device.type == "cpu"
         assert waits.count == 3
-        assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]  # here nothing is pretended
+        assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]  # CPU tensors have values
         assert waits.count == 3
 
 
@@ -138,7 +138,7 @@ def fetched(proposal: Proposal) -> Proposal:
 def test_drafts_that_the_host_does_not_know_are_verified_alike(
     name: str, verifier: Verifier
 ) -> None:
-    """Played on the CPU as on a device: rounds are equal, EOS inside drafts included."""
+    """Rounds on the CPU with the device's code are equal, including EOS within drafts."""
     target = shared("marian")
     sources = [make_source([5, 9, 7, token], target) for token in (3, 8, 6, 11, 20)]
 
@@ -158,7 +158,7 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(
 
     unending = play(-1)
     drafted = [token for _, tokens, *_ in unending[:-1] for token in tokens[:-1]]
-    ends = sorted({*drafted[::3]})  # many drafts hold one of these in front of other tokens
+    ends = sorted({*drafted[::3]})  # many drafts have one before other tokens
     known = play(ends)
     cut = [tokens for _, tokens, *_ in known[:-1] if len(tokens) < K]
     assert any(tokens[-1:] == [end] for tokens in cut for end in ends)
@@ -167,7 +167,7 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(
         mock.patch.object(Proposal, "is_on_device", away),
         mock.patch.object(loop, "on_host", lambda proposals: list(map(fetched, proposals))),
     ):
-        assert play(-1) == unending  # what is cached is not fed again
+        assert play(-1) == unending  # cached tokens are not computed again
         assert play(ends)[:-1] == known[:-1]
         rows = torch.full((K + 1, 4), torch.nan)
         ended = zero_after_eos(rows, Proposal.chain(torch.tensor([3, 1, 2])), frozenset({1}))

@@ -1,4 +1,4 @@
-"""Models without a plain KV cache are refused by name, those with one are not."""
+"""Models without a plain KV cache are refused by name, others are accepted."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_windows_are_read_off_the_configuration(config, windows):
 
 
 def test_models_that_answer_otherwise_with_a_cache_are_found_out():
-    """FSMT looks ahead without a cache, and feeds only its last token with one."""
+    """FSMT is not causal without a cache, and uses only its last token with a cache."""
     shape = BART_SHAPE | {"decoder_start_token_id": 1, "langs": ["a", "b"]}
     shape |= {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_models_that_look_ahead_are_found_out():
 
 
 def test_models_that_answer_otherwise_after_a_single_token_are_found_out():
-    """As GIT's forward does in Transformers 5.15; plain decoding feeds one token a call."""
+    """GIT in Transformers 5.15 does so; plain decoding feeds one token per call."""
     model = tiny_model("llama")
 
     def flip(module, arguments, given, output):

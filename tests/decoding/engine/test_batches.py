@@ -1,4 +1,4 @@
-"""Sequences that share calls: each has what it would have alone, whatever the others do."""
+"""Sequences in shared calls: each has the results that it has alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rounds_of_a_batch_equal_fresh_passes_in_single_precision(family):
 
 @pytest.mark.parametrize("family", ["llama", "bart", "t5"])
 def test_sequences_leave_and_enter_and_some_sit_out(family):
-    """Rows that are given back are used again; calls of rows that lie apart work on copies."""
+    """Released batch rows are reused; calls of rows that are not adjacent work on copies."""
     model = tiny_model(family)
     target, sources = CachedModel(model), sources_of(model)
     states = target.encode_all(sources)
@@ -53,11 +53,11 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
             close_caches(states[number], reference.past_key_values)
 
     check(0, 1, 2, 3)
-    check(3, 0, 2)  # apart, and in another order
+    check(3, 0, 2)  # not adjacent, in another order
     check(1, 3)
     states[1] = None
     cache = target.engine.cache
-    assert cache.in_use == 3  # what nobody holds any more is given back
+    assert cache.in_use == 3  # unreferenced rows are released
     check(2, 3, 0)
     states[1] = target.encode(sources[1])
     assert states[1].columns.number == 1
@@ -69,7 +69,7 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
 
 
 def test_a_row_that_is_given_up_during_a_call_is_left_alone_until_the_next():
-    """Garbage is collected at any moment; a call must not have rows moved under its hands."""
+    """Garbage collection can release a row at any time; no rows may move during a call."""
     model = tiny_model("llama")
     target = CachedModel(model)
     sources = [tiny_source([5, 9, 17 + i], model) for i in range(3)]
@@ -109,7 +109,7 @@ def test_room_is_made_once_and_kept():
 
 @pytest.mark.parametrize("family", ["gpt2", "bart", "llama"])
 def test_padding_beside_the_last_position_stands_anywhere(family):
-    """A sequence that takes the last of 64 positions shares a call with one that is fed more."""
+    """A sequence that uses the last of 64 positions shares a call with one that has more tokens."""
     model = tiny_model(family)
     target, sources = CachedModel(model), sources_of(model)[:2]
     path = torch.randint(4, VOCAB, (64,), generator=torch.Generator().manual_seed(5))
@@ -122,7 +122,8 @@ def test_padding_beside_the_last_position_stands_anywhere(family):
 
 
 def test_what_is_not_a_number_stays_with_its_sequence():
-    """Not with those who get its line, though a longer neighbour has masked columns read."""
+    """NaN must not reach a later sequence in its batch row, though masked columns are read if
+    another sequence is longer."""
     model = tiny_model("qwen2")
     target, source = CachedModel(model), tiny_source([5, 9, 17], model)
     states = target.encode_all([source, source])
@@ -150,7 +151,7 @@ def test_prompts_are_not_padded_to_the_longest_of_a_batch():
 
 
 def test_sources_that_cannot_be_masked_share_no_call_with_others_of_another_length():
-    """Whisper's cross-attention takes no mask: padding of a shorter source would be read."""
+    """Whisper's cross-attention has no mask, so padding of a shorter source would be read."""
     model = tiny_model("whisper")
     target = CachedModel(model)
     generator = torch.Generator().manual_seed(7)
@@ -170,7 +171,8 @@ def test_sources_that_cannot_be_masked_share_no_call_with_others_of_another_leng
 
 
 def test_a_source_that_is_not_a_number_stays_with_its_sequence():
-    """Not with those who get its row, where a longer neighbour has masked states read."""
+    """NaN must not reach a later sequence in its batch row, though masked states are read if
+    another source is longer."""
     model = tiny_model("bart")
     target, prefix = CachedModel(model), torch.tensor([1, 5])
 
@@ -189,7 +191,7 @@ def test_a_source_that_is_not_a_number_stays_with_its_sequence():
 
 
 def test_single_tokens_of_unequal_sequences_see_their_own_text_alone():
-    """LED drops the mask of a single token, which hides the columns of the longer sequence."""
+    """LED ignores the mask of a single token, which should hide the longer sequence's columns."""
     model = tiny_seq2seq("led")
     target, source = CachedModel(model), tiny_source([5, 9, 20, 7], model)
     paths = [torch.tensor([BOS, *own]) for own in ([8, 11, 4, 17], [30, 6])]

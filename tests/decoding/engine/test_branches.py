@@ -1,4 +1,4 @@
-"""Trees and branches: each node's row is that of its path run alone."""
+"""Trees and branches: each node's logits are those of its path alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load(family: str, attention: str) -> PreTrainedModel:
 
 
 def committed_after(source) -> list[int]:
-    """Long enough for T5 to have distances of several kinds."""
+    """Returns enough tokens that T5 has relative distances in several buckets."""
     return [*source.prefix.tolist(), 21, 6, 30, 15, 21, 6, 33, 8]
 
 
@@ -51,7 +51,7 @@ for_every_model = pytest.mark.parametrize(("family", "attention"), ATTENTIONS)
 
 @for_every_model
 def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention):
-    """As drafters grow them: a level a call, behind the levels before it."""
+    """As drafters grow trees, one level per call after the earlier levels."""
     model = load(family, attention)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state, tokens = drafter.encode(source), committed_after(source)
@@ -77,7 +77,7 @@ def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention)
 
 @for_every_model
 def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
-    """As beams and pools of drafts do."""
+    """As beams and tree drafters do."""
     model = load(family, attention)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state, prompt = drafter.encode(source), committed_after(source)
@@ -120,7 +120,8 @@ def test_a_tree_that_fails_leaves_the_models_own_positions_as_they_were(family):
 
 
 def two_branches(drafter: CachedModel, source) -> SequenceState:
-    """Behind the prompt's three columns, 8 30 in columns 3 and 5, 9 11 in columns 4 and 6."""
+    """Caches two branches after the prompt's three columns: 8 30 in columns 3 and 5, and 9 11 in
+    columns 4 and 6."""
     state = drafter.encode(source)
     drafter.extend_cache(state, torch.tensor(PROMPT))
     for pair in ([8, 9], [30, 11]):
@@ -147,7 +148,7 @@ def test_the_columns_of_a_branch_can_be_kept_and_fed_again(family, columns, path
     close_caches(state, fresh(model, source, tokens).past_key_values)
     tokens += [27, 12]
     score = drafter.extend_cache(state, torch.tensor(tokens))
-    assert score.hidden.shape[0] == 2  # what was kept is not fed again
+    assert score.hidden.shape[0] == 2  # kept tokens are not computed again
     close(score.logits[-1], fresh(model, source, tokens).logits[0, -1])
 
 
@@ -205,7 +206,7 @@ def test_trees_are_right_whatever_attention_the_model_was_loaded_with(family):
 
 
 def test_trees_are_refused_where_they_have_other_logits_than_their_paths():
-    """Bloom's positions come from a mask of one dimension: it decodes chains alone."""
+    """Bloom derives positions from a one-dimensional mask, so it supports only chains."""
     model = any_family("Bloom")
     target, source = CachedModel(model), tiny_source(PROMPT, model)
     assert not target.supports_tree_attention

@@ -1,4 +1,4 @@
-"""Cached scoring equals the model run afresh, whatever was drafted and dropped before."""
+"""Cached scoring equals an uncached pass, whatever was drafted and rejected before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_catching_up_equals_a_fresh_prefill_wherever_the_cache_diverges(family):
         close(score.logits[-1], reference.logits[0, -1])
         close(score.hidden[-1], last_hidden(reference)[-1])
         close_caches(state, reference.past_key_values)
-        for token in draft:  # one a call, as drafters do
+        for token in draft:  # one per call, as drafters do
             path = [*path, token]
             score = cached.extend_chains([(state, torch.tensor([token]))])[0]
             reference = fresh(model, source, path)
@@ -58,7 +58,7 @@ def test_only_tokens_that_are_missing_are_fed(monkeypatch):
 
 
 def test_long_catch_ups_behind_a_cache_see_all_of_it_and_nothing_ahead():
-    """More tokens than the mask strip has rows, behind more columns than it first reached."""
+    """More tokens than the mask buffer has rows, after more columns than it had at first."""
     for attention in ("sdpa", "eager"):
         model = tiny_model("qwen2", max_position_embeddings=400)
         model.set_attn_implementation(attention)
@@ -106,7 +106,7 @@ def test_positions_count_the_prompt_of_a_decoder_only_model():
         cached = CachedModel(model)
         assert cached.position_limit == cached.source_limit == 64
         source = tiny_source([5] * 60, model)
-        assert cached.max_new_tokens(source, 1000) == 5  # four are fed, the fifth is not
+        assert cached.max_new_tokens(source, 1000) == 5  # the fifth needs no position
         state = cached.encode(source)
         cached.extend_cache(state, torch.tensor([5] * 64))
         with pytest.raises(ValueError, match="65 tokens are more than the 64 positions"):
@@ -155,7 +155,7 @@ def test_positions_run_out_one_token_after_the_decoder_is_full():
     model = tiny_model("marian")
     target = CachedModel(model)
     source = tiny_source(SOURCE, model)
-    assert target.max_new_tokens(source, 1000) == 64  # 1 + 63 are fed, the 64th is not
+    assert target.max_new_tokens(source, 1000) == 64  # 1 + 63 positions; the 64th token needs none
     assert target.max_new_tokens(source, 10) == 10
     assert CachedModel(tiny_model("t5")).max_new_tokens(source, 1000) == 1000
 

@@ -1,6 +1,6 @@
-"""Compiled calls have the logits of others; each shape is compiled once, as long as weights stay.
+"""Compiled calls have the same logits; each shape is compiled once while weights stay the same.
 
-They are traced as when they are compiled and then run operation by operation, which takes no C++
+Graphs are traced as for compilation and then run operation by operation, which needs no C++
 compiler.
 """
 
@@ -52,7 +52,7 @@ def decoded(target: CachedModel, drafter: Drafter, sources: list[Source]) -> lis
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
-    """Chains of several lengths and a tree, whose batch rows and tokens are padded to buckets."""
+    """Chains of several lengths and a tree, with batch rows and tokens padded to buckets."""
     target = CachedModel(tiny_model(family))
     body = compiled(target)
     check_rounds(target, sources_of(target.model)[:3])
@@ -90,7 +90,7 @@ def test_weights_adapters_and_hooks_that_change_are_compiled_again():
     logits_after(9)
     assert body.graphs.compilations == 1
     with torch.no_grad():
-        model.lm_head.weight.mul_(2.0)  # a step of training
+        model.lm_head.weight.mul_(2.0)  # like a training step
     logits_after(10)
     assert body.graphs.compilations == 2
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() + 1.0)  # another tensor
@@ -101,7 +101,7 @@ def test_weights_adapters_and_hooks_that_change_are_compiled_again():
     mlp.down_proj.double()  # an adapter
     logits_after(12)
     assert body.graphs.compilations == 4
-    mlp._disable_adapters, mlp.scaling = False, {"default": 1.0}  # as layers of peft have them
+    mlp._disable_adapters, mlp.scaling = False, {"default": 1.0}  # attributes of peft's layers
     mlp.forward = lambda x: (
         mlp.scaling["default"] * mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
     )

@@ -1,4 +1,4 @@
-"""Texts that are encoded together: each as its model's own encoder has it alone."""
+"""Texts encoded in a batch have the encoder states that each has alone."""
 
 from __future__ import annotations
 

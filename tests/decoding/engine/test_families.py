@@ -1,4 +1,4 @@
-"""docs/make_models.py, which tries every class of Transformers, on three of them."""
+"""docs/make_models.py, which tries all classes of Transformers, on a few of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SCRIPT = Path(__file__).parents[3] / "docs" / "make_models.py"
 def test_classes_that_work_and_those_that_do_not_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RoBERTa's own positions are not those of `generate`, Switch looks for logits of a router in
-    the encoder's output, Speech2Text takes masks of sound, Musicgen has several vocabularies."""
+    """RoBERTa's positions differ from those of `generate`, Switch reads router logits from the
+    encoder's output, Speech2Text takes audio masks, Musicgen has several vocabularies."""
     spec = importlib.util.spec_from_file_location("make_models", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "make_models", script)

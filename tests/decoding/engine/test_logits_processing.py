@@ -1,4 +1,4 @@
-"""The target's own logits processors: parity with `generate` when drafts are verified."""
+"""The target's logits processors: verified drafts give the outputs of `generate`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_decoding_equals_generate_under_the_targets_own_settings(family, name):
 
 
 def test_every_setting_tried_changes_some_output():
-    """A parity test proves nothing for a setting that does nothing."""
+    """A parity test would prove nothing for a setting without effect."""
     model = tiny_model("bart")
     sources = sources_for(model, 4)
     plain = generate(model, sources, 15)
@@ -84,7 +84,7 @@ def test_every_setting_tried_changes_some_output():
         model.generation_config.update(**settings)
         if generate(model, sources, 15) == plain:
             unchanged.add(name)
-    assert unchanged == {"numbers"}  # which only guards against NaN and rescales
+    assert unchanged == {"numbers"}  # it only guards against NaN and rescales
 
 
 def test_each_row_is_processed_with_its_own_path():
@@ -128,7 +128,7 @@ def test_each_row_of_a_tree_is_processed_with_the_path_to_its_node(name):
         expected = process(path, nothing, logits[row : row + 1].clone())
         assert torch.equal(seen[row : row + 1], expected)
     as_chain = process(tokens, draft, logits.clone())
-    assert not torch.equal(seen, as_chain)  # the settings tell paths apart
+    assert not torch.equal(seen, as_chain)  # the settings depend on the path
 
 
 @pytest.mark.parametrize("begins_at", [2, 3, 4, 5, 9])
@@ -152,7 +152,7 @@ def test_suppressed_tokens_are_those_of_transformers_on_the_path_of_each_row(beg
 
 
 def paths_of_rows(tokens, draft, parents):
-    """What each row follows, from the root down."""
+    """Returns the path that each row follows, from the root."""
     parents = torch.arange(-1, len(draft) - 1) if parents is None else parents
     for node in range(-1, len(draft)):
         yield torch.cat([tokens, draft[nodes_to(parents, node)]])

@@ -1,4 +1,4 @@
-"""Models called through Transformers' own modules: every family, and whatever wraps a model."""
+"""Models called through Transformers' modules: every family, and wrapped models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TREE = torch.tensor([-1, 0, 0, 1])
 
 
 class LowRank(nn.Module):
-    """A linear layer with an adapter, as LoRA puts it in a model."""
+    """A linear layer with a low-rank adapter, as in LoRA."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def replaced(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize("wrap", [adapted, hooked, replaced], ids=lambda wrap: wrap.__name__)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "bart", "t5"])
 def test_adapters_hooks_and_replaced_forwards_are_decoded_with(family: str, wrap) -> None:
-    """Reading the weights alone would decode the bare model."""
+    """Reading only the weights would decode the model without them."""
     model = tiny_model(family)
     bare = copy.deepcopy(model)
     wrap(model)
@@ -102,7 +102,7 @@ SETTINGS = {"do_sample": False, "max_new_tokens": 12}
 
 @pytest.mark.parametrize("family", ["llama", "marian", "t5"])
 def test_weights_that_change_between_calls_are_decoded_with(family: str) -> None:
-    """A step of training, load_state_dict, another precision: of one engine, made before."""
+    """A training step, load_state_dict and another precision, with an engine made before."""
     model = tiny_model(family)
     target, source = CachedModel(model), make_source(torch.tensor([5, 9, 20, 7]), model)
 
@@ -145,7 +145,7 @@ def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(fam
 
 
 def test_activations_that_are_quantised_by_the_call_are_refused() -> None:
-    """Their scale is that of all tokens of a call: a row depends on those after it."""
+    """Their scale depends on all tokens of a call, so a row depends on later tokens."""
     model = quantize_dynamic(tiny_model("llama").float(), {nn.Linear}, dtype=torch.qint8)
     with pytest.raises(ValueError, match="'llama' model .* quantises by the call"):
         CachedModel(model)

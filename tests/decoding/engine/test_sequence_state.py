@@ -1,4 +1,4 @@
-"""Which token lies in which column: what is kept of tokens that changed, and what is copied."""
+"""Tokens in cache columns: what is kept after tokens changed, and what is copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = torch.empty(0, dtype=torch.long)
 
 
 class Moves:
-    """Columns that note what is done with them."""
+    """Columns that record the operations on them."""
 
     def __init__(self) -> None:
         self.moved: list[tuple[int, list[int]]] = []
@@ -23,7 +23,7 @@ class Moves:
         self.moved.append((first, list(columns)))
 
     def cut(self, columns: int) -> None:
-        """Nothing is held."""
+        """Does nothing, as there are no data."""
 
 
 def state_of(tokens: Sequence[int]) -> SequenceState:

@@ -1,4 +1,4 @@
-"""Whisper: what its decoder starts from, and parity with `generate`, in float64."""
+"""Whisper: its decoder prefix, and the outputs of `generate`, in float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENGLISH, GERMAN, FRENCH = LANGUAGES.values()
 
 
 def whisper(**settings: object) -> PreTrainedModel:
-    """The tiny Whisper, with these settings in its generation_config; None: without them."""
+    """Returns the tiny Whisper with these values in its generation_config; None removes one."""
     model = tiny_model("whisper")
     for name, value in settings.items():
         if value is None and hasattr(model.generation_config, name):
@@ -105,7 +105,7 @@ def test_the_decoder_starts_as_in_generate(name):
         assert [b if a is None else a for a, b in zip(expected, prefix, strict=True)] == prefix
         chosen.add(prefix[1])
     if None in expected:
-        assert chosen <= set(LANGUAGES.values()) and len(chosen) > 1  # told apart by clip
+        assert chosen <= set(LANGUAGES.values()) and len(chosen) > 1  # depends on clip
 
 
 @pytest.mark.parametrize("name", STARTS)

@@ -1,4 +1,4 @@
-"""One padded pass gives, row for row, what the model says on each sequence alone."""
+"""One padded teacher-forced pass gives the rows of each sequence alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARGETS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1], [22]]
 
 
 def alone(model: PreTrainedModel, source: list[int], target: list[int]):
-    """Logits [L, V] and hidden states [L, D] of one sequence from the model's own forward."""
+    """Returns logits [L, V] and hidden states [L, D] of one sequence from the model's forward."""
     given = make_source(source, model)
     output = fresh(model, given, [*given.prefix.tolist(), *target])
     first = len(given.prefix)
@@ -34,7 +34,7 @@ def alone(model: PreTrainedModel, source: list[int], target: list[int]):
     "family", [*CAUSAL_FAMILIES, "opt-projected", "Cohere", *FAMILIES, "m2m100"]
 )
 def test_a_padded_batch_equals_each_sequence_run_alone(family):
-    """Cohere scales its logits: it stands for families whose projection is not plain."""
+    """Cohere scales its logits, as an example of families with another output projection."""
     name, *projected = family.split("-projected")
     model = any_family(name, **({"word_embed_proj_dim": 8} if projected else {}))
     forced = teacher_force(model, SOURCES, TARGETS)
@@ -78,7 +78,7 @@ def test_an_empty_source_is_refused_by_number():
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "Cohere"])
 def test_rows_of_a_drafter_of_few_tokens_are_those_that_the_engine_drafts_with(family):
-    """Labels of acceptance heads are of the tokens that are drafted."""
+    """Labels of acceptance heads must be for the tokens that the engine drafts."""
     model = any_family(family)
     everything = [forced.logits for forced in teacher_force(model, SOURCES, TARGETS)]
     model.config.draftable_tokens = few = [1, 6, 9, 22, 33]

@@ -1,4 +1,4 @@
-"""Trees that are chosen: which nodes they hold, and what is worth feeding."""
+"""Trees with chosen nodes: which nodes they have, and which are passed to the drafter."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_greedy_target_is_scored_as_if_the_drafter_were_surer():
 
 
 def test_levels_can_have_temperatures_of_their_own():
-    """The last one holds for all levels below it."""
+    """The last temperature applies to all deeper levels."""
     table = LogitsTable(3, 4)
     found = grow(
         Optimal(9, draft_temperature=(0.3, 1.2)).new_tree(Sampling(), drawn(), ()), table, 3
@@ -71,13 +71,13 @@ def test_levels_can_have_temperatures_of_their_own():
 
 
 def test_a_node_whose_children_cannot_enter_is_not_fed():
-    """One node: the best first token; below it nothing can score more."""
+    """One node: the best first token, because no descendant can have a higher score."""
     growth = Optimal(1).new_tree(Sampling(), drawn(), ())
     assert growth.grow(LogitsTable(3, 4)[START][None]) == []
 
 
 def test_a_child_that_ties_its_parent_comes_after_it():
-    """Rows that are sure: every product is 1, as many as there are levels."""
+    """Point-mass rows: every product is 1, so the tree is a chain of all levels."""
     sure = SureTable()
     proposal = grow(Optimal(5).new_tree(Sampling(), drawn(), ()), sure, 3)
     assert proposal.tokens.tolist() == [2, 2, 2]

@@ -1,4 +1,4 @@
-"""Trees that are drawn: which nodes, in which order, and how likely each tree is."""
+"""Sampled trees: their nodes, the order of nodes, and the probability of each tree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_equal_beginnings_of_paths_are_one_node_with_a_count():
 
 
 def test_paths_have_the_law_of_independent_draws():
-    """One level, two paths: pairs of draws, unordered."""
+    """One level, two paths: unordered pairs of draws."""
     table, sampling = LogitsTable(1, 3), Sampling(1.0)
     probs = expected_probs(table[START], sampling)
 
@@ -109,17 +109,17 @@ def test_levels_have_their_own_widths():
 
 
 Levels = tuple[tuple[Path, ...], ...]
-"""The paths of each level of a beam, in the order in which they are drawn."""
+"""The paths of each level of a beam, in the order drawn."""
 
 
 def beam_trees(
     table: LogitsTable, sampling: Sampling, width: int, end: int | None = None, depth: int = 2
 ) -> dict[Levels, float]:
-    """The law of RSD-S trees, by the Plackett-Luce order of all leaf sequences.
+    """Returns the distribution of RSD-S trees from the Plackett-Luce order of all leaf sequences.
 
-    The perturbed log-probability of a prefix is the largest of its leaves', so each level holds the
-    first `width` different prefixes in that order, those below the level above only. Leaves that
-    can add no node are passed over. A token that ends a sequence is a leaf by itself.
+    The perturbed log-probability of a prefix is the maximum over its leaves, so each level has the
+    first `width` different prefixes in that order whose parents are in the level above. Leaves that
+    can add no node are skipped. A token that ends a sequence is a leaf.
     """
     leaves: dict[Path, float] = {(): 1.0}
     for _ in range(depth):
@@ -134,7 +134,7 @@ def beam_trees(
     law: dict[Levels, float] = {}
 
     def added(leaf: Path, levels: Levels) -> Levels | None:
-        """The levels with what a leaf adds to them; None: nothing."""
+        """Returns the levels with the prefixes that a leaf adds; None if it adds none."""
         more = list(levels)
         for place in range(len(leaf)):
             prefix = leaf[: place + 1]
@@ -177,13 +177,14 @@ def beam_bias(
     sampling: Sampling,
     verifier,
 ) -> float:
-    """How far the law of the first tokens is from the target's, over all trees and outcomes."""
+    """Returns the distance between the distribution of the first tokens, over all trees and
+    outcomes, and the target's."""
     target, draft = tables
     depth, vocabulary = len(next(iter(trees))), len(target[START])
     law = torch.zeros((vocabulary,) * depth, dtype=torch.float64)
 
     def go_on(tokens: Path, probability: float) -> None:
-        """Plain sampling of what a round has left to emit."""
+        """Samples plainly the tokens that the round did not emit."""
         if len(tokens) >= depth:
             law[tokens[:depth]] += probability
             return
@@ -227,7 +228,7 @@ def test_stochastic_beams_are_exact(width, sampling, excluded, verifier, end):
 @pytest.mark.parametrize("verifier", [RecursiveRejection, Traversal], ids=lambda v: v.name)
 @pytest.mark.parametrize("width", [2, 3])
 def test_beams_of_three_levels_are_exact(width, verifier):
-    """Whether a node is there depends on what is below its siblings."""
+    """Whether a node exists depends on the descendants of its siblings."""
     target, draft, sampling = LogitsTable(1, 2), LogitsTable(2, 2), Sampling(1.0)
     trees = beam_trees(draft, sampling, width, depth=3)
     assert len(trees) == {2: 72, 3: 480}[width]
@@ -263,7 +264,7 @@ LAWS = {
 
 @pytest.mark.parametrize("shape", LAWS, ids=lambda shape: shape.name)
 def test_sequences_with_streams_of_their_own_have_independent_trees(shape):
-    """A noise stream that all sequences shared would give all of them the same tree."""
+    """With a shared noise stream all sequences would have the same tree."""
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
     trees: Counter[Levels] = Counter()
     firsts: Counter[int] = Counter()

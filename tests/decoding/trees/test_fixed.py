@@ -1,4 +1,4 @@
-"""Fixed trees: their nodes, and which expects the most."""
+"""Fixed trees: their nodes, and which tree maximises expected acceptance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification on trees: every random outcome of drawing a tree and of verifying it, summed."""
+"""Tree verifiers: enumerates every random outcome of drawing a tree and verifying it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Grow = Callable[[LogitsTable, Sampling, Randomness], Proposal]
 
 
 def iid_paths(count: int, depth: int) -> Grow:
-    """`count` independent paths; equal prefixes are one node with a count."""
+    """Draws `count` independent paths; equal prefixes are one node with a count."""
 
     def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
         counts: Counter[tuple[int, ...]] = Counter()
@@ -53,7 +53,7 @@ def iid_paths(count: int, depth: int) -> Grow:
 
 
 def without_replacement(branching: tuple[int, ...]) -> Grow:
-    """branching[l] siblings a node at level l (RSD-C), fewer where the support is smaller."""
+    """Draws branching[l] siblings per node at level l (RSD-C), fewer if the support is smaller."""
 
     def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
         level, paths = [()], []
@@ -72,7 +72,7 @@ def without_replacement(branching: tuple[int, ...]) -> Grow:
 
 
 def likeliest(branching: tuple[int, ...]) -> Grow:
-    """The top of each row, no chance in it."""
+    """Takes the most likely tokens of each row, deterministically."""
 
     def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
         level, paths = [()], []
@@ -104,7 +104,8 @@ def target_logits(table: LogitsTable, proposal: Proposal) -> Tensor:
 
 
 def law_of_two(verifier, grow: Grow, target, draft, sampling: Sampling) -> Tensor:
-    """The joint law of the first two tokens: one round, completed by plain sampling. [V, V]."""
+    """Returns the joint distribution [V, V] of the first two tokens: one round, completed by plain
+    sampling."""
     vocabulary = len(target[START])
 
     def play(randomness: Randomness) -> tuple[int, ...]:
@@ -208,7 +209,7 @@ def test_traversal_accepts_more_than_going_down(grow: Grow, rule: Verifier, seed
 
 
 def keeps_its_weight(target: Tensor, draft: Tensor, weight: float) -> tuple[Tensor, float]:
-    """Wrong on purpose: a node is as likely after a child was rejected as before."""
+    """Wrong on purpose: the node's weight is unchanged after a child was rejected."""
     return rejected_child(target, draft, weight)[0], weight
 
 
@@ -235,7 +236,7 @@ def test_control_a_traversal_that_draws_rejected_siblings_again_is_found_out(mon
 
 
 def test_traversal_of_siblings_by_hand() -> None:
-    """t (.5, .3, .2), d (.1, .6, .3): after a sibling was rejected with weight 0.8."""
+    """Target (.5, .3, .2), draft (.1, .6, .3), after a sibling was rejected with weight 0.8."""
     target, draft = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.6, 0.3])
     row, weight = rejected_child(target, draft, 0.8)
     assert row.tolist() == pytest.approx([1.0, 0.0, 0.0])  # (.4 - .1)+, (.24 - .6)+, (.16 - .3)+
@@ -258,7 +259,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rule_for_another_draw_is_biased_and_says_that_it_does_not_take_it(name: str) -> None:
-    """The control: what the pairing check refuses would indeed be wrong."""
+    """Control: pairs that the check refuses would indeed be biased."""
     verifier, grow = WRONG[name]
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), SAMPLINGS["temperature 1"]
 
@@ -273,8 +274,8 @@ def test_a_rule_for_another_draw_is_biased_and_says_that_it_does_not_take_it(nam
 
 
 def test_gamma_of_k_seq_by_hand() -> None:
-    """Bernoulli: target (1, 0), draft (1/2, 1/2), two tries: beta = min(1/2, 1/gamma) = 1/2 for
-    gamma <= 2, and 1 - 1/4 = gamma / 2 at gamma = 3/2; equal rows need none; one try is gamma 1."""
+    """Target (1, 0), draft (1/2, 1/2), two draws: beta = min(1/2, 1/gamma) = 1/2 for gamma <= 2,
+    and 1 - 1/4 = gamma / 2 at gamma = 3/2. Equal rows and a single draw give gamma 1."""
     target, draft = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.5, 0.5]).double()
     assert k_seq_gamma(target, draft, 2) == pytest.approx(1.5, abs=1e-12)
     assert k_seq_gamma(target, draft, 1) == 1.0
@@ -292,7 +293,7 @@ def test_a_greedy_target_is_walked_down_its_arg_maxes() -> None:
 
 
 class ArgMax:
-    """Randomness where there is none."""
+    """A `Randomness` that makes no random choices."""
 
     def categorical(self, probs: Tensor) -> Tensor:
         return probs.argmax(dim=-1)
