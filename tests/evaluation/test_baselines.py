@@ -1,4 +1,4 @@
-"""Transformers' own ways to decode, as they are measured beside ours."""
+"""Transformers' decoding methods, measured as baselines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_follows_the_first_eos_is_cut():
 def test_plain_drafted_and_generated_outputs_agree_without_a_warning(
     family, pad, caplog, monkeypatch
 ):
-    monkeypatch.setattr(runner, "BEAMS", 2)  # of five, one meets the padding token among so few
+    monkeypatch.setattr(runner, "BEAMS", 2)  # five beams would include padding with so few tokens
     model = tiny_model(family)
     model.generation_config.update(pad_token_id=pad, max_length=30)
     model.generation_config.eos_token_id = [EOS, 17]
@@ -99,5 +99,5 @@ def test_prompts_that_leave_no_position_are_set_aside_by_number():
         (0, "empty"),
         (2, "65 tokens where the target takes 64"),
     ]
-    assert prompts[0].source.prefix.tolist() == [5, 6]  # no EOS: the text goes on
+    assert prompts[0].source.prefix.tolist() == [5, 6]  # no EOS: the model continues the text
     assert target.model.max_new_tokens(prompts[1].source, 100) == 1

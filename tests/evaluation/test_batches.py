@@ -1,4 +1,4 @@
-"""Batches: the tokens of batch size 1, and what waves and their clocks add up to."""
+"""Batches give the tokens of batch size 1; waves and their times."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperatu
     settings = options(temperature)
     for job in make_jobs(target, [drafting(family, temperature)], settings):
         if temperature > 0.0 and job.way == "generate":
-            continue  # a batch samples from one stream
+            continue  # a batch of `generate` samples from one stream
         alone = [job.decode([prompt], 1)[0].tokens for prompt in prompts]
         for size in (3, 8):
             together = job.decode(prompts, size)
@@ -75,7 +75,7 @@ def played(draft: float, target: float) -> Round:
 
 
 class Script:
-    """A job whose outputs have the times that are written down."""
+    """A job whose outputs have scripted times."""
 
     def __init__(self, name: str, seconds: list[float], shares: list[float], tokens: list[int]):
         self.name, self.seconds, self.shares, self.tokens = name, seconds, shares, tokens
@@ -97,7 +97,7 @@ class Script:
 
 
 def scripted(monkeypatch, wave_seconds: dict[str, list[float]]):
-    """Waves take the seconds written down for their job, one after the other."""
+    """Scripts the seconds of the waves of each job, in order."""
     left = {name: iter(seconds) for name, seconds in wave_seconds.items()}
     order: list[str] = []
 
@@ -113,7 +113,7 @@ PLAIN = plain_method(SamplingConfig())
 
 
 def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monkeypatch):
-    """By hand: 4 sequences of 10, 20, 10, 20 tokens in waves of 6 s and 3 s."""
+    """4 sequences of 10, 20, 10 and 20 tokens in waves of 6 s and 3 s, computed by hand."""
     plain = Script("plain", [2.0, 4.0, 1.0, 2.0], [1.0, 2.0, 1.0, 1.0], [10, 20, 10, 20])
     fast = Script("fast", [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [10, 20, 10, 20])
     order = scripted(monkeypatch, {"plain": [6.0, 3.0], "fast": [2.0, 1.0]})
@@ -128,8 +128,8 @@ def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monk
     assert slow["tokens_per_second"] == pytest.approx(60 / 9.0)
     assert quick["tokens_per_second"] == pytest.approx(60 / 3.0)
     assert quick["speedup"] == pytest.approx(9.0 / 3.0) and slow["speedup"] == 1.0
-    assert slow["ms_per_token"] == pytest.approx(150.0)  # of 200, 200, 100, 100
-    assert quick["ms_per_token"] == pytest.approx(75.0)  # of 100, 50, 100, 50
+    assert slow["ms_per_token"] == pytest.approx(150.0)  # median of 200, 200, 100, 100
+    assert quick["ms_per_token"] == pytest.approx(75.0)  # median of 100, 50, 100, 50
 
 
 def values_of(run, decoded) -> dict[str, float]:

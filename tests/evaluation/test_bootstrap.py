@@ -1,4 +1,4 @@
-"""Intervals over prompts."""
+"""Bootstrap intervals over prompts."""
 
 import numpy as np
 import pytest

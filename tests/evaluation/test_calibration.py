@@ -1,4 +1,4 @@
-"""Calibration of heads against soft labels, Theorem 3.1 and the oracle, by hand."""
+"""Calibration of heads on soft labels, Theorem 3.1 and the oracle, computed by hand."""
 
 from dataclasses import replace
 

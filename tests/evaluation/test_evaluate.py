@@ -1,4 +1,4 @@
-"""The whole evaluation on tiny random models: facts, comparisons, report, tables, plot."""
+"""Whole evaluations on tiny random models: facts, comparisons, report, tables, plot."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def rows(references=True):
 
 
 def script(target, k=4, wrong=0.3):
-    """A drafter for SOURCES, and the plain outputs it is wrong about now and then."""
+    """Returns a drafter for SOURCES that is sometimes wrong, and the plain outputs."""
     outputs, blocks = [], {}
     for i, text in enumerate(SOURCES):
         ids = target.target.tokenizer(text).input_ids
@@ -168,7 +168,7 @@ def test_evaluation_writes_report_samples_and_plot_side_by_side(target, evaluati
 
 
 def test_chats_have_no_bleu_even_where_answers_are_known(target):
-    """The rule: common n-grams say nothing of a chat's answer; whether it is the same, does."""
+    """Common n-grams do not measure the quality of a chat's answer; equality of outputs does."""
     target = loaded(tiny_model("llama"))
     turns = [[{"role": "user", "content": text}] for text in SOURCES]
     chats = [json.dumps({"conversation": chat}) for chat in turns]
@@ -212,7 +212,7 @@ def test_a_narrow_terminal_gets_values_without_intervals(report):
 
 def test_inputs_longer_than_the_drafter_takes_are_decoded_plainly_and_counted(target):
     small = CachedModel(target.target.model)
-    small.source_limit = 4  # of 4, 3, 5 and 2 tokens
+    small.source_limit = 4  # sources have 4, 3, 5 and 2 tokens
     settings = options(max_new_tokens=LENGTH, baselines=(), repeats=1)
     found = evaluate(target, [strict(CausalDrafter(small))], rows(), settings).report
     assert found.runs[1].totals["too_long"] == 1 and "too_long" not in found.runs[0].totals

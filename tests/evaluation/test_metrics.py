@@ -32,15 +32,15 @@ def values_of(counts, parameter_ratios=None):
     return {name: estimate.value for name, estimate in found.items()}
 
 
-# Prompt 1: all four accepted + bonus, then the first rejected, then EOS as the correction.
+# Prompt 1: all four accepted and a bonus token, then the first rejected, then EOS as correction.
 ORDINARY = output_of(
     round_of([5, 6, 7, 8], 4, [5, 6, 7, 8, 9]),
     round_of([4, 4, 4, 4], 0, [3]),
     round_of([2, 9, 9, 9], 1, [2, EOS], finished=True),
 )
-# Prompt 2: EOS is the second drafted token; the verifier accepted three, two count, no bonus.
+# Prompt 2: EOS is the second draft token; the verifier accepted three, of which two count.
 EOS_IN_DRAFT = output_of(round_of([7, EOS, 6, 6], 3, [7, EOS], finished=True))
-# Prompt 3: the maximal length cuts a round of four accepted after three tokens.
+# Prompt 3: the maximal length cuts a round with four accepted tokens after three.
 CUT = output_of(round_of([5, 5, 5, 5], 4, [5, 5, 5], finished=True))
 
 
@@ -80,7 +80,7 @@ def test_acceptance_by_position_counts_all_rounds_and_conditional_only_those_tha
     rates = position_rates(count_positions(outputs), draw_resamples(3, 10))
     assert rates.drafted == [5, 5, 5, 5]
     assert rates.accepted == [4, 3, 2, 1]
-    # position 2: the rejected round and nothing else stopped before it
+    # position 2: only the rejected round stopped before it
     assert rates.reached == [5, 4, 2, 1]
     assert [rate.value for rate in rates.conditional] == pytest.approx([0.8, 0.75, 1.0, 1.0])
 
@@ -93,11 +93,11 @@ def test_a_position_that_no_round_reached_has_no_conditional_acceptance():
 
 
 def tree_round(expected, path, emitted, nodes=6, depth=2):
-    """A round of a tree: as many drafter calls as levels."""
+    """Returns a round with a tree and one drafter call per level."""
     return Round(0, range(nodes), path, emitted, depth=depth, expected=expected, passes=depth)
 
 
-# Two levels both accepted; a leaf accepted on level 1, so that level 2 was drafted elsewhere.
+# Both levels accepted; then a leaf on level 1 accepted, while level 2 is on another branch.
 TREES = output_of(tree_round(1.5, [1, 4], [1, 4, 9]), tree_round(0.5, [0], [0, 9]))
 ONE_LEVEL_THEN_NONE = output_of(tree_round(0.25, [], [9], 3, 1), Round(0, [], [], [EOS]))
 
@@ -122,7 +122,7 @@ def test_positions_of_a_tree_are_its_levels_and_mbsu_divides_by_the_mean_depth()
     assert rates.drafted == [3, 2]
     assert rates.accepted == [2, 1]
     assert rates.reached == [3, 2]
-    # a round without a draft expects no accepted token
+    # a round without a draft has expectation 0
     assert found["expected_accepted"] == pytest.approx((1.5 + 0.5 + 0.25) / 4)
     assert "expected_accepted" not in values_of(count_rounds([ORDINARY]))
 
@@ -148,7 +148,7 @@ def drafted_by_two(accepted: int, base: Calls, copied: Calls) -> Round:
 
 
 def test_standardised_walltime_improvement_counts_the_calls_of_each_drafter():
-    """Seven tokens, three target calls, five of the base at 0.1 and six copies at 0.02."""
+    """Seven tokens, three target calls, five calls of the base at 0.1 and six copies at 0.02."""
     rounds = (
         drafted_by_two(2, Calls(2, 0.2), Calls(2, 0.04)),
         drafted_by_two(2, Calls(2, 0.2), Calls(3, 0.06)),

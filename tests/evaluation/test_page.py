@@ -1,4 +1,4 @@
-"""The HTML page: well-formed, self-contained, and shown by a browser as it was meant."""
+"""The HTML page is well-formed and self-contained, and a browser displays it correctly."""
 
 import base64
 import re
@@ -19,7 +19,7 @@ VOID = {"meta", "img"}
 
 
 class Outline(HTMLParser):
-    """Checks that elements nest, and collects the text of each kind."""
+    """Checks that elements are nested properly, and collects the texts by element name."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ def read(html):
 
 @pytest.fixture(scope="module")
 def page():
-    """Of a report whose names have to be escaped."""
+    """The page of a report whose names need escaping."""
     figure, drawn = Figure(figsize=(4, 3)), BytesIO()
     figure.subplots().plot([1, 2], [3, 4])
     figure.savefig(drawn, format="png")
@@ -78,7 +78,7 @@ def test_the_page_is_well_formed_escaped_and_needs_no_other_file(page):
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here")
 def test_a_browser_shows_figure_and_table(page, tmp_path):
-    """The image is decoded, the table laid out, and nothing is wider than the window."""
+    """The image is decoded, the table is laid out, and nothing is wider than the window."""
     html, _ = page
     probe = (
         "<script>onload = () => { const i = document.querySelector('img');"

@@ -1,4 +1,4 @@
-"""What commands say of inputs that a drafter was trained on, and of outputs that are cut."""
+"""Messages on inputs that a drafter was trained on, and on outputs cut by positions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_clips_of_the_drafters_training_are_counted(capsys):
 
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
 def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
-    """64 positions: 3 of a prompt and 61 that are fed, and a last token that is not."""
+    """64 positions: 3 of the prompt and 61 of new tokens; the last new token needs none."""
     target = tiny_model("llama").float()
     target.generation_config.update(eos_token_id=39, bad_words_ids=[[39]], pad_token_id=0)
     save_target(target, Path("target"))

@@ -1,4 +1,4 @@
-"""Scores equal the libraries' own; rounding is told from errors."""
+"""Scores equal those of the libraries; rounding is distinguished from errors."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ SAMPLING = SamplingConfig(max_new_tokens=16)
 
 
 class Shaky(CachedModel):
-    """A target whose logits are off by noise of some size where it scores several sequences."""
+    """A target whose logits have noise of a given size if it scores several sequences."""
 
     def __init__(self, model, size: float) -> None:
         super().__init__(model)

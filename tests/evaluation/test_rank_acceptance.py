@@ -1,4 +1,4 @@
-"""Acceptance by rank: counted by hand on scripted rows, and the target's law on average."""
+"""Acceptance by rank: hand-computed on scripted rows, and on average the target's distribution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 9
 
 
 def greedy_ranks(ranks: int, seed: int = 5) -> tuple[float, ...]:
-    """Measured on three prompts."""
+    """Measures acceptance by rank on three prompts."""
     model, drafter = tiny_model("llama", seed=3), tiny_model("llama", seed=seed)
     prompts = [Prompt(row, "", None, make_source(ids, model)) for row, ids in enumerate(PROMPTS)]
     own = CachedModel(model), CausalDrafter(CachedModel(drafter))
@@ -33,8 +33,7 @@ def test_a_drafter_that_is_the_target_has_the_token_as_its_first_choice():
 
 
 def test_greedy_shares_are_those_of_the_rounds_that_drafted():
-    """With all 40 tokens as a level, which is as many ranks as there are, every round accepts one,
-    and its bonus is not judged."""
+    """With all 40 tokens as one level every round accepts a token; bonus tokens do not count."""
     measured = greedy_ranks(100)
     assert len(measured) == 40
     assert sum(measured) == pytest.approx(1.0, abs=1e-12)
@@ -44,7 +43,7 @@ def test_greedy_shares_are_those_of_the_rounds_that_drafted():
         tokens = plain_tokens(model, ids, LENGTH)
         with torch.inference_mode():
             logits = tiny_model("llama", seed=5)(torch.tensor([ids + tokens])).logits[0]
-        # rounds of two tokens; the last token of all is drafted for only where one more fits
+        # rounds of two tokens; the last token is drafted only if one more fits after it
         for place in range(0, len(tokens), 2):
             if place < LENGTH - 1:
                 row = logits[len(ids) + place - 1]
@@ -53,7 +52,7 @@ def test_greedy_shares_are_those_of_the_rounds_that_drafted():
 
 
 def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
-    """One token a prompt: the shares tend to t(rank) of one known row."""
+    """One token per prompt: the shares converge to t(rank) of one known row."""
     target, drafter = ToyTarget(1), ToyModel(2)
     target.device = torch.device("cpu")
     prompts = [Prompt(row, "", None, toy_prompt()) for row in range(600)]

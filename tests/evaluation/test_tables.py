@@ -1,4 +1,4 @@
-"""The table and the plot of a report, from figures written by hand."""
+"""The table and the plot of a report with hand-written figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_runs(report: Report, *runs) -> Report:
 
 
 def method(name: str, speedup: float, drafted: int = 30, **changes: object):
-    """A run without batches; settings and metrics may be given."""
+    """Returns a run at batch size 1, with optional settings and metrics."""
     facts = {
         "kind": "method",
         "method": "chain",

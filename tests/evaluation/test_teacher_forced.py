@@ -1,4 +1,4 @@
-"""Teacher-forced acceptance: greedily the rounds that decoding plays, sampled by hand."""
+"""Teacher-forced acceptance: greedy counts equal those of decoding, sampled ones hand-computed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
 
 
 def pairs(kind: str):
-    """A target and a drafter that is right now and then."""
+    """Returns a target and a drafter that is sometimes right."""
     if kind == "spec-drafter":
         drafter = with_noise(tiny_drafter(decoder_layers=2, slots="anchored"))
         return shared("marian"), make_drafter(drafter)
@@ -108,7 +108,7 @@ def test_greedy_counts_are_those_of_decoding(kind):
             if blocks or (kind, name) == ("max-gram", "drafted"):
                 assert ours.tolist() == theirs.tolist(), name
             elif kind != "max-gram":
-                assert (ours >= theirs).all()  # drafts that end by EOS after a wrong token
+                assert (ours >= theirs).all()  # drafts may end by EOS after a wrong token
         width = positions.shape[2]  # accepted and reached
         assert found.positions[1:, :, :width].tolist() == positions[1:].tolist()
 
@@ -141,7 +141,7 @@ def test_a_drafter_that_is_the_target_is_always_accepted():
 
 
 def test_expected_counts_by_hand():
-    """Tokens 0, 1, 1 with target probabilities 0.5, 0.4, 0.8; drafts of 2, room for 4 tokens."""
+    """Tokens 0, 1, 1 with target probabilities 0.5, 0.4, 0.8; drafts of 2; at most 4 new tokens."""
     target_probs = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.2, 0.8]])
     output = TargetOutput(KnownOutput(None, torch.tensor([0, 1, 1])), target_probs, room=4)
     draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
@@ -151,7 +151,7 @@ def test_expected_counts_by_hand():
     # accepted up to each position: 0.5, 0.5 * 1; 0.5, 0.5 * 1; 0.5 (the output ends)
     assert accepted == pytest.approx(2.5) and rounds == 3
     assert (drafted, passes) == (5, 5)
-    # one token per round, and accepted ones but for the output's last token, which adds no bonus
+    # one token per round plus accepted tokens, except the output's last, after which is no bonus
     assert tokens == pytest.approx(3 + 0.5 + 0.5 + 0.5)
     assert positions == pytest.approx([3, 2, 1.5, 1.0, 3, 1.0])
 
@@ -163,13 +163,13 @@ def test_rates_of_engines_by_hand(monkeypatch):
     drafter = CachedModel(tiny_model("llama"))
     output = TargetOutput(KnownOutput(None, torch.tensor([0, 1])), target_probs, room=9)
     match, overlap, first, count = measure_overlaps(drafter, output, Sampling(1.0)).tolist()
-    assert (match, count) == (1, 2)  # likeliest: 0 and 1 differ, 1 and 1 agree
+    assert (match, count) == (1, 2)  # arg-max: 0 and 1 differ, 1 and 1 agree
     assert overlap == pytest.approx((0.4 + 0.3 + 0.1) + (0.1 + 0.6 + 0.1))
     assert first == pytest.approx(0.4 + 0.7)
 
 
 def test_sampled_acceptance_is_the_mean_of_what_is_kept_of_outputs():
-    """E over the target's token of min(1, draft / target) is the sum of min(p, q)."""
+    """The expectation of min(1, draft / target) over the target's token is the sum of min(p, q)."""
     generator = torch.Generator().manual_seed(0)
     target, draft = torch.rand(2, 5, generator=generator, dtype=torch.double)
     target, draft = target / target.sum(), draft / draft.sum()
@@ -187,10 +187,8 @@ DRAWN_AT = (0.5, 1.0, 2.0)
 
 
 def drawn_blocks(outputs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs, and rows from whose temperatures, one a slot, their tokens might have been drawn.
-
-    With `row` where the token of place i was drawn at temperature 1, slot s has DRAWN_AT[s] row.
-    """
+    """Yields outputs, and logits of slots with which their tokens are sampled at temperature
+    DRAWN_AT[s] in slot s: DRAWN_AT[s] times the logits that each token was drawn from."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(outputs):
         rows = 2 * torch.randn(TOKENS + 3, VOCABULARY, generator=generator)
@@ -200,7 +198,7 @@ def drawn_blocks(outputs: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def test_temperatures_that_tokens_were_drawn_at_are_found() -> None:
-    """To what 400 rows tell: a standard error of some 4 %."""
+    """400 rows give a standard error of about 4 %."""
     assert fit_slot_temperatures(drawn_blocks(20)) == pytest.approx(DRAWN_AT, rel=0.15)
 
 
@@ -212,7 +210,7 @@ def test_no_more_outputs_are_read_than_needed() -> None:
 
 def test_a_slot_that_is_always_right_is_as_cool_as_can_be() -> None:
     output = torch.arange(10)
-    rows = torch.eye(VOCABULARY)[output][:, None]  # unsure: 1 for 0
+    rows = torch.eye(VOCABULARY)[output][:, None]  # underconfident: logits 1 and 0
     assert fit_slot_temperatures([(rows, output)]) == [pytest.approx(COOLEST, abs=0.02)]
 
 

@@ -1,4 +1,4 @@
-"""The search of `drafttrain tune`, by candidates whose speed is known and a scripted clock."""
+"""The search of `drafttrain tune`, with candidates of known speed and a scripted clock."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from drafttrain.evaluation.tune_plan import MOST, Candidate, Drafting, make_cand
 
 
 class Race:
-    """Candidates of known speeds (tokens per second), 100 tokens a prompt, with noise by prompt.
+    """Candidates of known speeds (tokens per second), 100 tokens per prompt, with random times.
 
-    noise: standard deviation of the logarithm of a candidate's time for a prompt; `common` of what
-    all candidates share there.
+    noise: standard deviation of the logarithm of a candidate's time for a prompt. common: that of
+    the factor which all candidates share for a prompt.
     """
 
     def __init__(self, speeds: dict[str, float], noise: float = 0.0, common: float = 0.0) -> None:
@@ -75,7 +75,7 @@ def test_the_best_fixed_length_of_those_left_stays():
 
 
 def test_noise_that_prompts_share_does_not_count():
-    """Pairing: times differ tenfold by prompt, candidates by 3 %."""
+    """Tests pairing: times differ tenfold between prompts, by 3 % between candidates."""
     rungs = Race({"plain": 60, "a": 100, "b": 103}, noise=0.01, common=1.0).run()
     b, a = list(rungs[-1].candidates)[:2]
     assert (b, a) == ("b", "a")
@@ -107,7 +107,7 @@ def test_those_beyond_doubt_slower_leave_first():
 
 def test_the_time_is_kept():
     slow = Race(many(16))
-    rungs = slow.run(seconds=400.0)  # a prompt takes all of them 15 s: four rungs of 100 s
+    rungs = slow.run(seconds=400.0)  # 15 s per prompt for all: four rungs of 100 s
     assert 300.0 < slow.time <= 400.0
     assert rungs[0].prompts == 6 < FIRST and len(rungs[-1].candidates) == 2
     assert Race(many(16)).run(seconds=50.0) == [], "no time to compare on four prompts"

@@ -1,4 +1,4 @@
-"""Exports for the programs that serve them: what is checked, made and said."""
+"""Exports for inference engines: what is checked, written and printed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL = tuple(ENGINES)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> tuple[Path, Path]:
-    """Folders of a drafter and of its target."""
+    """The folders of a drafter and its target."""
     root = tmp_path_factory.mktemp("pair")
     return save_drafter(root / "drafter"), save_target(tiny_model("llama"), root / "target")
 
@@ -59,7 +59,7 @@ def test_one_folder_serves_every_engine(capsys, tmp_path, pair):
 
 
 Change = Callable[[Path], dict[str, object]]
-"""Writes another drafter or target into a folder -> the settings that name it."""
+"""Writes another drafter or target into a folder and returns the settings that name it."""
 
 
 def wide(root: Path) -> dict[str, object]:
@@ -112,7 +112,7 @@ def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, engines, ch
 def test_the_servers_take_a_family_with_its_names_and_settings(
     tmp_path, pair, engines, family, shape
 ):
-    """Transformers 4 takes 4096 for Mistral's window where its name is missing."""
+    """Transformers 4 uses 4096 as Mistral's window if the setting is missing."""
     model, tied = tiny_model(family, **shape), bool(shape.get("tie_word_embeddings"))
     if tied:
         model.tie_weights()
@@ -130,7 +130,7 @@ def test_the_servers_take_a_family_with_its_names_and_settings(
 
 
 def test_tensors_that_are_no_part_of_the_drafter_are_left_behind(tmp_path, pair):
-    """Loaders stop at them, or read them silently."""
+    """Loaders fail on such tensors or read them silently."""
     folder = save_drafter(tmp_path / "headed")
     weights = load_file(folder / "model.safetensors")
     stray = {"acceptance_head.out.weight": weights["lm_head.weight"][:1].clone()}
@@ -140,13 +140,13 @@ def test_tensors_that_are_no_part_of_the_drafter_are_left_behind(tmp_path, pair)
 
 
 def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
-    """vLLM compares rows of embeddings; llama.cpp itself takes a difference of up to 128."""
+    """vLLM compares the numbers of embedding rows; llama.cpp accepts a difference of up to 128."""
     export(wanted(pair, tmp_path / "out", "llama.cpp", **wide(tmp_path)), reload=compare)
     assert (tmp_path / "out" / "config.json").is_file()
 
 
 def settings_in(serving: Serving) -> tuple[dict, dict]:
-    """What vLLM's and TensorRT-LLM's commands say."""
+    """Returns the settings in vLLM's and TensorRT-LLM's commands."""
     written = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
     return json.loads(vllm_command(serving).split("'")[1]), yaml.safe_load(written)
 

@@ -1,4 +1,4 @@
-"""Exports: what lies where, what loads what, and that a failed one leaves nothing."""
+"""Exports: which files they contain, how they load, and that a failed export leaves nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def head(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export of a decoder-only drafter with a head, to be read only."""
+    """An export of a decoder-only drafter with a head, for reading only."""
     root = tmp_path_factory.mktemp("exported")
     head = save_head(root / "run" / "final" / "D1-w6", noisy_copy("llama"))
     return export_to(root / "out", drafter=str(save_drafter(root / "drafter")), head=head)
@@ -93,7 +93,7 @@ def test_drafter_head_and_tokenizer_are_those_that_went_in(exported, drafter):
     [head] = load_heads(exported / "acceptance_head").values()
     assert same_weights(head, make_head(original))
     files = (load_file(folder / "model.safetensors") for folder in (exported, drafter))
-    assert next(files).keys() == next(files).keys()  # nothing of the head
+    assert next(files).keys() == next(files).keys()  # no files of the head
     tokenizer = AutoTokenizer.from_pretrained(exported)
     assert tokenizer("w9 w14").input_ids == [9, 14, 1]
 
@@ -349,7 +349,7 @@ def test_a_broken_write_leaves_nothing_and_keeps_the_earlier_export(tmp_path, dr
 
 
 def write(folder: Path, drafter: Path, head: Path | None = None) -> tuple[Path, Parts]:
-    """An export that is not yet verified, and what it was made of."""
+    """Writes an export without verifying it and returns it with its parts."""
     parts = load_parts(ExportConfig(out=folder, drafter=str(drafter), head=head))
     write_parts(folder, parts)
     return folder, parts
@@ -373,7 +373,7 @@ def write(folder: Path, drafter: Path, head: Path | None = None) -> tuple[Path, 
 def test_verification_notices_what_changed(tmp_path, drafter, head, spoil, says):
     written, parts = write(tmp_path / "written", drafter, head)
     assert verify(written, parts, Check(FEW), compare).drafted == len(FEW)
-    if says == "weights changed":  # random inputs, where none are given
+    if says == "weights changed":  # random inputs, as none are given
         assert verify(written, parts, Check(), compare).drafted == 20
     spoil(written)
     with pytest.raises(ValueError, match=says):
@@ -443,7 +443,7 @@ def test_the_gap_is_taken_where_outputs_part():
 
 @pytest.mark.parametrize("family", ["marian", "llama"])
 def test_a_fresh_process_decodes_with_the_folder_what_the_target_decodes_alone(tmp_path, family):
-    """Of a Spec-Drafter, and of a language model with a head."""
+    """For a Spec-Drafter, and for a language model with a head."""
     model, head = tiny_model(family).float(), None
     target = save_target(model, tmp_path / "target")
     if family == "marian":

@@ -1,4 +1,4 @@
-"""custom_generate: the tokens of `generate`, from a folder that holds drafter, head and policy."""
+"""custom_generate: the tokens of `generate`, from a folder with drafter, head and policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ SAMPLED = {"max_new_tokens": 16, "do_sample": True, "top_k": 10}
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
-    """A decoder-only drafter with a head that stops some drafts early; moved since."""
+    """An export, moved after writing, of a decoder-only drafter with a head that stops some drafts
+    early."""
     root = tmp_path_factory.mktemp("pair")
     head = save_head(root / "head", noisy_copy("llama"))
     out = export_to(root / "out", drafter=str(save_drafter(root / "drafter")), head=head)
@@ -61,13 +62,13 @@ def assistant(exported: Path) -> PreTrainedModel:
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch) -> None:
-    """Transformers copies custom_generate into a folder of modules; not into the user's own."""
+    """Redirects the folder into which Transformers copies custom_generate."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistant, modules):
-    """With the drafter given, or found in the folder, wherever that lies now, and loaded once."""
+    """With the drafter passed, or found in the folder after it was moved, and loaded once."""
     target = tiny_model("llama")
     plain = target.generate(**LEFT_PADDED, **GREEDY)
     wanted = GREEDY | {"custom_generate": str(exported), "trust_remote_code": True}
@@ -93,7 +94,7 @@ def test_padded_batches_equal_greedy_generate(family):
 
 
 def rows_alone(target: PreTrainedModel, inputs: dict, drafter: PreTrainedModel, **how) -> list:
-    """The new tokens of each row of some inputs, decoded by itself without padding."""
+    """Returns the new tokens of each input row, decoded alone without padding."""
     found = []
     for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
         row = ids[mask.bool()][None]

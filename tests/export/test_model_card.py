@@ -1,4 +1,4 @@
-"""Model cards: real values in every command, measured numbers with their source, honest reach."""
+"""Model cards: real values in every command, measurements with their source, stated limits."""
 
 from __future__ import annotations
 

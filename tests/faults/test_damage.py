@@ -1,4 +1,4 @@
-"""Files that were cut off, changed or lost: a named error with its remedy, or the same result."""
+"""Truncated, changed or lost files give a named error with a remedy, or the same result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def empty(path: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    """One bit in the first half, where Parquet has the rows."""
+    """Flips one bit in the first half of a file, where Parquet stores the rows."""
     content = bytearray(path.read_bytes())
     content[len(content) // 4] ^= 16
     path.write_bytes(content)
@@ -116,7 +116,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> DistillConfig:
 def test_changed_bytes_are_named_or_change_nothing(
     distilled: DistillConfig, tmp_path: Path, name: str
 ) -> None:
-    """Every 41st byte flipped in turn, and the file cut there."""
+    """At every 41st byte, the byte is flipped or the file truncated there."""
     expected = load_distilled(distilled.out).to_list()
     copy = Path(shutil.copytree(distilled.out, tmp_path / "out"))
     content = (copy / name).read_bytes()
@@ -131,7 +131,7 @@ def test_changed_bytes_are_named_or_change_nothing(
             except ConfigError as error:
                 named += 1
                 assert str(copy) in str(error)
-    assert named > len(content) // 41  # every cut one at least
+    assert named > len(content) // 41  # at least every truncated file
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

@@ -1,7 +1,7 @@
-"""No room in the middle of a file: what was finished stays, one line names folder and remedy.
+"""A full disk in the middle of a file: finished files stay, one line names folder and remedy.
 
-A limit on the size of files stands for the small disk: the kernel fails the same writes, and it
-needs no right to mount one.
+A limit on file size simulates the full disk, because the kernel fails the same writes and no
+permission to mount a small disk is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.tiny_targets import tiny_tokenizer
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """Writes past a number of bytes of any file fail (EFBIG)."""
+    """Makes writes beyond this number of bytes in any file fail (EFBIG)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -38,7 +38,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _output_in_memory(capsys: pytest.CaptureFixture) -> None:
-    """Else pytest's own file of what is printed would meet the limit."""
+    """Captures output in memory, because the limit would also apply to pytest's capture file."""
 
 
 def test_in_mid_shard(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: one line that says how to go on, whatever the moment."""
+"""SIGTERM and Ctrl-C at any time end with one line that says how to continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE = SimpleNamespace(num_processes=1)
 
 @pytest.fixture(autouse=True)
 def _handlers():
-    """Handlers as they were, after each test."""
+    """Restores signal handlers after each test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -46,7 +46,7 @@ def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_processes_stop_together_a_step_after_any_was_asked_to() -> None:
-    """None looks at its own flag: all add up those of a step, and read the sum a step later."""
+    """No process acts on its own flag: flags are summed in each step and read one step later."""
     others = iter([0.0, 1.0, 0.0, 0.0])
 
     def reduce(flag: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_processes_stop_together_a_step_after_any_was_asked_to() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         seen.append(stop.seen(pair))
     assert seen == [False, False, True, False]
-    assert bool(stop.flag[0] > 0)  # read by the step after it
+    assert bool(stop.flag[0] > 0)  # read one step later
 
 
 @pytest.mark.parametrize(("resumable", "says"), [(True, "; run the same"), (False, "")])

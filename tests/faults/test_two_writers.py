@@ -17,7 +17,7 @@ def test_a_run_is_refused_while_another_works_on_it_and_then_cleared_of_half_wri
     tmp_path: Path,
 ) -> None:
     run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
-    open_run(tmp_path / "other", ObjectiveConfig())  # a run of its own is nobody's business
+    open_run(tmp_path / "other", ObjectiveConfig())  # another run folder is free
     half = checkpoints / ".writing-step-00000007"
     half.mkdir(parents=True)
     (half / "weights.safetensors").write_bytes(b"half")
@@ -27,6 +27,6 @@ def test_a_run_is_refused_while_another_works_on_it_and_then_cleared_of_half_wri
         with pytest.raises(ConfigError, match=f"writing to '{run}'.* another folder with run="):
             open_run(run, ObjectiveConfig())
         assert half.exists() and not (run / "run.yaml").exists()
-    open_run(run, ObjectiveConfig())  # the lock went with its holder
+    open_run(run, ObjectiveConfig())  # the lock ended with its holder
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000006"]
     open_run(run, ObjectiveConfig())  # this process may open its own run again

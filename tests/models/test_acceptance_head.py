@@ -1,4 +1,4 @@
-"""Acceptance heads: the formula, own weights in every block, and their folders."""
+"""Acceptance heads: the formula, separate weights in every block, and their folders."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def make_head(depth: int = 3, weight: float = 6.0, hidden_size: int = 8) -> Acce
 
 
 def test_every_block_has_weights_of_its_own() -> None:
-    """The original's Linear(h, 2) gives 234 at h = 8 and D = 3 (its shared blocks only 90).
+    """The original's Linear(h, 2) has 234 weights at h = 8 and D = 3 (with shared blocks only 90).
 
-    One output instead of two saves a row of 8 weights and a bias: 225.
+    One output instead of two saves 8 weights and a bias: 225.
     """
     head = make_head(depth=3)
     assert head.num_parameters() + 8 + 1 == 234

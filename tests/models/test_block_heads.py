@@ -1,4 +1,4 @@
-"""Block heads: start as the target's own row, survive their file, know their target."""
+"""Block heads: initial outputs equal the target's, save and load, and identity of the target."""
 
 from __future__ import annotations
 

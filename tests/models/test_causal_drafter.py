@@ -1,4 +1,4 @@
-"""What causal drafters start from, and what is refused before weights are read."""
+"""Causal drafters: initialisation, and what is refused before weights are read."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_tokens_that_are_not_drafted_never_win_and_the_others_score_as_before(fa
     ids = torch.randint(4, VOCAB, (8, 12), generator=generator)
     before, embeddings = model(ids).logits, model.get_input_embeddings().weight.clone()
     assert not torch.isin(before.argmax(-1), drafted).all()
-    assert demote_undrafted(model) == 0  # all are drafted
+    assert demote_undrafted(model) == 0  # all tokens are drafted
     model.config.draftable_tokens = drafted.tolist()
     assert demote_undrafted(model) == VOCAB - len(drafted)
     after = model(ids).logits
@@ -205,7 +205,7 @@ EXPERTS = SMALL | {"moe_intermediate_size": 8, "n_routed_experts": 2, "num_exper
     ids=lambda value: value.model_type if isinstance(value, PretrainedConfig) else "",
 )
 def test_what_a_configuration_says_of_single_layers_is_cut_with_them(config, expected) -> None:
-    """The target's weights of layers 0 and 2 fit the drafter, each where it was."""
+    """The target's weights of layers 0 and 2 fit the layers of the drafter."""
     target = AutoModelForCausalLM.from_config(config).eval()
     shallow = shallow_config(config, [0, 2])
     assert {name: getattr(shallow, name) for name in expected} == expected

@@ -1,4 +1,4 @@
-"""Targets of many languages: sources are marked, and outputs begin with the language asked for."""
+"""Multilingual targets: sources are marked, and outputs begin with the requested language."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def test_sources_are_marked_and_the_first_token_is_forced(
     assert target.model.generation_config.forced_bos_token_id == tokens[output]
     other = load_tokenizer(target_at(targets[kind], source_language=output, target_language=source))
     assert other("w5 w12")["input_ids"] != ids
-    target.tokenizer.save_pretrained(
-        tmp_path
-    )  # a drafter's folder keeps the language of its inputs
+    target.tokenizer.save_pretrained(tmp_path)  # a drafter's folder keeps the source language
     assert AutoTokenizer.from_pretrained(tmp_path)("w5 w12")["input_ids"] == ids
 
 

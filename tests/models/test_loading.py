@@ -1,4 +1,4 @@
-"""Targets load, or say in one sentence what to change."""
+"""Targets load, or are refused with one sentence on what to change."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_target_with_sentencepiece_files_decodes_as_opus_mt_does(tmp_path):
         )
         (tmp_path / f"{side}.model").rename(tmp_path / f"{side}.spm")
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
-    own = [pieces.id_to_piece(i) for i in range(3, len(pieces))]  # behind <unk>, <s> and </s>
+    own = [pieces.id_to_piece(i) for i in range(3, len(pieces))]  # after <unk>, <s> and </s>
     tokens = ["<pad>", "</s>", "<unk>", *own, "<s>"]
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(tokens)}))
     settings = {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de"}
@@ -273,7 +273,7 @@ def test_sentencepiece_files_alone_are_a_tokenizer_with_the_declared_packages(
 ):
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     declared = {name.partition(">")[0] for name in project["dependencies"]}
-    assert {"sentencepiece", "protobuf"} <= declared  # Transformers reads the files with both
+    assert {"sentencepiece", "protobuf"} <= declared  # Transformers needs both to read the files
     written = io.BytesIO()
     how = {"model_type": "bpe" if family == "llama" else "unigram", "pad_id": 3}
     texts = [f"the house number {i} is small and the dog {7 * i} is big" for i in range(40)]

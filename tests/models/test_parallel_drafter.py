@@ -1,4 +1,4 @@
-"""What is refused of parallel drafters before weights are read, and what stands for their masks."""
+"""Parallel drafters: what is refused before weights are read, and the choice of the mask token."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_mask_is_a_token_that_no_row_holds() -> None:
     with pytest.raises(ConfigError, match="hold all .* tokens of the vocabulary.* add a special"):
         choose_mask(None, tokenizer, named, rows(*every))
     assert choose_mask(7, tokenizer, named, rows(5, 6)) == 7
-    assert choose_mask(5, tokenizer, named, rows(5, 6)) == named - 1  # which is no mask any more
+    assert choose_mask(5, tokenizer, named, rows(5, 6)) == named - 1  # 5 is no mask any more
     tokenizer.add_special_tokens({"mask_token": "w8"})
     assert choose_mask(None, tokenizer, named + 2, rows(5, 6)) == 8
 

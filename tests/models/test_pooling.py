@@ -1,4 +1,4 @@
-"""Means of neighbouring encoder states, by hand and with padding."""
+"""Means of neighbouring encoder states, hand-computed and with padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spec-Drafter is a model of its target's family: what it computes, how it is built and saved."""
+"""Spec-Drafters are models of their target's family: computation, initialisation, saving."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def block_after(drafter: SpecDrafter, targets: Tensor, *prefixes: int) -> Layout
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_drafter_of_equal_depth_computes_what_its_target_computes(family: str) -> None:
     target = target_of(family)
-    if family == "umt5" and version("transformers") < "5.16":  # its decoder looks ahead there
+    if family == "umt5" and version("transformers") < "5.16":  # its decoder is not causal there
         with pytest.raises(ValueError, match="later tokens"):
             CachedModel(target)
         return
@@ -79,7 +79,7 @@ def test_layers_are_copied_repeated_and_taken_apart(family: str) -> None:
     assert not any(".encoder." in f".{name}" for name in every - {*copied})
     mask = drafter.embed_tokens.weight
     size = vocabulary_size(target.config)
-    assert mask.shape[0] == size + 1  # a row of its own, which starts as the mean of the others
+    assert mask.shape[0] == size + 1  # a separate row, initially the mean of the others
     close(mask[size], target.get_decoder().embed_tokens.weight.float().mean(0).to(mask))
 
 
@@ -98,13 +98,13 @@ def test_layers_are_spread_as_stated(own: int, theirs: int, expected: list[int])
 
 
 def rows_of(output: list[int], prefix: int, k: int = 3, **shape: str) -> Layout:
-    """A block after `prefix` tokens of an output; token 9 is the mask, 0 the start token."""
+    """Lays out a block after `prefix` tokens of an output; token 9 is the mask, 0 the start."""
     targets, lengths = torch.tensor([output]), torch.tensor([len(output)])
     return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, **shape), k, 0)
 
 
 def test_anchored_rows_by_hand() -> None:
-    """y = 5 6 7 1, k = 3, one block after y_1: masks stand at positions 2 and 3."""
+    """y = 5 6 7 1, k = 3, one block after y_1: masks are at positions 2 and 3."""
     layout = rows_of([5, 6, 7, 1], 1)
     assert layout.rows.tokens.tolist() == [[0, 5, 6, 7, 9, 9]]
     assert layout.rows.positions.tolist() == [[0, 1, 2, 3, 2, 3]]
@@ -116,7 +116,7 @@ def test_anchored_rows_by_hand() -> None:
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],
         [1, 1, 1, 1, 0, 0],
-        [1, 1, 0, 0, 1, 1],  # a slot sees the start token, y_1 and its own block
+        [1, 1, 0, 0, 1, 1],  # a slot attends to the start token, y_1 and its block
         [1, 1, 0, 0, 1, 1],
     ]
 
@@ -154,7 +154,7 @@ def test_a_block_among_many_equals_the_block_alone(slots: str) -> None:
 
 
 def test_one_slot_after_a_kept_prefix_is_read_as_with_it() -> None:
-    """LED drops the mask of a single token, which here hides what follows the prefix."""
+    """LED ignores the mask of a single token, which here hides the tokens after the prefix."""
     drafter = drafter_of(tiny_seq2seq("led"), k=2)
     ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
     layout, reader = block_after(drafter, targets, 2), RowReader(drafter)
@@ -212,7 +212,7 @@ def test_slots_know_the_token_before_them_also_right_behind_the_end(slots: str) 
     drafter = tiny_drafter(slots=slots)
     layout = block_after(drafter, torch.tensor([[5, 6, 1]]), 0, 1, 2)
     shift = 1 if slots == "anchored" else 0  # the first slot of an anchored block is a prefix row
-    sentence = [drafter.config.decoder_start_token_id, 5, 6, 1]  # before places 0, 1, 2 and 3
+    sentence = [drafter.config.decoder_start_token_id, 5, 6, 1]  # before positions 0, 1, 2 and 3
     for prefix, previous in enumerate(layout.of_blocks(layout.previous)[0].tolist()):
         known = sentence[prefix + shift :]
         assert previous[: len(known)] == known[: len(previous)]
@@ -224,7 +224,7 @@ def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding() ->
     torch.nn.init.normal_(features.out.weight)
     hidden, tokens = torch.randn(2, drafter.width).double(), torch.tensor([5, 9])
     with torch.no_grad():
-        table[9] = 40 * table[5]  # longer, not another way
+        table[9] = 40 * table[5]  # longer, same direction
         embedded = features.embedding.weight @ (table[5] / table[5].square().mean().sqrt())
         gate = features.hidden(hidden) + embedded
         correction = (gate * gate.sigmoid()) @ features.out.weight.T

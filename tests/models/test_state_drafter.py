@@ -1,4 +1,4 @@
-"""What a state drafter starts from: least squares, by hand, and the target's own layers."""
+"""Initialisation of state drafters: hand-computed least squares, and the target's layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_least_squares_find_a_map_that_is_there() -> None:
 
 
 def test_a_ridge_by_hand() -> None:
-    """One input 2 with output 6: products [[4, 2], [2, 1]], of mean diagonal 2.5."""
+    """One input 2 with output 6: products [[4, 2], [2, 1]], whose mean diagonal is 2.5."""
     sums = LeastSquares.empty(1, 1)
     sums.add(torch.tensor([[2.0]]), torch.tensor([[6.0]]))
     weight, constant = sums.solve(0.4)  # 1 is added to the diagonal: 5 w + 2 c = 12, 2 w + 2 c = 6
@@ -52,8 +52,8 @@ def test_layers_are_the_targets_and_what_it_is_told_twice_is_once_as_large() -> 
 
 
 def test_slots_are_fed_as_near_as_can_be_what_the_target_feeds_its_layer() -> None:
-    """Nearer than its mean, along the texts that the maps are fitted to: the first slot much, as it
-    knows the token; the second a little, as random tokens are not foreseen."""
+    """On the texts of the fit, inputs are closer to the target's than the mean is: the first slot
+    much, as it knows the token; the second a little, as random tokens cannot be predicted."""
     target = tiny_model("llama", num_hidden_layers=4)
     drafter = StateDrafter(make_config(target.config, (2, 3), (0, 1, -1), k=3)).double()
     copy_layers(drafter, target)

@@ -1,4 +1,4 @@
-"""Drafters whose folder holds all weights but the embeddings, which are their target's."""
+"""Drafters whose folder has all weights except the embeddings, which are their target's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recipe(folder: Path, **groups: object) -> CausalDrafterRecipe:
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
 def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
-    """A target, and what is left of a drafter made of two of its layers."""
+    """A target, and a drafter of two of its layers without embeddings."""
     tied = {"tie_word_embeddings": request.param}
     target = tiny_model("llama", num_hidden_layers=3, **tied).float()
     if request.param:
@@ -42,7 +42,7 @@ def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]
     save_target(target, tmp_path / "target")
     drafter = start_drafter(recipe(tmp_path / "target"), target)
     drafter.model.layers[0].mlp.up_proj.weight.data.mul_(1.5)
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "target")  # of the same tensors' names
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "target")  # has the same tensor names
     assert THEIRS <= {*whole.state_dict()}
     return tmp_path / "target", save_final(tmp_path / "run", drafter, tiny_tokenizer())
 
@@ -133,7 +133,7 @@ def test_a_target_that_is_gone_and_layers_that_are_missing_are_named(folders) ->
 
 
 def save_again(final: Path) -> Path:
-    """The same folder with the missing layer, of zeros."""
+    """Saves the folder again with the missing layer as zeros."""
     weights = load_file(final / "model.safetensors")
     like = weights["model.layers.0.mlp.up_proj.weight"]
     weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros_like(like)

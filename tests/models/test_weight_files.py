@@ -1,4 +1,4 @@
-"""Weights are read whole and finite, or refused by name."""
+"""Weights must be complete and finite, or are refused by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYER = "model.layers.1."
 
 
 def edited(model: PreTrainedModel, folder: Path, edit: Edit) -> Path:
-    """A folder with the model, whose file of weights was edited."""
+    """Saves the model to a folder and edits its weight file."""
     save_target(model, folder)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -79,7 +79,7 @@ def test_weights_that_are_not_those_of_config_json_are_refused(tmp_path: Path, c
     folder = edited(tiny_model("llama"), tmp_path / "model", edit)
     with pytest.raises(ConfigError, match=f"my model: .*{says}"):
         read_weights(LlamaForCausalLM, folder, "my model")
-    with pytest.raises(ConfigError, match=says):  # a name is loaded by the same rule
+    with pytest.raises(ConfigError, match=says):  # loading by name has the same checks
         drafttrain.load(str(folder))
 
 
@@ -101,7 +101,7 @@ def test_parts_that_a_language_model_does_not_have_are_left_out_and_said(
     value = {"v_head.summary.weight": torch.ones(1, 16)}
     folder = edited(tiny_model("llama"), tmp_path, lambda weights: weights.update(value))
     read_weights(LlamaForCausalLM, folder, "my model")
-    said = capsys.readouterr().err.splitlines()[-1]  # Transformers' own report comes first
+    said = capsys.readouterr().err.splitlines()[-1]  # after Transformers' report
     assert said.startswith("my model: 1 weights") and "'v_head.summary.weight'" in said
 
 
