@@ -1,7 +1,7 @@
-"""How large the project may be: lines, files and settings, against the bounds in budgets.json.
+"""The project's size in lines, files and settings is within the bounds of budgets.json.
 
-A part that has shrunk gets a lower bound by `python -m tests.test_budgets --write`, which never
-raises one: where code has to grow, its bound is raised by hand, in sight of a reviewer.
+`python -m tests.test_budgets --write` lowers the bounds of parts that have shrunk and never raises
+one. If code has to grow, its bound is raised by hand, so that a reviewer sees it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BUDGETS = Path(__file__).with_name("budgets.json")
 GROWTH = 1.01
-"""What `--write` leaves above the present size: a correction should not need a new bound."""
+"""Bound set by `--write` relative to the size: small corrections should not need a new bound."""
 LOOSE = 1.03
-"""How far a bound above the design's may be from the present size."""
+"""Maximal bound relative to the size, for bounds above the design's."""
 
 Budget = dict[str, int]
-"""`bound`: the largest size now. `design`: what the part is to shrink to."""
+"""`bound`: the maximal size now. `design`: the size that the part should shrink to."""
 
 
 def read_budgets() -> dict[str, Budget]:
@@ -29,7 +29,7 @@ def read_budgets() -> dict[str, Budget]:
 
 
 def sizes() -> dict[str, int]:
-    """Lines of Python by package, and the other sizes that are bounded."""
+    """Returns the lines of Python by package, and the other bounded sizes."""
     package = ROOT / "drafttrain"
     lines = {file: len(file.read_bytes().splitlines()) for file in package.rglob("*.py")}
     rooms = {folder.name: 0 for folder in package.iterdir() if (folder / "__init__.py").exists()}
@@ -47,7 +47,7 @@ def sizes() -> dict[str, int]:
 
 
 def lowered(budgets: dict[str, Budget], found: dict[str, int]) -> dict[str, Budget]:
-    """Bounds just above the sizes found, never higher than before nor lower than the design."""
+    """Returns bounds just above the sizes, never higher than before nor below the design."""
     return {
         name: budget
         | {"bound": min(budget["bound"], max(budget["design"], ceil(found[name] * GROWTH)))}

@@ -23,7 +23,7 @@ from tests.tiny_targets import save_target
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A folder with a target, one finished run and two inputs."""
+    """A folder with a target, a finished run and two inputs."""
     root = tmp_path_factory.mktemp("project")
     torch.manual_seed(0)
     rows = [{"source": "w5 w6 w7", "reference": "w8"}, {"source": "w9 w4", "reference": "w7 w6"}]
@@ -34,7 +34,7 @@ def project(tmp_path_factory) -> Path:
 
 
 def refused(capsys, *arguments: str) -> str:
-    """The one line that a wrong input ends in."""
+    """Runs a command with invalid input and returns its single line of error."""
     assert ended(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -58,7 +58,7 @@ def test_eval_without_any_run_says_how_to_make_one(capsys, tmp_path, monkeypatch
 def test_an_interruption_that_a_library_swallowed_is_none_of_its_errors(
     capsys, monkeypatch, number
 ):
-    """Code in C may make an error of its own of the exception that a signal raised in it."""
+    """C code may convert the exception that a signal raised into another error."""
 
     def swallow(*_: object) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What the documents name exists: links, files, settings, imports, fields of JSON files."""
+"""Links, files, settings, imports and JSON fields that documents name exist."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def over(pages: list[Path]) -> pytest.MarkDecorator:
 PAGE = over(PAGES)
 SETTLED_PAGES = [page for page in PAGES if page.name != "extending.md"]
 SETTLED_PAGE = over(SETTLED_PAGES)
-"""What docs/extending.md adds is no part of the package; tests/test_extending.py runs it."""
+"""Pages with existing settings; docs/extending.md adds new ones (see tests/test_extending.py)."""
 FOLDERS = "drafttrain|recipes|benchmarks|docs|launch|tests|data"
 KINDS = [one for module in (verbs, recipes) for one in vars(module).values() if is_config(one)]
 GROUPS = {"distill": verbs.DistillConfig, "cache": verbs.CacheConfig}
-"""Groups of a recipe's settings that its own class leaves open."""
+"""Groups of recipe settings whose fields the recipe's class does not define."""
 GENERATED = ("settings.md", "models.md")
 WORDS = {"README.md": 800, "docs/results.md": 2500}
 ALL_WORDS = 15_000
-"""Most words of pages, and of all that are written by hand."""
+"""Maximal number of words of pages, and of all hand-written documents."""
 JSON_FIELDS: dict[str, tuple[type, ...]] = {
     "report.json": (
         *(report.Report, report.TargetFacts, report.DataFacts, Skipped, report.Environment),
@@ -58,7 +58,7 @@ JSON_FIELDS: dict[str, tuple[type, ...]] = {
     "policy.json": (Policy,),
     "manifest.json": (Manifest, Counts),
 }
-"""What is written into each file, by its heading in docs/evaluate.md."""
+"""The contents of each file, by its heading in docs/evaluate.md."""
 
 
 @PAGE
@@ -141,14 +141,14 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Returns the anchors that GitHub makes of a page's headings."""
     text = without_blocks(page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def is_setting(kind: type[Config], name: str) -> bool:
-    """Whether a dotted name is a setting of the class, or an entry of one that is a mapping."""
+    """Returns whether a dotted name is a setting of the class, or an entry of a mapping setting."""
     fields = fields_of(kind)
     for group, inside in GROUPS.items():
         if group in fields:

@@ -1,4 +1,4 @@
-"""The walk-throughs of docs/extending.md, done step by step on a copy of the package."""
+"""The walk-throughs of docs/extending.md, executed on a copy of the package."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ for words in json.loads(sys.argv[1]):
             code = end.code or 0
     print(json.dumps({"words": words, "code": code, "printed": printed.getvalue()}), flush=True)
 """
-"""Runs commands one after the other in a process that has imported everything once."""
+"""Program that runs commands in sequence in one process, so that imports happen once."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code of the page."""
+    """A code block of the page."""
 
     file: str
     place: str
-    """The table or class that it goes to the end of; `the end` of the file; empty: a new file."""
+    """The table or class to whose end it is added; `the end` of the file; empty: a new file."""
     code: str
 
 
@@ -62,13 +62,13 @@ class Ran:
 
     @property
     def decoded(self) -> dict[str, Any]:
-        """The one line of `generate --json`."""
+        """The line printed by `generate --json`."""
         return json.loads(self.printed)
 
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory) -> Path:
-    """A folder with the package and the recipes as the page leaves them, models and data."""
+    """A folder with the package and recipes as changed by the page, models and data."""
     folder = tmp_path_factory.mktemp("extended")
     for name in ("drafttrain", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -83,7 +83,7 @@ def extended(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(extended: Path) -> dict[str, Ran]:
-    """What the page's commands and plain decoding printed, by what they try."""
+    """Results of the page's commands and of plain decoding, by what they test."""
     names = ("verifier", "stop", "recipe", "drafter")
     tried = {"plain": PLAIN, **dict(zip(names, commands(), strict=True))}
     words = [shown_as_json(command) for command in tried.values()]
@@ -142,7 +142,7 @@ def shown_as_json(command: str) -> list[str]:
 
 
 def add(block: Block, folder: Path) -> None:
-    """Do what the first line of a block says."""
+    """Adds a block to its file, as its first line says."""
     file = folder / block.file
     if not block.place:
         assert not file.exists(), f"{block.file} is there already"
@@ -166,7 +166,7 @@ def add(block: Block, folder: Path) -> None:
 
 
 def defined(node: ast.stmt) -> set[str]:
-    """What a statement of a module defines."""
+    """Returns the names that a statement of a module defines."""
     if isinstance(node, ast.ClassDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -1,6 +1,6 @@
-"""The import table of the project: who may import whom. Kept true by reading the statements.
+"""The project's import rules, checked on all import statements.
 
-Every statement counts, inside functions and under TYPE_CHECKING too.
+Statements inside functions and under TYPE_CHECKING count too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "cli": "commands export evaluation build data decoding models config",
     "__main__": "cli",
 }
-"""Rooms that a room may import besides itself."""
+"""Packages that a package may import, besides itself."""
 
 LIGHT = {
     "config",
@@ -35,7 +35,7 @@ LIGHT = {
     "commands/shell.py",
     "commands/options.py",
 }
-"""What is loaded before any argument is checked, so nothing heavy at module level."""
+"""Modules loaded before arguments are checked, which import nothing heavy at module level."""
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "matplotlib", "sacrebleu", "pandas"}
 
 
@@ -49,7 +49,7 @@ def module_of(file: Path) -> str:
 
 
 def imported(statement: ast.AST, file: Path) -> list[str]:
-    """Dotted names that an import statement names; relative ones made absolute."""
+    """Returns the dotted names in an import statement, relative ones made absolute."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
     if not isinstance(statement, ast.ImportFrom):
@@ -75,7 +75,7 @@ def files() -> list[Path]:
 
 
 def modules_imported(file: Path, known: set[str]) -> set[str]:
-    """Modules of ours that a file imports, whether a name of theirs or they themselves."""
+    """Returns our modules that a file imports, directly or by one of their names."""
     found = set()
     for name in names_in(ast.walk(parse(file)), file):
         if name in known:

@@ -1,4 +1,4 @@
-"""Every file in launch/ is one that its reader takes: Accelerate, or bash."""
+"""Files in launch/ are valid for Accelerate or bash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAUNCH = Path(__file__).parents[1] / "launch"
 FILES = sorted(LAUNCH.glob("*.yaml"))
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 OWN_FIELDS = {"compute_environment", "distributed_type", "use_cpu"}
-"""Fields of the file that are no options of `accelerate launch`."""
+"""Fields of Accelerate's files that are no options of `accelerate launch`."""
 DEEPSPEED = accelerate.commands.launch.is_deepspeed_available()
 WANTED = {
     "cpu.yaml": {"ACCELERATE_MIXED_PRECISION": "no"},
@@ -31,7 +31,7 @@ WANTED = {
 
 
 def options() -> set[str]:
-    """Names of all options that `accelerate launch` knows."""
+    """Returns the names of all options of `accelerate launch`."""
     return {action.dest for action in launch_command_parser()._actions}
 
 
@@ -79,12 +79,12 @@ def test_bash_reads_the_script(script: Path) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
-    """A folder with the scripts and stand-ins for Slurm and Accelerate, which write what they are
-    asked; `accelerate` works until it is told to stop, and leaves with the exit code 130."""
+    """A folder with the scripts and stubs of Slurm and Accelerate, which record their arguments;
+    `accelerate` works until SIGTERM, on which it ends with exit code 130."""
     shutil.copytree(LAUNCH, tmp_path / "launch")
     commands = {
         "srun": 'while [[ "$1" == -* ]]; do shift; done; SLURM_NODEID=1 "$@" & echo $! > step\n'
-        "trap 'kill -KILL $!' TERM; wait $!",  # told to stop, it kills its step
+        "trap 'kill -KILL $!' TERM; wait $!",  # on SIGTERM it kills its step
         "scancel": 'echo "scancel $*" >> done.txt; kill -TERM "$(cat step)"',
         "scontrol": '[[ "$1" == show ]] && printf "n1\\nn2\\n" || echo "scontrol $*" >> done.txt',
         "accelerate": 'echo "accelerate $*" >> done.txt; trap "exit 130" TERM\n'
@@ -99,7 +99,7 @@ def cluster(tmp_path: Path) -> Path:
 
 
 def submit(cluster: Path, *arguments: str, work: int, **settings: str) -> subprocess.Popen:
-    """As sbatch runs the script: SLURM_ variables, in the folder it was submitted from."""
+    """Runs the script as sbatch does, with SLURM_ variables and in the submission folder."""
     slurm = {
         "SLURM_CPUS_PER_TASK": "8",
         "SLURM_SUBMIT_DIR": str(cluster),

@@ -1,4 +1,4 @@
-"""The commands of pages, help texts and recipes: they take their settings, and would run."""
+"""The commands in pages, help texts and recipes have valid settings and would run."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ BENCHMARKS = {
     "benchmarks/train.py": recipes.SpecDrafterRecipe,
     "benchmarks/tree_experiments.py": verbs.EvalConfig,
 }
-"""Whose settings a `key=value` of a script is."""
+"""The class of the `key=value` settings of each script."""
 OUTPUTS = ("--out", "--report", "--figure", ">")
-"""What stands before a file or folder that a command writes."""
+"""Arguments that precede a file or folder which a command writes."""
 
 
 @pytest.fixture
 def settings_alone(monkeypatch):
-    """Commands read their settings, and then end."""
+    """Makes commands end after they read their settings."""
     monkeypatch.setattr(options, "load_settings", read_and_leave)
     monkeypatch.setattr(cli, "call", lambda *_: None)
 
@@ -101,7 +101,7 @@ def test_the_head_of_a_recipe_names_files_and_commands_that_exist(recipe, settin
 
 
 def read_and_leave(kind, file=None, overrides=(), flags=None, fill=None) -> None:
-    """Reads settings as a command does, without what runs would fill in; then ends it."""
+    """Reads settings as a command does, without values from runs, and ends the command."""
     check_settings(kind, merge_values(file, overrides, flags))
     if fill is None:
         load_settings(kind, file, overrides, flags)
@@ -136,7 +136,7 @@ def check_commands(text: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def check_names(script: str, words: list[str], shown: str) -> None:
-    """The options of a benchmark are in its source, its settings are `eval`'s."""
+    """Checks the options of a benchmark in its source, and its settings as those of `eval`."""
     known = re.findall(r'"(--[a-z-]+)"', (ROOT / script).read_text(encoding="utf-8"))
     for word in words:
         name = word.partition("=")[0]
@@ -147,9 +147,9 @@ def check_names(script: str, words: list[str], shown: str) -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of every command: in shell blocks, indented lines and inline code.
+    """Yields the words of every command in shell blocks, indented lines and inline code.
 
-    Variables that the page sets are put in; a command that leaves something out ends there.
+    Replaces variables that the page sets; cuts a command at an ellipsis.
     """
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL)
     outside = without_blocks(text)
@@ -171,7 +171,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def logical_lines(block: str) -> Iterator[str]:
-    """Lines, with those joined that end in a backslash or inside a quotation."""
+    """Yields lines, joining those that end with a backslash or inside quotes."""
     line = ""
     for part in block.replace("\\\n", " ").splitlines():
         line = f"{line} {part.strip()}" if line else part.strip()
@@ -184,7 +184,7 @@ def logical_lines(block: str) -> Iterator[str]:
 
 
 def called(words: list[str]) -> tuple[str | None, list[str]]:
-    """The verb of drafttrain or the script that a command runs, and the words behind it."""
+    """Returns the drafttrain verb or script that a command runs, and the words after it."""
     if words[:2] == ["drafttrain", "train"] and len(words) > 2:
         file = find_recipe(words[2])
         if file.suffix == ".yaml":

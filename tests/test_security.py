@@ -1,6 +1,6 @@
-"""Nothing that is read can run code or reach outside its folder.
+"""Files that are read cannot run code or access files outside their folder.
 
-Every malicious file below would create a file `code-was-run` if it were executed.
+Every malicious file below would create a file `code-was-run` if its code were executed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CODE = f"from pathlib import Path\n\nPath({MARK!r}).touch()\n"
 
 
 class Malicious:
-    """Pickled, it is a call of `Path.touch`."""
+    """An object that calls `Path.touch` when unpickled."""
 
     def __reduce__(self):
         return Path.touch, (Path(MARK),)
@@ -153,7 +153,7 @@ def test_a_pickle_in_the_place_of_a_shard_is_not_run_and_no_manifest_names_anoth
 
 
 def test_no_source_file_unpickles():
-    """Nor does one ask a library to: every such word is in what we import, not in what we call."""
+    """Nor does any ask a library to do so; such calls occur only inside the libraries."""
     words = ["pickle.load", "torch.load(", "allow_pickle", "weights_only=False", "yaml.load("]
     words += [f"{verb} {one}" for verb in ("import", "from") for one in PICKLES]
     files = [*(PROJECT / "drafttrain").rglob("*.py"), *(PROJECT / "recipes").rglob("*.py")]
@@ -163,7 +163,7 @@ def test_no_source_file_unpickles():
         assert not [word for word in words if word in text], file
 
 
-# what a run goes on from
+# checkpoints of a run
 
 SHORT = TrainConfig(max_steps=2, threads=1, batch_tokens=120, warmup=1, checkpoint_every=1)
 
@@ -185,7 +185,7 @@ def train_shortly(run: Path, steps: int) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps, with its checkpoints."""
+    """A run of two steps with its checkpoints."""
     run = tmp_path_factory.mktemp("trained") / "run"
     train_shortly(run, 2)
     return run
@@ -196,7 +196,7 @@ def state_files(checkpoint: Path) -> list[str]:
 
 
 def test_state_of_a_run_that_could_run_code_is_refused(trained, tmp_path):
-    """Whoever can write a file of the state can write its digest too: here both are."""
+    """An attacker who can write a state file can also write its digest, as here."""
     names = state_files(checkpoint_folders(trained)[-1])
     assert "optimizer.bin" in names and any(name.endswith(".pkl") for name in names)
     for name in [*names, "custom_checkpoint_0.pkl"]:
@@ -238,12 +238,12 @@ def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
             train_shortly(run, 2)
 
 
-# code that lies beside a model
+# code in a model's folder
 
 
 @pytest.fixture
 def coded(tmp_path: Path) -> Path:
-    """A model whose configuration, weights, tokenizer and generation are code of its own."""
+    """A model with its own code for configuration, weights, tokenizer and generation."""
     folder = save_target(tiny_model("marian"), tmp_path / "coded")
     config = json.loads((folder / "config.json").read_text())
     own = {"AutoConfig": "own_code.Own", "AutoModelForSeq2SeqLM": "own_code.Own"}
@@ -297,7 +297,7 @@ def test_a_script_beside_inputs_is_not_run(tmp_path):
         load_inputs(DataConfig(path="rows"))
 
 
-# names in files stay in their folder
+# names in files cannot lead outside their folder
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_sharded_model_of_plain_names_loads(target):
 
 @pytest.mark.parametrize("name", ["../secret", "/etc", "secret/../../secret"])
 def test_a_policy_names_heads_of_its_own_run_only(tmp_path, name):
-    """A head lies just where the name would lead; it is not taken."""
+    """A head exists at the path that the name would lead to, but it is not loaded."""
     model = tiny_model("llama")
     drafter = save_drafter(tmp_path / "drafter")
     for depth in (0, 1):
@@ -341,7 +341,7 @@ def test_a_policy_names_heads_of_its_own_run_only(tmp_path, name):
 
 @pytest.mark.parametrize("field", ["depth", "rejection_weight"])
 def test_a_head_is_named_by_numbers_only(tmp_path, field):
-    """Its folder's name is made of them."""
+    """They are part of its folder's name."""
     head = save_head(tmp_path / "head", tiny_model("llama"))
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(config | {field: "../../x"}))

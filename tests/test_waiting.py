@@ -1,4 +1,4 @@
-"""Programs that compute with torch have OpenMP's threads sleep while they wait, not spin."""
+"""Programs that compute with torch let waiting OpenMP threads sleep instead of spin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for file in sys.argv[1:]:
         if name.startswith(("drafttrain", "recipes", "benchmarks")):
             del sys.modules[name]
 """
-"""Imports files until torch is sought, and says what the variable is then."""
+"""Program that imports files until torch is imported, and prints the variable's value then."""
 
 
 def test_every_program_has_set_passive_waiting_when_it_first_looks_for_torch():
@@ -55,7 +55,7 @@ def test_what_the_user_set_stays():
 
 
 def ran(code: str, *arguments: str, **environment: str) -> str:
-    """What a fresh interpreter prints."""
+    """Runs code in a new interpreter and returns its output."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,

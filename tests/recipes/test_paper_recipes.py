@@ -1,5 +1,5 @@
-"""The recipes of the paper's settings, started for real: a tiny target of the same family, a local
-sample of 200 rows, and two steps of what the YAML says."""
+"""The recipes with the paper's settings run two steps, with a tiny target of the same family and a
+local sample of 200 rows."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Case:
     family: str
     layers: tuple[int, int]
     copies: bool = False
-    """Whether the encoder starts from the target's."""
+    """Whether the encoder is initialised from the target's."""
     overrides: list[str] = field(default_factory=list)
-    """Of sizes that a tiny target has not."""
+    """Overrides of sizes that a tiny target cannot have."""
 
 
 TINY_T5 = ["drafter.overrides={d_model: 32, num_heads: 4, d_kv: 8, d_ff: 64}"]

@@ -1,4 +1,4 @@
-"""Wrong settings of a recipe end in one line that names field, value and remedy."""
+"""Invalid settings of a recipe end with one line that names field, value and remedy."""
 
 from __future__ import annotations
 

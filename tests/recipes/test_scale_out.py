@@ -1,4 +1,4 @@
-"""However a step is shared out over processes, the recipe computes the same."""
+"""A recipe computes the same however a step is divided among processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRAIN = {
     "warmup": 2,
     "log_every": 1,
     "learning_rate": 1e-3,
-    "adam_eps": 1e-3,  # so that the size of gradients counts, not only their direction
+    "adam_eps": 1e-3,  # updates then depend on the size of gradients
     "validate_every": 4,
     "checkpoint_every": 2,
     "average": 2,
@@ -38,7 +38,7 @@ TRAIN = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, a drafter and sentences; settings of both recipes, without dropout."""
+    """A target, a drafter and sentences, and settings of both recipes without dropout."""
     folder = tmp_path_factory.mktemp("scale-out")
     target = save_target(shared("marian"), folder / "target")
     tiny_model("marian", seed=5).save_pretrained(folder / "causal-drafter")
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     drafter = {
         "drafter": {"k": 4, "decoder_layers": 1, "dropout": 0.0, "previous_token_rank": 4},
-        "train": TRAIN | {"batch_tokens": 400, "clip": 6.5},  # some steps are clipped, some not
+        "train": TRAIN | {"batch_tokens": 400, "clip": 6.5},  # only some steps are clipped
     }
     heads = {
         "drafter": str(folder / "causal-drafter"),
@@ -89,7 +89,7 @@ def largest_difference(one: Path, other: Path, value: str = "loss") -> float:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Path:
-    """The Spec-Drafter recipe on one process, two batches a step."""
+    """A run of the Spec-Drafter recipe in one process, with two batches per step."""
     run(launch(folder, DRAFTER, "alone", "train.accumulation=2"))
     return folder / "alone"
 
@@ -159,13 +159,13 @@ def test_zero_has_the_losses_of_one_process_and_goes_on_after_a_kill(
 
 
 def kill_at_checkpoint(launch: Launch, place: Path) -> None:
-    """kill -9 of all processes when the first checkpoint is there."""
+    """Kills all processes (kill -9) when the first checkpoint exists."""
     kill_nine_when(lambda: any(place.glob("checkpoints/step-*")), launch)
     assert not (place / "final").exists()
 
 
 def check_final(alone: Path, other: Path) -> None:
-    """A drafter that can be loaded, with the weights of the run on one process."""
+    """Asserts that the drafter loads and has the weights of the run in one process."""
     SpecDrafter.from_pretrained(other / "final")
     one, two = (load_file(run / "final" / "model.safetensors") for run in (alone, other))
     assert one.keys() == two.keys()

@@ -1,4 +1,4 @@
-"""The recipes that a user starts from: they need a target, inputs and a folder, and no more."""
+"""The recipes for new users need only a target, inputs and a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a target and a drafter to heads in one command, and what is refused on the way."""
+"""The recipe trains heads for a target and a drafter in one command; what it refuses."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 
 
 def test_validation_by_hand() -> None:
-    """P^ = 3/4 everywhere; labels 1 and 1/2; w_rej = 3."""
+    """Prediction P^ = 3/4 at all positions; labels 1 and 1/2; w_rej = 3."""
     head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0, rejection_weight=3.0))
     torch.nn.init.zeros_(head.out.weight)
     torch.nn.init.constant_(head.out.bias, math.log(3.0))

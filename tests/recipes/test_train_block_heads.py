@@ -17,7 +17,8 @@ from tests.tiny_targets import save_target
 
 
 def make_project(folder: Path, family: str) -> list[str]:
-    """A target, 30 inputs, 6 held-out ones and 6 steps with a checkpoint every 2: arguments."""
+    """Makes a target, 30 inputs and 6 held-out inputs, and returns the arguments of a run of 6
+    steps with a checkpoint every 2."""
     save_target(tiny_model(family).float(), folder / "target")
     file = write_recipe(
         folder,
@@ -40,7 +41,7 @@ def test_one_command_leaves_heads_that_eval_measures_as_exact(
     heads = BlockHeads.from_pretrained(tmp_path / "run" / "final")
     assert (heads.config.k, heads.config.hidden_size, heads.config.ffn_size) == (4, 16, 16)
     assert heads.config.is_encoder_decoder == (family == "marian")
-    assert heads.outer_weight.abs().max() > 0  # they started at 0
+    assert heads.outer_weight.abs().max() > 0  # initially 0
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     validation = next(entry for entry in log if "mean_acceptance_length" in entry)
     assert validation["mean_acceptance_length"] >= 1 and validation["held_out_loss"] > 0

@@ -29,12 +29,12 @@ from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
 
 TEMPLATE = "{% for message in messages %}w{{ loop.index + 4 }} {{ message.content }} {% endfor %}w9"
-"""A number in front of every turn, and w9 where the assistant is to speak."""
+"""Puts a number before every turn, and w9 before the assistant's answer."""
 
 
 def make_project(folder: Path) -> list[str]:
-    """A target of four layers with a chat template, 8 prompts and 3 held-out ones, and 6 steps with
-    a checkpoint every 2: arguments."""
+    """Makes a target of four layers with a chat template, 8 prompts and 3 held-out prompts, and
+    returns the arguments of a run of 6 steps with a checkpoint every 2."""
     changes = {
         "data": {"path": str(folder / "train.txt"), "chat": True},
         "held_out": {"path": str(folder / "val.txt"), "chat": True},

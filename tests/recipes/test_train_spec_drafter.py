@@ -1,4 +1,4 @@
-"""The recipe end to end on a tiny target: one command, safe against kill -9."""
+"""The recipe end to end on a tiny target: one command, which can resume after kill -9."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tiny_targets import save_target
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    """The recipe on 60 sentences and 10 held-out ones, 12 steps, a checkpoint every 3."""
+    """Arguments of the recipe: 60 sentences, 10 held-out ones, 12 steps, a checkpoint every 3."""
     save_target(shared("marian"), tmp_path / "target")
     train = {"max_steps": 12, "batch_tokens": 400, "checkpoint_every": 3}
     file = write_recipe(
@@ -60,8 +60,8 @@ def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path:
 def test_any_family_of_encoder_decoders_is_drafted_for(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Trained for a few steps, loaded, exported, and as exact as every drafter; M2M100 and mBART-50
-    in tests/commands/test_languages.py."""
+    """Trained for a few steps, loaded and exported, and exact when decoding. M2M100 and mBART-50
+    are tested in tests/commands/test_languages.py."""
     target = tiny_seq2seq(family).float()
     save_target(target, tmp_path / "target")
     settings = {
@@ -87,7 +87,7 @@ def test_any_family_of_encoder_decoders_is_drafted_for(
 def test_tokens_that_outputs_use_can_be_drafted(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Those of the distilled outputs and their end, and no others."""
+    """These are the tokens of the distilled outputs and EOS."""
     assert exit_code(main, *arguments, "drafter.output_tokens=used", "train.max_steps=1") == 0
     run = tmp_path / "run"
     outputs = load_distilled(run / "distilled")["target_ids"]
@@ -109,7 +109,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 def test_a_budget_too_small_costs_no_distillation(
     arguments: list[str], capsys: pytest.CaptureFixture
 ) -> None:
-    capsys.readouterr()  # what the fixture wrote
+    capsys.readouterr()  # discards the fixture's output
     assert exit_code(main, *arguments, "train.batch_tokens=12") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "train.batch_tokens=12" in error and "raise it" in error

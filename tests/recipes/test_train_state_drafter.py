@@ -1,4 +1,4 @@
-"""Drafters behind the target's states, end to end: fitted, trained, resumed, measured, refused."""
+"""State drafters end to end: fitted, trained, resumed, measured, refused."""
 
 from __future__ import annotations
 

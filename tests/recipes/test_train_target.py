@@ -1,4 +1,4 @@
-"""A small target from scratch: trained, saved, and ready to be distilled."""
+"""A small target trained from scratch, saved, and used for distillation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LLAMA = {
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict:
-    """Sixty pairs of a sentence and the same in capitals."""
+    """Settings with sixty pairs of a sentence and the sentence in capitals."""
     words = ["one", "two", "three", "four", "five", "six"]
     rows = []
     for i in range(60):
@@ -62,7 +62,7 @@ def settings(tmp_path: Path) -> dict:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
-    """Runs the recipe in this process -> its exit code and all that it printed."""
+    """Runs the recipe in this process and returns its exit code and output."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
     def run(settings: dict, *overrides: str) -> tuple[int, str]:
@@ -82,7 +82,7 @@ def test_trained_target_loads_and_its_perplexity_was_logged(
 ) -> None:
     settings["model"] = {"model_type": family} | SHAPES[family]
     code, said = run(settings, "save_dtype=float16")
-    assert code == 0 and "nothing was learned" in said, said  # in so few steps
+    assert code == 0 and "nothing was learned" in said, said  # after so few steps
     final = tmp_path / "run" / "final"
     model = AutoModelForSeq2SeqLM.from_pretrained(final, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(final)
@@ -107,7 +107,7 @@ def test_decoder_only_target_continues_its_prompts_with_their_references(
     model = AutoModelForCausalLM.from_pretrained(final, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(final)
     prompt = tokenizer("one -> ", return_tensors="pt")
-    assert prompt.input_ids[0, -1] != tokenizer.eos_token_id  # nothing is put after a prompt
+    assert prompt.input_ids[0, -1] != tokenizer.eos_token_id  # nothing is appended to a prompt
     new = model.generate(**prompt, max_new_tokens=20)[0, prompt.input_ids.shape[1] :]
     assert re.fullmatch(r"ONE[A-Z ]*\.</s>", tokenizer.decode(new))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Which checkpoints count: those that were due, not those of a run that was asked to stop."""
+"""Scheduled checkpoints, which exclude those written because a run was stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_checkpoint_written_on_request_is_not_one_of_those_that_are_due(tmp_pa
     folders = checkpoint_folders(tmp_path)
     assert len(folders) == 5
     due = Schedule(every=4, total=10, keep=2).due(folders)
-    assert [folder.name[-2:] for folder in due] == ["04", "08", "10"]  # the last step always is
+    assert [folder.name[-2:] for folder in due] == ["04", "08", "10"]  # always the last step
 
 
 def test_tied_weights_are_saved_once_and_without_a_warning(

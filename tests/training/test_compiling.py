@@ -1,4 +1,4 @@
-"""Compiled layers compute the same, in graphs that serve batches of all lengths."""
+"""Compiled layers compute the same, with graphs that are used for batches of all lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.training.tiny_runs import SIX_STEPS, logged, small_task, train_small
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
-    """Counts graphs, which it runs operation by operation."""
+    """A compiler that counts graphs and runs them operation by operation."""
     torch._dynamo.reset()
     counter = CompileCounter()
     monkeypatch.setattr(compiling, "COMPILER", {"backend": counter})
@@ -29,7 +29,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
 
 
 def batch_of(collate: Callable[[list[Example]], Batch], seed: int) -> Batch:
-    """3 to 6 rows of 1 to 12 tokens."""
+    """Returns a batch of 3 to 6 rows of 1 to 12 tokens."""
     random = np.random.default_rng(seed)
 
     def tokens() -> list[int]:
@@ -63,7 +63,7 @@ def test_batches_of_other_lengths_need_no_other_graph(name: str, compiler: Compi
 def test_a_compiled_run_has_the_losses_of_one_that_is_not(
     compiler: CompileCounter, tmp_path: Path
 ) -> None:
-    """With dropout, the same in both passes of glancing, and prefixes whose keys are kept."""
+    """With dropout, equal in both passes of glancing, and with cached prefix keys."""
     for name, on in (("plain", False), ("compiled", True)):
         settings = SIX_STEPS.model_copy(update={"compile": on})
         train_small(small_task(dropout=0.2), settings, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Training: the same result however it is cut up, and after any interruption."""
+"""Training gives the same result with any accumulation and after any interruption."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) ->
 
 
 def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path: Path) -> None:
-    """Two accumulated batches of unequal weight: the sum divided once, not a mean of means."""
+    """Two accumulated batches of unequal weight: the total is divided once, not a mean of means."""
     settings = SIX_STEPS.model_copy(update={"max_steps": 1, "accumulation": 2, "clip": None})
     task = small_task()
     plan = make_plan(task.lengths, settings)
@@ -58,7 +58,7 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
 
 
 def test_slowed_weights_move_by_their_share_of_a_step(tmp_path: Path) -> None:
-    """AdamW's first step is the learning rate times what does not depend on it, decay included."""
+    """AdamW's first step, including weight decay, is proportional to the learning rate."""
     settings = SIX_STEPS.model_copy(update={"max_steps": 1, "weight_decay": 0.1, "clip": None})
     start = {name: one.clone() for name, one in small_task().objective.model.state_dict().items()}
     learned = {n for n, p in small_task().objective.model.named_parameters() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""Divergences and their gradients, against values worked out by hand."""
+"""Divergences and their gradients, compared with hand-computed values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from drafttrain.training.losses import DIVERGENCES, merged_rows
 
 P, Q = (0.5, 0.3, 0.2), (0.25, 0.5, 0.25)
-"""Target and drafter: min of both sums up to 0.25 + 0.3 + 0.2 = 0.75, and only the first token's
-share of it is the drafter's."""
+"""Target and drafter: the overlap is 0.25 + 0.3 + 0.2 = 0.75, and only for the first token is the
+drafter's probability the minimum."""
 KL = 0.5 * math.log(2) + 0.3 * math.log(0.6) + 0.2 * math.log(0.8)
 VALUES = {"forward_kl": KL, "total_variation": 0.25}
 OF_OVERLAP = (0.25 * 0.75, -0.25 * 0.5, -0.25 * 0.25)
-"""Gradient of sum min(p, q) by the logits: q_0 (1 - q_0), -q_0 q_1, -q_0 q_2."""
+"""Gradient of sum min(p, q) with respect to the logits: q_0 (1 - q_0), -q_0 q_1, -q_0 q_2."""
 GRADIENTS = {
     "forward_kl": [q - p for p, q in zip(P, Q, strict=True)],
     "total_variation": [-g for g in OF_OVERLAP],
@@ -45,7 +45,7 @@ def test_a_divergence_and_its_gradient_are_those_worked_out_by_hand(name: str) -
 def test_equal_rows_have_no_divergence_and_no_gradient_away(name: str) -> None:
     value, gradient = value_and_gradient(DIVERGENCES[name], rows(Q))
     assert value == pytest.approx(0.0, abs=1e-12)
-    if name == "forward_kl":  # at a corner: both slopes of min are subgradients
+    if name == "forward_kl":  # total variation has a kink there, with several subgradients
         assert gradient == pytest.approx([0.0, 0.0, 0.0], abs=1e-12)
 
 
@@ -62,7 +62,7 @@ def kl(one: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 
 OTHERS_P, OTHERS_Q = (1 / 2, 1 / 3, 1 / 6), (0.2, 0.6, 0.2)
-"""Target and drafter among the three tokens that are not kept."""
+"""Target and drafter distributions among the three tokens that are not kept."""
 TOO_LOW = {
     "forward_kl": 0.3 * kl(OTHERS_P, OTHERS_Q),
     "total_variation": 0.3 - (0.1 + 0.1 + 0.05),

@@ -1,4 +1,4 @@
-"""A step does not wait for the device, and batches are the same whoever makes them."""
+"""A step does not synchronise with the device, and batches do not depend on workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALWAYS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equa
 
 
 class Waits(TorchDispatchMode):
-    """Counts what a GPU would be waited for: numbers, and shapes that depend on numbers."""
+    """Records device synchronisations: reading values, and shapes that depend on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def noted(seen: Waits, name: str, own: Callable) -> Callable:
 
 
 def plain_task() -> Task:
-    """The small task without glancing, as the quickstart has it."""
+    """Returns the small task without glancing, as in the quickstart."""
     task = small_task()
     settings = ObjectiveConfig(glancing_start=0, glancing_end=0)
     return replace(task, objective=MaskPredict(task.objective.model, settings))
@@ -85,9 +85,9 @@ def test_a_step_does_not_wait_for_the_device(accumulation: int, tmp_path: Path) 
     prepared = prepare(make_accelerator(settings, tmp_path), plain_task(), settings)
     prepared.objective.train()
     batches = batches_of(prepared, 0, 4)
-    take_step(prepared, batches, 0.0)  # what is looked up once
+    take_step(prepared, batches, 0.0)  # fills caches
     ready = iter([next(batches) for _ in range(accumulation)])
-    # on a CPU AdamW reads its count of steps, a number that lies on the CPU on any machine
+    # on a CPU AdamW reads its step count, which is on the CPU on any machine
     with mock.patch.object(prepared.optimizer, "step"), waits() as seen:
         take_step(prepared, ready, 0.5)
     assert not seen.found
@@ -96,7 +96,7 @@ def test_a_step_does_not_wait_for_the_device(accumulation: int, tmp_path: Path) 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES.keys() - {"mask_predict", "predict_ahead"}))
 def test_no_objective_waits_for_the_device(name: str) -> None:
     objective, batch = OBJECTIVES[name]()
-    objective.train()(batch, 0.0)  # what is looked up once
+    objective.train()(batch, 0.0)  # fills caches
     another = replace(batch)
     with waits() as seen:
         objective(another, 0.0).loss.sum().backward()

@@ -1,4 +1,4 @@
-"""What recipes check before anything is written."""
+"""Checks of recipes before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on with the settings it was begun with, and with no others."""
+"""A run resumes only with the settings that it was started with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads: the user's word counts, what launchers set on their own does not."""
+"""Threads: the user's setting is used, values that launchers set by themselves are not."""
 
 from __future__ import annotations
 

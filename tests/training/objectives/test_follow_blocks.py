@@ -1,4 +1,4 @@
-"""What a parallel drafter learns from: every token of every block, by hand."""
+"""The objective of parallel drafters: the loss of every token of every block, computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASK = 3
 ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS])]
 COLLATE = BlocksCollator(pad_token_id=0, mask_token=MASK, k=3)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
-"""Without 11 and 20."""
+"""Draft vocabulary, without 11 and 20."""
 
 
 def examples() -> list[Example]:
@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_every_block_run_alone(draftable) -> None:
                 acceptance = acceptance + torch.minimum(theirs.exp(), own.exp()).sum()
     close(sums.loss, loss, 1e-6)  # weights are float32
     close(sums.weight.double(), weights, 1e-6)
-    assert sums.counted == 3 + 2 + 1 + 4 + 3 + 2  # blocks end where their output ends
+    assert sums.counted == 3 + 2 + 1 + 4 + 3 + 2  # blocks end with their output
     close(objective.overlap(batch, objective.rows(batch)[0]).sum(), acceptance)
 
 

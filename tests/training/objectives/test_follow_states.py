@@ -1,4 +1,4 @@
-"""What a state drafter learns from: every slot behind the target's states, by hand."""
+"""The objective of state drafters: the loss of every slot, computed by hand."""
 
 from __future__ import annotations
 

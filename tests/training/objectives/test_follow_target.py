@@ -1,4 +1,4 @@
-"""What a causal drafter learns from: sums by hand, rows packed or not, a part of the vocabulary."""
+"""The objective of causal drafters: hand-computed sums, packed rows, a draft vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS]), ([12, 13], [EOS])]
 COLLATE = BlocksCollator(pad_token_id=0)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
-"""Without 11 and 20."""
+"""Draft vocabulary, without 11 and 20."""
 EVERY = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)
 
 
@@ -35,7 +35,7 @@ def objective_of(
 
 
 def answer_rows(model: PreTrainedModel, example: Example) -> torch.Tensor:
-    """Log-probabilities of a row on its own, at the tokens of its output. Shapes: [T, V]."""
+    """Returns log-probabilities [T, V] of a single row at the tokens of its output."""
     ids = torch.tensor([example.source_ids + example.target_ids[:-1]])
     with torch.no_grad():
         return model(ids).logits[0, len(example.source_ids) - 1 :].log_softmax(-1)

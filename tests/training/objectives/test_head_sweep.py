@@ -1,4 +1,4 @@
-"""Heads trained together: losses by hand, and each head as if trained alone."""
+"""Heads trained together: hand-computed losses, and the results of training each head alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = SIX_STEPS.model_copy(update={"batch_tokens": 40, "learning_rate": 1e-
 
 
 class Rows(Dataset):
-    """Twelve rows of 3 to 14 random positions, drawn anew in each of two mixes."""
+    """Twelve rows of 3 to 14 random positions, with other values in each of two mixes."""
 
     sizes = np.arange(3, 15)
 
@@ -47,7 +47,7 @@ def make_task(settings: HeadConfig = SWEEP, validate=None) -> Task:
 
 
 def trained(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch.Tensor]:
-    """The final weights, by the names of their heads."""
+    """Trains and returns the final weights by head name."""
     train_small(task, settings, run)
     return {
         f"{name}.{key}": value.clone()
@@ -63,7 +63,7 @@ def batch_of(count: int, dtype: torch.dtype = torch.float64) -> HeadBatch:
 
 
 def test_loss_by_hand() -> None:
-    """P = 0.25 against P^ = 0.5, w_rej = 6: 0.25 log 2 + 6 * 0.75 log 2, of weight 0.25 + 4.5."""
+    """P = 0.25, P^ = 0.5, w_rej = 6: loss 0.25 log 2 + 6 * 0.75 log 2, weight 0.25 + 4.5."""
     loss, weight = acceptance_loss(torch.tensor([0.0]), torch.tensor([0.25]), 6.0)
     assert loss.item() == pytest.approx(4.75 * math.log(2))
     assert weight.item() == pytest.approx(4.75)
@@ -132,7 +132,7 @@ def test_an_empty_batch_keeps_a_graph() -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_head_in_a_sweep_ends_as_if_trained_alone(tmp_path: Path, accumulation: int) -> None:
-    """With clipping, and over two batches a step: each head has its own norm and normaliser."""
+    """With clipping and two batches per step; each head has its own norm and normaliser."""
     settings = SETTINGS.model_copy(update={"accumulation": accumulation, "weight_decay": 0.1})
     together = trained(make_task(), settings, tmp_path / "sweep")
     for depth in SWEEP.depths:
@@ -154,7 +154,7 @@ def test_first_weights_depend_on_seed_and_name_alone() -> None:
 
 
 def test_the_first_prediction_is_the_best_constant() -> None:
-    """sum w P -log c is least at the odds P / (w (1 - P)): 0.9 / (3 * 0.1) = 3."""
+    """The weighted cross-entropy is minimal at the odds P / (w (1 - P)): 0.9 / (3 * 0.1) = 3."""
     settings = HeadConfig(depths=(1,), rejection_weights=(3.0,))
     (head,) = make_heads(settings, WIDTH, seed=0, mean_acceptance=0.9)
     assert head.out.bias.item() == pytest.approx(math.log(3.0), rel=1e-6)

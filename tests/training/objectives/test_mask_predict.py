@@ -1,4 +1,4 @@
-"""The mask-predict objective: split-invariant, honest about what was revealed, able to learn."""
+"""The mask-predict objective: independent of batch splits, no loss on revealed slots, learning."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_prefix_read_apart_gives_what_all_rows_in_one_pass_give(family: str) -
 
 
 def test_blocks_past_the_last_position_are_read() -> None:
-    """An output may end at the last position; the slots of its last blocks predict nothing."""
+    """An output may end at the last position; its last blocks then have slots without labels."""
     drafter = tiny_drafter("bart")
     limit = drafter.config.max_position_embeddings
     batch = collator(drafter, limit)([(0, 0, [5, 6, 1], [*[7] * (limit - 1), 1])])
@@ -87,7 +87,7 @@ def test_both_glancing_passes_drop_out_the_same_units(monkeypatch: pytest.Monkey
     )
     objective(collator(objective.model, 1)(examples()), 0.5)
     (_, prefix), (first_tokens, first), (second_tokens, second) = seen
-    assert prefix.shape[1] == 9  # the longest output: read once for both
+    assert prefix.shape[1] == 9  # the longest output; computed once for both passes
     assert torch.equal(first_tokens, second_tokens)
     close(first, second)
 
@@ -119,17 +119,17 @@ def test_causal_slots_behind_the_end_give_way_to_further_blocks(changes: dict) -
     learned = layout.of_blocks(layout.labels) != IGNORED
     for own, (_, _, _, target) in zip(learned, rows, strict=True):
         behind = [min(masks, len(target) - p - (0 if paper else 1)) for p in range(len(target))]
-        assert int(own.sum()) == min(2 * masks, sum(behind))  # no row is wasted while there are any
+        assert int(own.sum()) == min(2 * masks, sum(behind))  # no row is unused
         lengths = own.sum(-1)
-        assert (own == (torch.arange(masks) < lengths[:, None])).all()  # none without those before
+        assert (own == (torch.arange(masks) < lengths[:, None])).all()  # no gaps
     prefixes = layout.of_blocks(layout.rows.limit)[:, :, 0]
     for own, has in zip(prefixes, learned.any(-1), strict=True):
-        assert len(set(own[has].tolist())) == int(has.sum())  # no block twice
+        assert len(set(own[has].tolist())) == int(has.sum())  # distinct blocks
 
 
 @pytest.mark.parametrize("changes", CAUSAL, ids=str)
 def test_slots_that_are_left_out_were_seen_by_none(changes: dict) -> None:
-    """Fed whole, the same blocks have the same loss and gradients."""
+    """With all slots, the same blocks have the same loss and gradients."""
     found = []
     for whole in (False, True):
         objective = MaskPredict(slot_drafter(**changes), ObjectiveConfig()).train()
@@ -193,7 +193,7 @@ def test_target_objective_counts_tokens_and_ignores_padding() -> None:
 
 
 def test_following_a_teacher_by_hand() -> None:
-    """A vocabulary padded to a round size on one side only takes no part in the sum."""
+    """Padding of only one of the two vocabularies does not change the sum."""
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.1, 0.1]], dtype=torch.float64))
     teacher = torch.tensor([[0.2, 0.8, 0.0]], dtype=torch.float64)
     weight = torch.tensor([2.0], dtype=torch.float64)
@@ -212,12 +212,12 @@ def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(fa
     still = {} if family == "llama" else {"dropout": 0.0}
     objective = LanguageModelling(tiny_model(family, **still), teacher=tiny_model(family))
     probs = objective.teacher_probs(batch)
-    counted = 6 if family == "marian" else 9  # of a decoder-only text, the prompt but its first
+    counted = 6 if family == "marian" else 9  # decoder-only: also the prompt except its first token
     torch.testing.assert_close(objective.acceptance(batch), torch.ones(counted))
     entropy = torch.special.entr(probs).sum()
     sums = objective.train()(batch, 0.0)
     assert sums.loss.item() == pytest.approx(entropy.item(), rel=1e-5)
-    assert objective.eval()(batch, 0.0).loss.item() > entropy.item()  # against the references
+    assert objective.eval()(batch, 0.0).loss.item() > entropy.item()  # uses the references
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""Every objective is what the one loop asks for."""
+"""Every objective has the interface that the training loop needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objective of block heads: the right labels, split-invariant, able to learn."""
+"""The objective of block heads: correct labels, independent of batch splits, learning."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_positions_are_drawn_anew_each_epoch_and_again_for_the_same_one() -> Non
 def test_head_j_learns_from_a_jth_of_the_positions_and_never_past_the_end() -> None:
     collate = BlockRowsCollator(4, 4, seed=0)
     batch = collate([(0, 0, [5, 1], [10, 11, 12, 13, 14, 1]), (0, 1, [6, 1], [20, 1])])
-    assert batch.counts == (5, 2, 2, 1)  # of the second output only head 1 has one
+    assert batch.counts == (5, 2, 2, 1)  # the second output has one only for head 1
     tokens = torch.tensor([10, 11, 12, 13, 14, 1, 20, 1])
     ahead = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(batch.counts))
     assert torch.equal(batch.labels, tokens[batch.rows + ahead])

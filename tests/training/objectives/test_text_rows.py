@@ -1,4 +1,4 @@
-"""Rows of packed texts are those of each text alone."""
+"""Rows of packed texts equal those of each text alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = [
 
 @pytest.mark.parametrize("family", ["Gemma3Text", "Mistral", "Cohere"])
 def test_rows_of_packed_texts_are_those_of_each_alone(family: str) -> None:
-    """With windows of 5 tokens, by kind of layer or in all; and logits that are scaled."""
+    """With windows of 5 tokens in some or all layers, and with scaled logits."""
     model, wanted = any_family(family), torch.tensor([4, 8, 30])
     examples = [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
     batch = BlocksCollator(0)([examples[:2], examples[2:]])
