@@ -120,6 +120,7 @@ def area_under_curve(labels: Array, predicted: Array) -> float:
     pairs = accepted.sum() * rejected.sum()
     if pairs <= 0.0:
         return np.nan
+    # per value: weight of rejected positions with lower predictions, plus half of equal ones
     return float((accepted * (np.cumsum(rejected) - 0.5 * rejected)).sum() / pairs)
 
 

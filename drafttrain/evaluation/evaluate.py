@@ -79,9 +79,9 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
     """Writes the report at `path`, its plot and page, and any samples: samples.jsonl next to
     report.json, NAME.samples.jsonl next to NAME.json.
 
-    Returns the file written: if `path` holds a report of more inputs or methods, a report of `eval`
-    does not replace it but goes to NAME.smaller.json. Raises Interrupted after writing a partial
-    report.
+    Returns the file written: if `path` holds a report of more inputs or methods, a partial report
+    or one of `eval` does not replace it but goes to NAME.smaller.json. Raises Interrupted after
+    writing a partial report.
     """
     report = evaluation.report
     if (report.search is None or report.partial) and path.exists():

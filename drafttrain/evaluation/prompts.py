@@ -71,8 +71,8 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
 
 
 def say_taught(drafter: str, rows: Dataset) -> None:
-    """Prints how many inputs are also among the drafter's first training inputs, if any; does
-    nothing for a drafter that is no run of this machine."""
+    """Prints how many inputs are also among the drafter's first training inputs, if any; prints
+    nothing if the drafter is no run folder or its training data are missing."""
     run, audio = run_of(drafter), AUDIO in rows.column_names
     if run is None or not Path(run.recipe.data.path).exists():
         return

@@ -1,7 +1,7 @@
 """Quality of outputs compared with references, and token-by-token comparison of two runs.
 
 BLEU is stored as sentence-level sufficient statistics, as in sacrebleu's paired tests, so a
-bootstrap resample costs one sum. Greedy outputs may differ where the target's two highest logits
+bootstrap resample costs one sum. Greedy outputs may differ if the target's two highest logits
 are equal up to rounding; that is not an error.
 """
 
@@ -114,7 +114,7 @@ def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
             continue
         expected, written = normalise(reference), normalise(text)
         words[place] = len(expected.split())
-        if not expected:  # jiwer takes no empty reference: all words were put in
+        if not expected:  # jiwer accepts no empty reference: all words are insertions
             errors[place] = len(written.split())
             continue
         counts = jiwer.process_words(expected, written)

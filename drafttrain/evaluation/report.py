@@ -78,7 +78,7 @@ def _cpu_model() -> str:
 
 
 def _commit(repository: Path) -> str | None:
-    if not (repository / ".git").exists():  # installed, or inside somebody else's repository
+    if not (repository / ".git").exists():  # installed, or in another repository
         return None
     command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

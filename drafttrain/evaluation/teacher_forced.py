@@ -203,7 +203,7 @@ def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: boo
         at_target = own[places.clip(max=length - 1)].clip(min=np.finfo(np.float64).tiny)
         rates = np.minimum(1.0, draft / at_target)
     accepted = np.cumprod(np.where(inside, rates, 0.0), axis=1)
-    reached = np.where(inside, np.roll(accepted, 1, axis=1), 0.0)
+    reached = np.where(inside, np.roll(accepted, 1, axis=1), 0.0)  # all positions before accepted
     reached[:, 0] = inside[:, 0]
     starts, counted = np.arange(length), inside
     if greedy:
@@ -245,7 +245,7 @@ def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
     blocks: draft tokens, -1 after the end of a draft. Shapes: blocks [L, k], output [L] -> [L].
     """
     tokens, k = torch.as_tensor(output, dtype=torch.long), blocks.shape[1]
-    own = F.pad(tokens, (0, k - 1), value=-2).unfold(0, k, 1)
+    own = F.pad(tokens, (0, k - 1), value=-2).unfold(0, k, 1)  # [L, k] next tokens
     return (blocks.cpu() == own).cumprod(1).sum(1).numpy()
 
 
@@ -363,5 +363,5 @@ def _least(losses: Tensor) -> float:
     if best in (0, STEPS):
         return round(TEMPERATURES[best], 2)
     below, at, above = losses[best - 1 : best + 2].tolist()
-    shift = 0.5 * (below - above) / (below - 2 * at + above)
+    shift = 0.5 * (below - above) / (below - 2 * at + above)  # vertex of the parabola
     return round(TEMPERATURES[best] * (HOTTEST / COOLEST) ** (shift / STEPS), 2)
