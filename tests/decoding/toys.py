@@ -205,9 +205,9 @@ class ToyModel(OneByOne):
             torch.stack([self.hidden[path] for path in paths]),
         )
 
-    def keep_columns(self, state: ToyColumns, columns: Sequence[int], behind: int = 0) -> None:
+    def keep_columns(self, state: ToyColumns, columns: Sequence[int], prefix: int = 0) -> None:
         state.has_branches = False
-        state[behind:] = [state[column] for column in columns]
+        state[prefix:] = [state[column] for column in columns]
 
 
 class ToyColumns(list):

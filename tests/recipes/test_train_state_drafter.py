@@ -57,7 +57,7 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     card = (tmp_path / "out" / "README.md").read_text()
     assert "target = AutoModelForCausalLM.from_pretrained(" in card
     assert "`drafttrain.models.state_drafter.StateDrafter.from_pretrained(...)`" in card
-    assert "a state drafter for this target alone" in card and "drafts for" not in card
+    assert "a state drafter for this target only" in card and "drafts for" not in card
     given = ["export", f"out={tmp_path / 'served'}", "--drafter", str(run), "--for", "vllm"]
     assert exit_code(drafttrain, *given) == 2
     assert "is a state drafter" in capsys.readouterr().err

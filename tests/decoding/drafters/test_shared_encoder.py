@@ -148,7 +148,7 @@ def test_a_source_that_no_target_has_read_is_refused():
     ("family", "settings", "words"),
     [
         ("whisper", {"encoder": "own"}, "drafter.encoder = 'own', but the inputs .* are audio"),
-        ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 counts"),
+        ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 is for"),
         ("bart", {"source_pooling": 2}, "drafter.source_pooling = 2 averages"),
     ],
 )

@@ -147,5 +147,5 @@ def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(fam
 def test_activations_that_are_quantised_by_the_call_are_refused() -> None:
     """Their scale depends on all tokens of a call, so a row depends on later tokens."""
     model = quantize_dynamic(tiny_model("llama").float(), {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(ValueError, match="'llama' model .* quantises by the call"):
+    with pytest.raises(ValueError, match="'llama' model .* quantises per call"):
         CachedModel(model)
