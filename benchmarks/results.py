@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drafttrain.config.base import counted
+from drafttrain.data.shards.writing import write_file
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.tables import METRICS, Column, Table
 
@@ -52,7 +53,8 @@ def render(report: Report, name: str) -> str:
     columns = [Column("method", lambda run: f"{run.name} **(lossy)**" if run.lossy else run.name)]
     if len(report.batch_sizes) > 1:
         columns.append(Column("batch size", lambda run: run.batch_size))
-    lossy, cascades = any(run.lossy for run in report.runs), _has_cascades(report)
+    lossy = any(run.lossy for run in report.runs)
+    cascades = any(run.method == "cascade" for run in report.runs)
     for metric, title in SHOWN.items():
         if (metric != "bleu_difference" or lossy) and (metric != "swi" or cascades):
             column = METRICS[metric]
@@ -62,13 +64,11 @@ def render(report: Report, name: str) -> str:
     return f"    {measured.command}\n\n{'; '.join(facts)}.\n\n{table}"
 
 
-def _has_cascades(report: Report) -> bool:
-    return any(run.method == "cascade" for run in report.runs)
-
-
 def render_page(text: str) -> str:
-    """Renders the page with the tables of all reports. Raises ConfigError for a missing or damaged
-    report."""
+    """Renders the page with the tables of all reports.
+
+    Raises ValueError for a missing or damaged report.
+    """
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     after = render_page(before)
     if given.check:
         sys.exit(after != before)
-    PAGE.write_text(after, encoding="utf-8")
+    write_file(PAGE, after)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import counted
 from drafttrain.config.commands import GenerateConfig
 from drafttrain.data.inputs.chats import Refused
-from drafttrain.data.inputs.clips import AUDIO, hear
+from drafttrain.data.inputs.clips import AUDIO, clip_source
 from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.engine import compile_calls
@@ -59,7 +59,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     )
     compile_calls(settings.compile)
     sources = (  # built one by one, because the features of a clip take 1 MB
-        hear(target, inputs[index])
+        clip_source(target, inputs[index])
         if AUDIO in inputs.column_names
         else make_source(ids, target.model)
         for index, ids in ready

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.examples import Complete, Example, visible_sources
 from drafttrain.data.batches.slots import SlotBatch
-from drafttrain.data.inputs.clips import DIGESTS, hear
+from drafttrain.data.inputs.clips import DIGESTS, clip_source
 from drafttrain.data.shards.writing import renamed_when_whole
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.sources import make_source
@@ -121,6 +121,8 @@ class ClipEncoding:
         digest = self._digests[place]
         if not self.kept.path(digest).is_file():
             with torch.no_grad():
-                [encoded] = Encoder(self._target.model)([hear(self._target, self._clips[place])])
+                [encoded] = Encoder(self._target.model)(
+                    [clip_source(self._target, self._clips[place])]
+                )
             self.kept.keep(digest, encoded)
         return self.kept.read(digest)

@@ -13,7 +13,7 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.runs import run_of
 from drafttrain.data.inputs.chats import CHAT, Refused
-from drafttrain.data.inputs.clips import AUDIO, SECONDS, hear
+from drafttrain.data.inputs.clips import AUDIO, SECONDS, clip_source
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import REASON, describe_inputs, usable
 from drafttrain.data.inputs.tokens import say_skipped, tokenize_prompts
@@ -64,7 +64,7 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
         if isinstance(ids, Refused):
             skipped.append(Skipped(row["row"], ids.reason))
             continue
-        source = hear(target, row) if AUDIO in row else make_source(ids, target.model)
+        source = clip_source(target, row) if AUDIO in row else make_source(ids, target.model)
         texts = row["source"], row["reference"]
         prompts.append(Prompt(row["row"], *texts, source, chat, row.get(SECONDS)))
     return prompts, skipped

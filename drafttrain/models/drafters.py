@@ -154,12 +154,11 @@ def check_fit(
             "this target, or give the target it was trained on"
         )
     width = state_size(target, "token")
-    reads = drafter.hidden_size if kind.reads_target else width
-    if reads != width:
+    if kind.reads_target and drafter.hidden_size != width:
         raise ConfigError(
-            f"{drafter_name} ({kind.words}) reads hidden states of size {reads}, but those of "
-            f"{target_name} have size {width}; train {kind.words} for this target, or give the "
-            "target they were trained on"
+            f"{drafter_name} ({kind.words}) reads hidden states of size {drafter.hidden_size}, but "
+            f"those of {target_name} have size {width}; train {kind.words} for this target, or "
+            "give the target they were trained on"
         )
 
 

@@ -16,7 +16,7 @@ from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.encoded import ClipEncoding, KeptEncodings, batch_encoding, text_encoding
-from drafttrain.data.inputs.clips import hear
+from drafttrain.data.inputs.clips import clip_source
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -88,7 +88,7 @@ def test_distillation_leaves_what_it_encoded(audio, tmp_path):
     clips = load_inputs(data, audio=True)
     files = KeptEncodings(tmp_path / "out", target.model)
     for clip in clips:
-        features = hear(target, clip).inputs["input_features"]
+        features = clip_source(target, clip).inputs["input_features"]
         with torch.no_grad():
             [expected] = target.model.get_encoder()(features[None])[0]
         found = files.read(clip["sha256"])

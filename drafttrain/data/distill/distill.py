@@ -32,7 +32,7 @@ from drafttrain.data.inputs.clips import (
     AUDIO,
     DIGESTS,
     SECONDS,
-    hear,
+    clip_source,
     name_languages,
 )
 from drafttrain.data.inputs.rows import REASON, describe_inputs
@@ -253,7 +253,7 @@ class Distilling:
         kept = KeptEncodings(self.config.out, target.model)
         for batch in self.decoder.batches(ready):
             clips = [inputs[places[row.row]] for row in batch]
-            sources = [hear(target, clip) for clip in clips]
+            sources = [clip_source(target, clip) for clip in clips]
             with torch.inference_mode():
                 states = Encoder(target.model)(sources)
             for clip, own in zip(clips, states, strict=True):

@@ -203,7 +203,7 @@ def read_speech(row: Mapping[str, Any]) -> np.ndarray:
     return samples if rate == RATE else library("soxr").resample(samples, rate, RATE)
 
 
-def hear(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
+def clip_source(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
     """Returns the source of a row of `as_clips`: log-mel features and decoder prefix.
 
     Raises ConfigError for a clip that has become unusable.

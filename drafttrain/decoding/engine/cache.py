@@ -147,7 +147,7 @@ class ColumnCache:
         return row
 
     def reserve_columns(self, columns: int) -> None:
-        """Allocates at least so many columns in every row."""
+        """Allocates at least this many columns in every row."""
         rows, capacity = self.placement.capacity
         if columns > capacity:
             self._resize(rows, max(columns, 2 * capacity))

@@ -269,7 +269,7 @@ def compile_calls(how: Compile) -> None:
 
 
 def reserve(columns: int) -> None:
-    """Allocates columns for so many tokens and a draft in all compiled engines, because calls are
+    """Allocates columns for this many tokens and a draft in all compiled engines, because calls are
     compiled again when the cache grows."""
     columns = -(-(columns + TOKENS[-1]) // COLUMNS) * COLUMNS
     for engine in list(ENGINES):
