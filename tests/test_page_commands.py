@@ -31,7 +31,6 @@ from tests.test_docs import (
 VERBS = typer.main.get_command(cli.app).commands
 RECIPES = sorted(ROOT.glob("recipes/*.yaml"))
 BENCHMARKS = {
-    "benchmarks/opt_tree.py": verbs.EvalConfig,
     "benchmarks/train.py": recipes.SpecDrafterRecipe,
     "benchmarks/tree_experiments.py": verbs.EvalConfig,
 }

@@ -16,7 +16,7 @@ from drafttrain.config.command_line import describe_command, hide_folders
             ["/home/me/code/recipes/train_spec_drafter.py", "--config", "recipes/quickstart.yaml"],
             "accelerate launch recipes/train_spec_drafter.py --config recipes/quickstart.yaml",
         ),
-        (["benchmarks/engine.py", "--repeats", "2"], "python benchmarks/engine.py --repeats 2"),
+        (["benchmarks/train.py", "--steps", "2"], "python benchmarks/train.py --steps 2"),
         (["/home/me/mine.py"], "python mine.py"),
         ([], ""),
     ],
