@@ -109,9 +109,13 @@ def _forward(
     ]
     pad = model.config.get_text_config(decoder=True).to_dict().get("pad_token_id")
     ids = pad_sequence(tokens, batch_first=True, padding_value=pad or 0)
-    is_scored = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-    for row, (start, target) in enumerate(zip(starts, targets, strict=True)):
-        is_scored[row, start : start + len(target)] = scored
+    # indices, since selecting by a mask would synchronise the device
+    columns = [
+        row * ids.shape[1] + start + index
+        for row, (start, target) in enumerate(zip(starts, targets, strict=True))
+        for index in range(len(target) if scored else 0)
+    ]
+    scored_rows = torch.tensor(columns, dtype=torch.long).to(ids.device, non_blocking=True)
     arguments: dict[str, Any] = {"input_ids": ids}
     if model.config.is_encoder_decoder:
         arguments = {"decoder_input_ids": ids} | _encoder_inputs(model, sources)
@@ -122,7 +126,7 @@ def _forward(
 
     def select(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         selected.append(True)
-        return (inputs[0][is_scored][None],)
+        return (inputs[0].flatten(0, 1)[scored_rows][None],)
 
     with ExitStack() as hooks:
         hooks.callback(inner.get_decoder().register_forward_hook(capture).remove)
@@ -130,7 +134,7 @@ def _forward(
         logits = model(**arguments, use_cache=False).logits
     [hidden] = captured
     # the hook does not run if a model uses the projection's weight without calling the module
-    logits = logits[0] if selected else logits[is_scored]
+    logits = logits[0] if selected else logits.flatten(0, 1)[scored_rows]
     states = [
         rows[start : start + len(target) + 1]
         for rows, start, target in zip(hidden, starts, targets, strict=True)
