@@ -8,18 +8,17 @@ of probability zero are not visited.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import pytest
 import torch
 from torch import Tensor
 
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.types import Sampling, Source
+from drafttrain.decoding.types import Source
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -90,14 +89,6 @@ def enumerate_outcomes(
         outcome = run(randomness)
         yield outcome, randomness.probability
         scripts += randomness.untried
-
-
-def alone_and_together(samplings: Mapping[str, Sampling]) -> list:
-    """Returns test parameters (sampling, number of sequences): three for top-k, which has few
-    outcomes, one for the others."""
-    return [
-        pytest.param(one, 3 if name == "top-k" else 1, id=name) for name, one in samplings.items()
-    ]
 
 
 def enumerate_output(

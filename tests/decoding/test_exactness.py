@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -37,7 +36,6 @@ from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling, verify_rejection
 from tests.decoding.decoded import decoder_of
 from tests.decoding.enumeration import (
-    alone_and_together,
     enumerate_law,
     enumerate_output,
     total_variation,
@@ -53,7 +51,6 @@ from tests.decoding.toys import (
     autoregressive_law,
     toy_prompt,
     toy_source,
-    toys_together,
 )
 from tests.tiny_models import tiny_model
 
@@ -75,12 +72,10 @@ def output_law(
     k: int,
     max_new_tokens: int,
     verifier: Verifier | None = None,
-    sources: Sequence[Source] | None = None,
+    source: Source | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """Returns the output distribution of the first source, decoded with the others."""
-    verifier = verifier or RejectionSampling()
-    decoder = decoder_of(target, drafter, k, verifier, sampling)
-    return enumerate_output(decoder, sources or [toy_source()], max_new_tokens)
+    decoder = decoder_of(target, drafter, k, verifier or RejectionSampling(), sampling)
+    return enumerate_output(decoder, [source or toy_source()], max_new_tokens)
 
 
 RULES = {"rejection": RejectionSampling(), "block": BlockVerification()}
@@ -95,15 +90,14 @@ DRAFTERS = {
 
 
 @for_every_rule
-@pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
-def test_sampling_follows_the_target_exactly(sampling, drafter, together, rule):
-    sources = toys_together(toy_source, together)
+def test_sampling_follows_the_target_exactly(sampling, drafter, rule):
     if sampling.greedy:
         expected = autoregressive_law_greedy(ToyTarget(1), 3)
     else:
         expected = autoregressive_law(ToyTarget(1), sampling, 3)
-    law = output_law(ToyTarget(1), drafter, sampling, 2, 3, rule, sources)
+    law = output_law(ToyTarget(1), drafter, sampling, 2, 3, rule)
     assert total_variation(law, expected) < 1e-12
 
 
@@ -137,7 +131,7 @@ def test_a_real_model_with_its_cache_and_its_bad_words_is_exact():
     model.generation_config.bad_words_ids = [[0]]
     target, sampling = CachedModel(model), Sampling(temperature=1.2)
     source = make_source([2, 3, 3], model)
-    law = output_law(target, ToyDrafter(2, vocabulary=4), sampling, 2, 3, sources=[source])
+    law = output_law(target, ToyDrafter(2, vocabulary=4), sampling, 2, 3, source=source)
 
     expected = law_of_model(model, source, sampling, 3, NoBadWordsLogitsProcessor([[0]]))
     assert len(expected) > 10
@@ -177,8 +171,8 @@ def test_sampling_under_logits_processors_follows_the_target_exactly(setting, na
     top_k = (2 if name == "paths" else 3) if drafter.drafts_trees else 0
     sampling = Sampling(1.0, top_k=top_k)
     target = ToyTarget(1, 4, processors=[PROCESSORS[setting]])
-    sources = [toy_prompt() if drafter.drafts_trees else toy_source()]
-    law = output_law(target, drafter, sampling, 2, 3, verifier, sources)
+    source = toy_prompt() if drafter.drafts_trees else toy_source()
+    law = output_law(target, drafter, sampling, 2, 3, verifier, source)
     assert total_variation(law, autoregressive_law(target, sampling, 3)) < 1e-12
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from drafttrain.config.methods import RULES, STOPS
+from drafttrain.config.methods import STOPS
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
@@ -21,7 +21,6 @@ from drafttrain.decoding.verifiers import (
 )
 from tests.decoding.decoded import drawn
 from tests.decoding.enumeration import EnumeratedRandomness
-from tests.decoding.toys import ToyDrafter
 
 GREEDY = Sampling()
 NO_CHANCE = EnumeratedRandomness()
@@ -162,16 +161,6 @@ def test_rows_name_the_draft_row_of_each_token():
 def test_a_greedy_rule_with_a_temperature_is_refused(verifier):
     with pytest.raises(ValueError, match="temperature is 0.7"):
         check_pairing(NoDrafter(), STOPS["fixed"], verifier.rule, Sampling(temperature=0.7))
-
-
-def test_a_draw_that_a_rule_is_not_valid_for_is_refused():
-    class Tree(ToyDrafter):
-        def draw_kind(self, sampling):
-            return "without_replacement"
-
-    with pytest.raises(ValueError, match="without_replacement"):
-        check_pairing(Tree(0), STOPS["fixed"], RULES["rejection"], Sampling(temperature=1.0))
-    check_pairing(Tree(0), STOPS["fixed"], RULES["greedy"], GREEDY)
 
 
 def test_names_are_those_of_reports():

@@ -24,7 +24,6 @@ from tests.decoding.decoded import decoder_of, drawn, sources_for
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafts import rounds_along
 from tests.decoding.enumeration import (
-    alone_and_together,
     enumerate_output,
     total_variation,
 )
@@ -52,15 +51,12 @@ FEW = {
 SETTINGS = CONVENTIONS | FEW
 
 
-@pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_sampling_from_slots_follows_the_target_exactly(
-    settings: dict, sampling: Sampling, together: int
-) -> None:
+def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling: Sampling) -> None:
     target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**settings)
-    stop, verifier = FixedLength(2), RejectionSampling()
-    decoder = decoder_of(target, drafter, stop, verifier, sampling)
-    law = enumerate_output(decoder, toys_together(toy_source, together), 3)
+    decoder = decoder_of(target, drafter, 2, RejectionSampling(), sampling)
+    law = enumerate_output(decoder, [toy_source()], 3)
     expected = autoregressive_law(target, sampling, 3)
     assert total_variation(law, expected) < 1e-12
     assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
@@ -170,7 +166,7 @@ def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
 ) -> None:
     monkeypatch.setattr(candidates, "CANDIDATES", 2)
     settings = {"slots": slots, "previous_token_rank": 3}
-    test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"], 1)
+    test_sampling_from_slots_follows_the_target_exactly(settings, SAMPLINGS["temperature 1"])
 
 
 def test_masked_slots_are_never_proposed_past_the_vocabulary() -> None:

@@ -36,7 +36,7 @@ from tests.decoding.enumeration import (
     total_variation,
 )
 from tests.decoding.expected import expected_probs
-from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toys_together
+from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt
 from tests.tiny_drafters import block_heads, noisy, tiny_drafter
 from tests.tiny_models import tiny_model
 
@@ -98,27 +98,23 @@ def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
 def law_of(
     drafter: Drafter,
     sampling: Sampling,
-    k: int,
     excluded: float = 0.0,
-    together: int = 1,
     verifier: Verifier = REJECTION,
 ) -> dict:
-    target, stop = ToyTarget(1, 3, excluded), FixedLength(k)
-    decoder = decoder_of(target, drafter, stop, verifier, sampling)
-    return enumerate_output(decoder, toys_together(toy_prompt, together), 3)
+    decoder = decoder_of(ToyTarget(1, 3, excluded), drafter, 2, verifier, sampling)
+    return enumerate_output(decoder, [toy_prompt()], 3)
 
 
-WAYS = [(name, 3 if name == "top-k" else 1, REJECTION) for name in SAMPLINGS]
-WAYS += [("temperature 1", 1, BlockVerification())]
+WAYS = [(name, REJECTION) for name in SAMPLINGS] + [("temperature 1", BlockVerification())]
 
 
-@pytest.mark.parametrize(("setting", "together", "verifier"), WAYS)
+@pytest.mark.parametrize(("setting", "verifier"), WAYS)
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", cascades())
-def test_sampled_cascades_follow_the_target_exactly(name, excluded, setting, together, verifier):
+def test_sampled_cascades_follow_the_target_exactly(name, excluded, setting, verifier):
     """Inner levels review token by token, so each token's distribution is known when drawn."""
     sampling = SAMPLINGS[setting]
-    law = law_of(cascades(excluded)[name], sampling, 2, excluded, together, verifier)
+    law = law_of(cascades(excluded)[name], sampling, excluded, verifier)
     expected = autoregressive_law(ToyTarget(1, 3, excluded), sampling, 3)
     assert total_variation(law, expected) < 1e-12
 
@@ -161,7 +157,7 @@ class HidesItsRow(ReviewedDrafter):
 def test_control_a_lenient_token_with_the_reviewers_row_is_found_out():
     drafter = HidesItsRow(ToyReviewer(2), small(), 2, leniency=3.0)
     expected = autoregressive_law(ToyTarget(1), Sampling(1.0), 3)
-    assert total_variation(law_of(drafter, Sampling(1.0), 2), expected) > 0.01
+    assert total_variation(law_of(drafter, Sampling(1.0)), expected) > 0.01
 
 
 @pytest.mark.parametrize("wanted", range(1, 12))

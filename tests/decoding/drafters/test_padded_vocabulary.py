@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from drafttrain.build.pairs import make_drafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
@@ -24,7 +24,7 @@ from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed, eagle_tree
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
 from tests.comparing import close
@@ -51,13 +51,6 @@ def with_rows(target: PreTrainedModel, rows: int, seed: int = 1) -> PreTrainedMo
     other.load_state_dict(state)
     other.generation_config = target.generation_config
     return other
-
-
-def unknown(target: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """Returns a model of a family that the engine runs through its own modules."""
-    torch.manual_seed(5)
-    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4, "n_positions": 64}
-    return GPTJForCausalLM(GPTJConfig(vocab_size=rows, eos_token_id=1, **shape)).double().eval()
 
 
 def parallel(target: PreTrainedModel, rows: int) -> Drafter:
@@ -106,19 +99,12 @@ def tree(shape) -> Make:
 SAMPLED: dict[str, tuple[Make, StopPolicy, object]] = {
     "chain": (chain, FixedLength(2), RejectionSampling()),
     "chain that stops, by blocks": (chain, Entropy(0.6, 2), BlockVerification()),
-    "of an unknown family": (
-        lambda target, rows: make_drafter(unknown(target, rows), target),
-        FixedLength(2),
-        RejectionSampling(),
-    ),
     "of few tokens": (few_tokens, FixedLength(2), RejectionSampling()),
     "block": (parallel, FixedLength(2), RejectionSampling()),
     "cascade": (levels, FixedLength(2), RejectionSampling()),
     "cascade, turned round": (turned, FixedLength(2), RejectionSampling()),
     "opt-tree": (tree(Optimal(4)), FixedLength(2), TargetWalk),
     "rsd-c": (tree(Branching((2, 1))), FixedLength(2), RecursiveRejection),
-    "paths": (tree(Paths(2)), FixedLength(2), MultiRound),
-    "paths k-seq": (tree(Paths(2)), FixedLength(1), KSeq),
     "several drafters": (beside, FixedLength(1), MultiRound),
 }
 
@@ -147,7 +133,7 @@ def test_outputs_follow_the_target_exactly(name, rows, sequences):
 GREEDY: dict[str, tuple[Make, StopPolicy, object]] = {
     name: (make, FixedLength(4), TargetWalk if verifier is TargetWalk else GreedyMatch())
     for name, (make, _, verifier) in SAMPLED.items()
-    if name not in ("rsd-c", "paths", "paths k-seq", "several drafters")
+    if name not in ("rsd-c", "several drafters")
 }
 GREEDY |= {
     "chain that stops": (chain, Confidence(0.2, 4), GreedyMatch()),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
-from drafttrain.decoding.stopping import Entropy, FixedLength, Gain
+from drafttrain.decoding.stopping import FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import binary_tree, eagle_tree
@@ -29,15 +27,14 @@ from drafttrain.decoding.trees.verifiers import (
     TargetWalk,
     Traversal,
 )
-from drafttrain.decoding.types import Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
+from drafttrain.decoding.types import Proposal, Sampling
+from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.enumeration import (
-    alone_and_together,
     enumerate_output,
     total_variation,
 )
@@ -48,7 +45,6 @@ from tests.decoding.toys import (
     autoregressive_law,
     toy_prompt,
     toy_source,
-    toys_together,
 )
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import tiny_model
@@ -58,7 +54,7 @@ SAMPLINGS = {
     "top-p": Sampling(1.5, top_p=0.8),
 }
 """Supports of one or two tokens, so that every outcome of several rounds is visited; single rounds
-under full supports are enumerated in test_tree_verifiers.py and test_drawn_shapes.py."""
+under full supports are enumerated in trees/test_verifiers.py and trees/test_drawn.py."""
 
 
 def toy(shape, seed: int = 2, excluded: float = 0.0) -> TreeDrafter:
@@ -71,14 +67,11 @@ def law_of(
     sampling: Sampling,
     stop: StopPolicy,
     excluded: float = 0.0,
-    max_new_tokens: int = 3,
     vocabulary: int = 3,
-    together: int = 1,
 ) -> dict[tuple[int, ...], float]:
     target = ToyTarget(1, vocabulary, excluded)
     decoder = decoder_of(target, drafter, stop, verifier, sampling)
-    sources = toys_together(toy_prompt if vocabulary == 3 else toy_source, together)
-    return enumerate_output(decoder, sources, max_new_tokens)
+    return enumerate_output(decoder, [toy_prompt() if vocabulary == 3 else toy_source()], 3)
 
 
 PAIRS = {
@@ -99,13 +92,12 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(("sampling", "together"), alone_and_together(SAMPLINGS))
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling, together):
+def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling):
     shape, verifier, stop = PAIRS[name]
-    drafter = toy(shape, excluded=excluded)
-    law = law_of(drafter, verifier, sampling, stop, excluded, together=together)
+    law = law_of(toy(shape, excluded=excluded), verifier, sampling, stop, excluded)
     expected = autoregressive_law(ToyTarget(1, excluded=excluded), sampling, 3)
     assert total_variation(law, expected) < 1e-12
 
@@ -220,24 +212,12 @@ SHAPES: dict[str, Shape] = {
     "binary": binary_tree(10),
     "eagle": eagle_tree(),
 }
-RULES = {
-    "iid": MultiRound,
-    "without_replacement": RecursiveRejection,
-    "deterministic": TargetWalk,
-}
 
 
-@dataclass
-class Seen:
-    """A tree drafter's proposals, and the number of draft tokens it later found in its cache."""
-
-    proposals: list[Proposal] = field(default_factory=list)
-    kept: int = 0
-    before: int = 0
-
-
-def checked(drafter: TreeDrafter, seen: Seen) -> Watched:
-    """Compares the drafter's cache with a fresh prefill of its path before each extension."""
+def checked(drafter: TreeDrafter, kept: list[int]) -> Watched:
+    """Compares the drafter's cache with a fresh prefill of its path before each extension, and
+    notes how many draft tokens of the last round are in it."""
+    lengths: list[int] = []
 
     def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         assert isinstance(session.rows, ModelRows)
@@ -246,24 +226,19 @@ def checked(drafter: TreeDrafter, seen: Seen) -> Watched:
 
         def watched(requests):
             [(state, committed)] = requests
-            if seen.before:
+            if lengths:
                 assert state.tokens == committed[: state.cached].tolist()
-                close_caches(state, cached_after(model.model, source, state.tokens))
-                seen.kept += state.cached - seen.before
+                close_caches(state, fresh(model.model, source, state.tokens).past_key_values)
+                kept.append(state.cached - lengths[-1])
             return extend_caches(requests)
 
         model.extend_caches = watched
         proposal = yield from session.propose(tokens, target_state, stop)
         del model.extend_caches
-        seen.before = len(tokens)
-        seen.proposals.append(proposal)
+        lengths.append(len(tokens))
         return proposal
 
     return Watched(drafter, watch)
-
-
-def cached_after(model, source: Source, tokens: list[int]):
-    return fresh(model, source, tokens).past_key_values
 
 
 def endless(model):
@@ -272,70 +247,34 @@ def endless(model):
     return model
 
 
-def decode(target: CachedModel, drafter, stop, verifier, sampling: Sampling, source, seed=0):
-    randomness = SampledRandomness(torch.Generator().manual_seed(seed))
-    return decoder_of(target, drafter, stop, verifier, sampling, lambda _: randomness).decode_all(
-        [source], 24
-    )[0]
-
-
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
 def test_greedy_trees_give_plain_output_and_keep_what_was_accepted(family, name):
     model = endless(tiny_model(family))
     target, source = CachedModel(model), make_source([5, 9, 20], model)
-    plain = decode(target, NoDrafter(), FixedLength(1), GreedyMatch(), Sampling(), source)
+    [plain] = decoder_of(target, NoDrafter()).decode_all([source], 24)
     causal = CausalDrafter(CachedModel(endless(noisy(model, family))))
-    drafter = checked(TreeDrafter(causal, SHAPES[name]), Seen())
-    found = decode(target, drafter, FixedLength(3), GreedyMatch(), Sampling(), source)
+    drafter = checked(TreeDrafter(causal, SHAPES[name]), kept := [])
+    [found] = decoder_of(target, drafter, 3).decode_all([source], 24)
     assert found.tokens == plain.tokens
     assert len(plain.tokens) == 24 and len(found.rounds) < len(plain.rounds)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_sampled_trees_run_on_real_models_and_count_what_they_did(family, name):
-    model = endless(tiny_model(family))
-    target, source = CachedModel(model), make_source([5, 9, 20], model)
-    shape = SHAPES[name]
-    causal, kept, proposals = CausalDrafter(CachedModel(endless(noisy(model, family, 0.03)))), 0, []
-    sampling = Sampling(0.25, top_k=20)  # peaked enough that some drafts are accepted
-    for seed in range(3):
-        drafter = checked(TreeDrafter(causal, shape), seen := Seen())
-        found = decode(
-            target, drafter, FixedLength(3), RULES[shape.draw_kind], sampling, source, seed
-        )
-        for played in found.rounds:
-            assert played.levels <= played.passes <= 3  # a level's nodes may all be displaced
-            assert len(played.path) <= played.levels
-            assert list(played.path) == sorted(played.path)
-        kept, proposals = kept + seen.kept, proposals + seen.proposals
-    deepest = max((p for p in proposals), key=lambda p: len(p.tokens))
-    assert deepest.draw_kind == shape.draw_kind and deepest.depth == 3
-    if deepest.draft_probs is not None:
-        drawn_from = deepest.draft_probs[deepest.rows]
-        assert (drawn_from.gather(1, deepest.tokens[:, None]) > 0).all()
-    assert kept > 0, "no drafted node was kept in three sequences"
+    assert max(kept) > 0
+    for played in found.rounds:
+        assert played.levels <= played.passes <= 3  # a level's nodes may all be displaced
+        assert len(played.path) <= played.levels
+        assert list(played.path) == sorted(played.path)
 
 
 # --- refusals ------------------------------------------------------------------------------------
 
 
 def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
+    """One of each kind; the others are in the table of tests/build/test_trees.py."""
     return {
-        "not valid for deterministic trees": (toy(Optimal(4)), FixedLength(2), MultiRound),
         "not valid for without_replacement trees": (
             toy(Branching((2, 2))), FixedLength(2), KSeq,
         ),
-        "not valid for iid trees": (toy(Paths(2)), FixedLength(2), RecursiveRejection),
-        "not valid for iid trees, .* use multi-round or k-seq": (
-            toy(Paths(2)), FixedLength(2), RejectionSampling(),
-        ),
         "reads the expected acceptance": (toy(Beam(2)), Gain(0.5, 2), RecursiveRejection),
-        "stop policy 'entropy' reads ": (toy(Optimal(2)), Entropy(1.0, 2), TargetWalk),
-        "not valid for independent trees": (
-            SeveralDrafters([toy(Paths(1)), toy(Paths(2))]), FixedLength(2), KSeq,
-        ),
         "only independent draws of several": (
             SeveralDrafters([toy(Paths(1)), toy(Beam(2))]), FixedLength(2), MultiRound,
         ),

@@ -46,10 +46,7 @@ def committed_after(source) -> list[int]:
     return [*source.prefix.tolist(), 21, 6, 30, 15, 21, 6, 33, 8]
 
 
-for_every_model = pytest.mark.parametrize(("family", "attention"), ATTENTIONS)
-
-
-@for_every_model
+@pytest.mark.parametrize(("family", "attention"), ATTENTIONS)
 def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention):
     """As drafters grow trees, one level per call after the earlier levels."""
     model = load(family, attention)
@@ -73,39 +70,6 @@ def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention)
     score = drafter.extend_cache(state, torch.tensor([*path, 27]))
     expected = fresh(model, source, [*path, 27]).logits[0, -1]
     close(score.logits[-1], expected, precision_of(model))
-
-
-@for_every_model
-def test_branches_that_grow_by_turns_equal_paths_run_alone(family, attention):
-    """As beams and tree drafters do."""
-    model = load(family, attention)
-    drafter, source = CachedModel(model), tiny_source(PROMPT, model)
-    state, prompt = drafter.encode(source), committed_after(source)
-    drafter.extend_cache(state, torch.tensor(prompt))
-    first, second = [*prompt], [*prompt]
-    columns = {"first": list(range(len(prompt))), "second": list(range(len(prompt)))}
-    for pair in ([8, 9], [30, 30], [11, 7]):
-        start = state.cached
-        for name, place in (("first", start), ("second", start + 1)):
-            columns[name].append(place)
-        visible = torch.zeros(2, start + 2, dtype=torch.bool)
-        visible[0, columns["first"]] = True
-        visible[1, columns["second"]] = True
-        positions = torch.full((2,), len(first))
-        score = extend(drafter, state, torch.tensor(pair), visible, positions)
-        first.append(pair[0])
-        second.append(pair[1])
-        for row, path in enumerate((first, second)):
-            reference = fresh(model, source, path)
-            close(score.logits[row], reference.logits[0, -1], precision_of(model))
-            close(score.hidden[row], last_hidden(reference)[-1], precision_of(model))
-    with pytest.raises(ValueError, match="6 columns of tree nodes are cached"):
-        drafter.extend_cache(state, torch.tensor(prompt))
-    with pytest.raises(ValueError, match="tree nodes are cached"):
-        drafter.extend_chains([(state, torch.tensor([5]))])
-    state.forget(len(prompt))
-    score = drafter.extend_cache(state, torch.tensor(first))
-    close(score.logits[-1], fresh(model, source, first).logits[0, -1], precision_of(model))
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
@@ -132,6 +96,19 @@ def two_branches(drafter: CachedModel, source) -> SequenceState:
             visible[row, 3 + row :: 2] = True
         extend(drafter, state, torch.tensor(pair), visible, torch.tensor([depth + 2] * 2))
     return state
+
+
+def test_cached_branches_are_kept_or_forgotten_before_a_chain_goes_on():
+    model = tiny_model("llama")
+    drafter, source = CachedModel(model), tiny_source(PROMPT, model)
+    state = two_branches(drafter, source)
+    with pytest.raises(ValueError, match="4 columns of tree nodes are cached"):
+        drafter.extend_cache(state, torch.tensor(PROMPT))
+    with pytest.raises(ValueError, match="tree nodes are cached"):
+        drafter.extend_chains([(state, torch.tensor([5]))])
+    state.forget(len(PROMPT))
+    score = drafter.extend_cache(state, torch.tensor([*PROMPT, 9, 11]))
+    close(score.logits[-1], fresh(model, source, [*PROMPT, 9, 11]).logits[0, -1])
 
 
 @pytest.mark.parametrize(

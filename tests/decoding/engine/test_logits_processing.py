@@ -87,17 +87,6 @@ def test_every_setting_tried_changes_some_output():
     assert unchanged == {"numbers"}  # it only guards against NaN and rescales
 
 
-def test_each_row_is_processed_with_its_own_path():
-    model = tiny_model("marian")
-    model.generation_config.no_repeat_ngram_size = 1
-    source = make_source([5, 6], model)
-    process = TargetProcessors(model, GREEDY).start(source, 10)
-    draft = torch.tensor([7, 8])
-    logits = process(torch.tensor([0, 6]), draft, torch.zeros(3, VOCAB))
-    excluded = [torch.isinf(row).nonzero()[:, 0].tolist() for row in logits]
-    assert excluded == [[0, 6], [0, 6, 7], [0, 6, 7, 8]]
-
-
 TREE_SETTINGS = {
     "no repeat": {"no_repeat_ngram_size": 2},
     "bad words": {"bad_words_ids": [[10], [7, 12], [8, 7, 9]]},

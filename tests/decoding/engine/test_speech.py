@@ -131,25 +131,6 @@ def test_the_encoder_runs_once_where_the_language_is_open():
     assert sum(shapes) == 6 and max(shapes) == CLIPS_AT_ONCE
 
 
-SUPPRESSED = {
-    "anywhere": {"suppress_tokens": [11, 23, 25, 38], "begin_suppress_tokens": None},
-    "at the beginning": {"suppress_tokens": None, "begin_suppress_tokens": [EOS, 11, 38, 23]},
-    "nothing": {"suppress_tokens": None, "begin_suppress_tokens": None},
-}
-
-
-@pytest.mark.parametrize("name", SUPPRESSED)
-def test_suppressed_tokens_are_those_of_generate(name):
-    usual = generate(whisper(), clips(whisper()), 20)
-    model = whisper()
-    model.generation_config.update(**SUPPRESSED[name])
-    expected = generate(model, clips(model), 20)
-    assert expected != usual
-    causal = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
-    for drafter in (NoDrafter(), causal, TreeDrafter(causal, Optimal(12))):
-        assert tokens_of(run(model, clips(model), drafter, 20, batch_size=3)) == expected
-
-
 def test_outputs_end_where_generate_ends_them_for_want_of_positions():
     model = whisper()
     model.generation_config.eos_token_id = None
