@@ -23,7 +23,7 @@ from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator
-from drafttrain.data.distill.recipe_rows import frequent_tokens, taught_rows
+from drafttrain.data.distill.recipe_rows import frequent_tokens, rows_with_labels
 from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.draftable import draftable_tokens
@@ -67,7 +67,7 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     if run is None:
         return
     accelerator, target, rows, held_out = run
-    taught = taught_rows(rows, reads_prompt=False)
+    labelled = rows_with_labels(rows, reads_prompt=False)
     ends = target.model.generation_config.eos_token_id
     if (count := settings.drafter.output_tokens) is not None:
         config.draftable_tokens = frequent_tokens(rows, count, config.vocab_size, ends)
@@ -77,7 +77,7 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     teacher = target
     if settings.reads_in not in (None, settings.target.dtype):
         teacher = load_target(settings.target.model_copy(update={"dtype": settings.reads_in}))
-    texts = list(first_texts(rows, taught, FITTED_TOKENS))
+    texts = list(first_texts(rows, labelled, FITTED_TOKENS))
     shown = accelerator.is_main_process
     fitted = fit_start(drafter, teacher.model, tracking(texts, "fit", "text", shown=shown))
     keep_start(accelerator, settings, drafter, target.tokenizer)
@@ -89,12 +89,12 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
 
 
 def first_texts(
-    rows: datasets.Dataset, taught: np.ndarray, tokens: int
+    rows: datasets.Dataset, labelled: np.ndarray, tokens: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yields random (prompt, output) without replacement, until outputs have `tokens` tokens."""
-    order = torch.randperm(len(taught), generator=torch.Generator().manual_seed(FITTED_SEED))
+    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(FITTED_SEED))
     for index in order.tolist():
-        row = rows[int(taught[index])]
+        row = rows[int(labelled[index])]
         yield row["source_ids"], row["target_ids"]
         tokens -= len(row["target_ids"])
         if tokens <= 0:

@@ -43,9 +43,9 @@ def convert(model: str, out: Path, revision: str | None = None) -> None:
     if not any(file.endswith(PICKLES) for file in other_weights(folder)):
         raise ConfigError(f"{name} holds no pickled weights ({', '.join(PICKLES)})")
     config.dtype = None  # use the dtype of the weights
-    asked = {"use_safetensors": False, "weights_only": True, "trust_remote_code": False}
+    safe = {"use_safetensors": False, "weights_only": True, "trust_remote_code": False}
     try:
-        read = read_weights(auto_class(config), folder, name, config=config, dtype="auto", **asked)
+        read = read_weights(auto_class(config), folder, name, config=config, dtype="auto", **safe)
     except ConfigError:
         raise
     except Exception as error:  # its class varies for objects other than tensors

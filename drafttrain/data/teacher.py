@@ -26,7 +26,7 @@ from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_fr
 from drafttrain.data.shards.store import fill_folder, open_tensors, write_tensors
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
-from drafttrain.decoding.sampling import exact_enough, likeliest
+from drafttrain.decoding.sampling import at_least_float32, likeliest
 from drafttrain.models.loading import LoadedTarget
 
 SHARD_ROWS = 256
@@ -154,7 +154,7 @@ def top_rows(logits: Tensor, top_k: int, draftable: Tensor | None = None) -> Top
     draftable [C]: the tokens to choose from; the softmax is over the whole vocabulary in any case.
     Shapes: logits [T, V] -> tokens [T, k], log_probs [T, k] or [T, k + 1], k <= C.
     """
-    log_probs = exact_enough(logits).log_softmax(-1)
+    log_probs = at_least_float32(logits).log_softmax(-1)
     if draftable is not None:
         log_probs = log_probs[:, draftable.to(log_probs.device)]
     values, places = likeliest(log_probs, top_k)

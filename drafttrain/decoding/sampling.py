@@ -19,7 +19,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
     Shapes: [..., V] -> [..., V].
     """
-    scores = exact_enough(logits)
+    scores = at_least_float32(logits)
     if sampling.greedy:
         best = scores.argmax(dim=-1, keepdim=True)
         return torch.zeros_like(scores).scatter_(-1, best, 1.0)
@@ -71,7 +71,7 @@ def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, candidates.gather(1, indices)
 
 
-def exact_enough(logits: Tensor) -> Tensor:
+def at_least_float32(logits: Tensor) -> Tensor:
     """Converts logits to float32; float64 is kept."""
     return logits if logits.dtype == torch.float64 else logits.float()
 

@@ -67,7 +67,7 @@ OPTIONS |= {"bleu_tokenizer"}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report and the decoded samples behind it."""
+    """A report and its decoded samples."""
 
     report: Report
     samples: list[dict[str, Any]]

@@ -26,7 +26,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.verifiers import TargetWalk
-from drafttrain.evaluation.prompts import Prompt, read_prompts, say_taught
+from drafttrain.evaluation.prompts import Prompt, read_prompts, say_training_inputs
 from drafttrain.evaluation.quality import bleu_metric
 from drafttrain.evaluation.report import check_report_file
 from drafttrain.evaluation.runner import RESERVED, WAVE_BATCHES, decode_by
@@ -95,7 +95,7 @@ def make_plan(settings: EvalConfig, variants: Sequence[DecodeConfig]) -> Plan:
         names = sorted({str(one.config.drafter) for one in methods})
         check_assisted(names, check_target(settings.target))
     check_pair(settings.target, *drafters)
-    say_taught(str(settings.decode.drafter), rows)
+    say_training_inputs(str(settings.decode.drafter), rows)
     return Plan(settings, methods, rows, rank_rows, drafters)
 
 

@@ -24,7 +24,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget
 
-TAUGHT, TAUGHT_CLIPS = 100_000, 2_000
+MOST_TRAINING_TEXTS, MOST_TRAINING_CLIPS = 100_000, 2_000
 """Maximal numbers of training texts and training clips that evaluation inputs are compared with."""
 
 
@@ -70,17 +70,17 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
     return prompts, skipped
 
 
-def say_taught(drafter: str, rows: Dataset) -> None:
+def say_training_inputs(drafter: str, rows: Dataset) -> None:
     """Prints how many inputs are also among the drafter's first training inputs, if any; prints
     nothing if the drafter is no run folder or its training data are missing."""
     run, audio = run_of(drafter), AUDIO in rows.column_names
     if run is None or not Path(run.recipe.data.path).exists():
         return
-    most = TAUGHT_CLIPS if audio else TAUGHT
+    most = MOST_TRAINING_CLIPS if audio else MOST_TRAINING_TEXTS
     most = min(run.recipe.data.limit or most, most)
     with suppress(ConfigError):  # the data may have changed since
-        taught = load_inputs(run.recipe.data.model_copy(update={"limit": most}), audio=audio)
-        known, keys = set(input_keys(usable(taught))), input_keys(usable(rows))
+        training = load_inputs(run.recipe.data.model_copy(update={"limit": most}), audio=audio)
+        known, keys = set(input_keys(usable(training))), input_keys(usable(rows))
         if shared := sum(key in known for key in keys):
             say(f"the drafter's training data hold {shared:,} of {len(keys):,} inputs too")
 

@@ -39,7 +39,7 @@ PACKAGES = ("torch", "transformers", "datasets", "sacrebleu", "rouge-score")
 
 
 class Environment(Part):
-    """The machine, command and versions behind the timings."""
+    """The machine, command and versions of the timings."""
 
     date: str
     command: str

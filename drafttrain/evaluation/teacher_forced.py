@@ -30,7 +30,7 @@ from drafttrain.decoding.batching import BatchedSteps, as_steps, run_batched
 from drafttrain.decoding.drafters.causal import teacher_forced_rows
 from drafttrain.decoding.drafters.teacher_forced import NOT_DRAFTED, KnownOutput, read_outputs
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.sampling import exact_enough, warp
+from drafttrain.decoding.sampling import at_least_float32, warp
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio
@@ -344,7 +344,7 @@ def fit_slot_temperatures(blocks: Iterable[tuple[Tensor, Tensor]]) -> list[float
             rows = logits[: len(tokens), slot]
             drafted = rows.gather(1, tokens)[:, 0] > UNDRAFTED / 2
             missing = ROWS_ENOUGH - counts[slot]
-            rows, tokens = exact_enough(rows[drafted][:missing]), tokens[drafted][:missing]
+            rows, tokens = at_least_float32(rows[drafted][:missing]), tokens[drafted][:missing]
             for place, temperature in enumerate(TEMPERATURES):
                 likely = (rows / temperature).log_softmax(-1).gather(1, tokens)
                 losses[slot][place] -= float(likely.sum())

@@ -27,7 +27,7 @@ from drafttrain.data.shards.store import MANIFEST
 from drafttrain.data.shards.writing import check_writable
 from drafttrain.evaluation.calibration import HeadFacts, judge_heads
 from drafttrain.evaluation.plan import check_batches
-from drafttrain.evaluation.prompts import say_taught
+from drafttrain.evaluation.prompts import say_training_inputs
 from drafttrain.evaluation.report import check_report_file
 from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import read_drafter_settings
@@ -291,7 +291,7 @@ def make_plan(settings: TuneConfig) -> TunePlan:
     plan = TunePlan(settings, drafting, heads, judged, candidates, drafters, *split_rows(settings))
     for rows in (plan.rows, plan.reported):
         check_batches(settings.batch_sizes, len(rows))
-    say_taught(str(settings.drafter), plan.reported)
+    say_training_inputs(str(settings.drafter), plan.reported)
     return plan
 
 

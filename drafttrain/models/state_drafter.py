@@ -70,7 +70,7 @@ class StateDrafter(PreTrainedModel):
 
     config_class = StateDrafterConfig
     base_model_prefix = "drafter"
-    main_input_name = "fed"
+    main_input_name = "inputs"
 
     def __init__(self, config: StateDrafterConfig):
         super().__init__(config)
@@ -115,22 +115,22 @@ class StateDrafter(PreTrainedModel):
 
     def forward(
         self,
-        fed: Tensor,
+        inputs: Tensor,
         positions: Tensor,
         mask: Tensor,
         keys_values: Sequence[tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Computes the hidden states of slots, for the target's output projection.
 
-        fed: slot inputs. mask: added to attention scores, over T cached columns of the target and
-        then the slots. Shapes: fed [B, N, D], positions [B, N], mask [B, 1, N, T + N], keys and
-        values of each layer [B, heads, T, head_dim] -> [B, N, D].
+        inputs: of the slots. mask: added to attention scores, over T cached columns of the target
+        and then the slots. Shapes: inputs [B, N, D], positions [B, N], mask [B, 1, N, T + N], keys
+        and values of each layer [B, heads, T, head_dim] -> [B, N, D].
         """
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(keys_values):
             cache.update(keys.to(self.dtype), values.to(self.dtype), layer)
         return self.decoder(
-            inputs_embeds=fed,
+            inputs_embeds=inputs,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,

@@ -155,7 +155,7 @@ def load_checkpoint(
     progress = read_progress(folder)
     if progress.fingerprint != fingerprint:
         raise CheckpointError(
-            f"checkpoint {folder} was made with other settings (see run.yaml beside it); "
+            f"checkpoint {folder} was made with other settings (see its run.yaml); "
             f"train into another run folder, or put the settings back"
         )
     if progress.world_size != accelerator.num_processes:

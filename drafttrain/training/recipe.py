@@ -35,7 +35,7 @@ from drafttrain.data.distill.recipe_rows import (
     distillations,
     distilled_rows,
     row_lengths,
-    taught_rows,
+    rows_with_labels,
 )
 from drafttrain.data.inputs.clips import AUDIO
 from drafttrain.data.inputs.rows import usable
@@ -98,12 +98,12 @@ def begin_run(
     """
     check_run(settings.run, settings)
     check_trackers(settings.train.trackers)
-    taught, shared = set(), 0
+    training, shared = set(), 0
     for group, distillation in (wanted or {}).items():
         inputs = check_distillation(distillation, group)
         keys = input_keys(usable(inputs))
-        shared = check_apart(settings.data.path, taught, group, keys)
-        taught.update(keys)
+        shared = check_apart(settings.data.path, training, group, keys)
+        training.update(keys)
         texts = AUDIO not in inputs.column_names and not isinstance(settings, HeadRecipe)
         if group == "data" and texts:
             check_lengths(sampled_lengths(distillation, inputs)[1], settings.train)
@@ -126,13 +126,13 @@ def check_trackers(trackers: Sequence[str]) -> None:
             )
 
 
-def check_apart(path: str, taught: Collection[str], group: str, held_out: Sequence[str]) -> int:
+def check_apart(path: str, training: Collection[str], group: str, held_out: Sequence[str]) -> int:
     """Counts the held-out inputs that are also training inputs.
 
-    taught, held_out: `input_keys` of both; path: of the training inputs, for the message. Raises
+    training, held_out: `input_keys` of both; path: of the training inputs, for the message. Raises
     ConfigError if their share exceeds SHARED.
     """
-    twice = sum(text in taught for text in held_out)
+    twice = sum(text in training for text in held_out)
     if twice > SHARED * len(held_out):
         raise ConfigError(
             f"{twice} of {len(held_out)} inputs of {group} are inputs of data.path = {path!r} too, "
@@ -189,9 +189,9 @@ def blocks_task(
     given `collate` keeps all blocks."""
     own, k = settings.objective, settings.drafter.k
     lengths = lengths_with_masks(row_lengths(rows.rows), k, own.kept, own.kept_floor)
-    taught = taught_rows(rows.rows, collate.reads_prompt)
+    labelled = rows_with_labels(rows.rows, collate.reads_prompt)
     drops = replace(collate, kept=own.kept, floor=own.kept_floor, seed=settings.train.seed)
-    packed, lengths = share_sequences(rows, lengths, own.packed_tokens, taught)
+    packed, lengths = share_sequences(rows, lengths, own.packed_tokens, labelled)
     return Task(objective, packed, lengths, drops, validate)
 
 

@@ -17,7 +17,7 @@ from drafttrain.config.recipes import TrainConfig
 from drafttrain.training.checkpoints import is_sharded, trained_weights
 from drafttrain.training.objective import Objective
 
-ASKED_BY = {
+REQUESTED_BY = {
     "ACCELERATE_USE_FSDP": DistributedType.FSDP,
     "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
 }
@@ -26,10 +26,10 @@ ASKED_BY = {
 def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
     """Raises ConfigError for launch settings that would silently train in another way."""
     kind = accelerator.distributed_type
-    for variable, wanted in ASKED_BY.items():
-        if parse_flag_from_env(variable) and kind != wanted:
+    for variable, requested in REQUESTED_BY.items():
+        if parse_flag_from_env(variable) and kind != requested:
             raise ConfigError(
-                f"{wanted.value} was asked for, but Accelerate offers it on GPUs only and fell "
+                f"{variable} is set, but Accelerate offers {requested.value} on GPUs only and fell "
                 f"back to {kind.value}; on this machine use launch/cpu.yaml or launch/cpu_2.yaml"
             )
     if kind == DistributedType.FSDP and not accelerator.is_fsdp2:

@@ -7,14 +7,14 @@ import os
 from drafttrain.config.command_line import LAUNCHED
 
 
-def choose_threads(asked: int | None) -> tuple[int, str]:
+def choose_threads(setting: int | None) -> tuple[int, str]:
     """Returns the number of threads and its source: `train.threads`; else OMP_NUM_THREADS (of a
     list the first number), at most this process's share of the cores; else that share.
 
     Launchers set OMP_NUM_THREADS=1 if it is unset, so a launched process ignores the value 1.
     """
-    if asked is not None:
-        return asked, "train.threads"
+    if setting is not None:
+        return setting, "train.threads"
     share = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     chosen = int(first) if first.isdecimal() else 0

@@ -10,7 +10,7 @@ import pytest
 from drafttrain.config.base import counted
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.evaluation.prompts import say_taught
+from drafttrain.evaluation.prompts import say_training_inputs
 from tests.commanding import ended
 from tests.small_pair import save_run
 from tests.tiny_models import tiny_model
@@ -34,9 +34,9 @@ def test_inputs_of_the_drafters_training_are_counted(capsys):
         ("", ""),
     ):
         Path("texts.txt").write_text(text)
-        say_taught(str(run), rows)
+        say_training_inputs(str(run), rows)
         assert capsys.readouterr().err.endswith(said) and (said or True)
-    say_taught("max-gram", rows)
+    say_training_inputs("max-gram", rows)
     assert capsys.readouterr().err == ""
 
 
@@ -46,7 +46,7 @@ def test_clips_of_the_drafters_training_are_counted(capsys):
     recipe.write_text(recipe.read_text().replace("texts.txt", str(save_clips(Path("old"), 2))))
     rows = load_inputs(DataConfig(path=str(save_clips(Path("new"), 3))), audio=True)
     capsys.readouterr()
-    say_taught(str(run), rows)
+    say_training_inputs(str(run), rows)
     said = capsys.readouterr().err
     assert said.endswith("the drafter's training data hold 2 of 3 inputs too\n")
 

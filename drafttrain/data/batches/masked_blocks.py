@@ -26,7 +26,7 @@ PADDING = -1
 NO_ANCHOR = -1
 """Value of `anchors` for tokens that are not masks."""
 PADDED = {"positions": 0, "labels": IGNORED, "documents": PADDING}
-PADDED |= {"anchors": NO_ANCHOR, "places": 0, "before": -1}
+PADDED |= {"anchors": NO_ANCHOR, "text_columns": 0, "before": -1}
 """Padding value of each field; `input_ids` are padded with the padding token."""
 Columns = dict[str, list[int]]
 """Values of the [B, T] fields of a batch for one sequence, by field name."""
@@ -50,7 +50,7 @@ class BlocksBatch(Batch):
     """[B, T] number of the token's row within its sequence, `PADDING` on padding."""
     anchors: Tensor
     """[B, T] position of the last text token that a mask attends to; `NO_ANCHOR` in the text."""
-    places: Tensor
+    text_columns: Tensor
     """[B, T] column of the text token at the same position, which has the same label; in the text
     the token's own column."""
     before: Tensor
@@ -98,7 +98,7 @@ class BlocksBatch(Batch):
         """The batch without masks, as the target reads it."""
         if not self.has_masks:
             return self
-        names = "input_ids", "positions", "labels", "documents", "anchors", "places", "before"
+        names = "input_ids", "positions", "labels", "documents", "anchors", "text_columns", "before"
         texts = {name: getattr(self, name)[:, : self.columns] for name in names}
         return replace(self, **texts, learned=self.text_learned)
 
@@ -114,7 +114,7 @@ class BlocksBatch(Batch):
             return slice(None)
         counted = self.labels[:, : self.columns] != IGNORED
         numbers = (counted.flatten().cumsum(0) - 1).view(counted.shape)
-        return self.at_labels(numbers.gather(1, self.places.clamp(min=0)))
+        return self.at_labels(numbers.gather(1, self.text_columns.clamp(min=0)))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class BlocksCollator:
         for own, examples in zip(texts, sequences, strict=True):
             count = len(own["input_ids"])
             own |= {"anchors": [NO_ANCHOR] * count, "before": [-1] * count}
-            own["places"] = list(range(count))
+            own["text_columns"] = list(range(count))
             for name, values in own.items():
                 values += [PADDED.get(name, self.pad_token_id)] * (columns - count)
             start = 0
@@ -183,7 +183,7 @@ class BlocksCollator:
                 own["labels"].append(tokens[position + 1])
                 own["documents"].append(number)
                 own["anchors"].append(anchor)
-                own["places"].append(start + position)
+                own["text_columns"].append(start + position)
 
 
 def lay_out_texts(

@@ -29,14 +29,14 @@ class PackedExamples(Dataset):
 
 
 def share_sequences(
-    rows: Examples | Dataset, lengths: np.ndarray, most: int | None, taught: Sequence[int]
+    rows: Examples | Dataset, lengths: np.ndarray, most: int | None, labelled: Sequence[int]
 ) -> tuple[PackedExamples, np.ndarray]:
-    """Returns the rows in `taught`, packed into sequences of at most `most` tokens (`pack`), and
+    """Returns the rows in `labelled`, packed into sequences of at most `most` tokens (`pack`), and
     the number of tokens of each sequence. most: None for one row per sequence.
 
     Shapes: lengths [rows] -> [sequences].
     """
-    chosen = np.asarray(taught)
+    chosen = np.asarray(labelled)
     own = [[row] for row in range(len(chosen))] if most is None else pack(lengths[chosen], most)
     sequences = [chosen[places].tolist() for places in own]
     sizes = np.array([lengths[places].sum() for places in sequences])

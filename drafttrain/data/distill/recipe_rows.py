@@ -73,21 +73,21 @@ def row_lengths(rows: datasets.Dataset) -> np.ndarray:
     return np.stack(sizes, axis=1)
 
 
-def taught_rows(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
+def rows_with_labels(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
     """Returns the rows with at least one label. If the target reads prompts, as for state drafters,
     it supplies the first output token, so only outputs of two or more tokens have labels. Raises
     ConfigError if there is no such row.
 
     Shapes: -> [N], N at most the rows.
     """
-    found = np.flatnonzero(row_lengths(rows)[:, 1] >= (1 if reads_prompt else 2))
-    if not len(found):
+    labelled = np.flatnonzero(row_lengths(rows)[:, 1] >= (1 if reads_prompt else 2))
+    if not len(labelled):
         raise ConfigError(
-            "all distilled outputs are single tokens, which the target tells with the prompt, so "
-            "that a drafter behind it learns nothing; give longer ones "
+            "all distilled outputs are single tokens, which the target itself predicts from the "
+            "prompt, so there is nothing to learn; give longer ones "
             "(distill.sampling.max_new_tokens)"
         )
-    return found
+    return labelled
 
 
 def choose_mask(

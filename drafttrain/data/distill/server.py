@@ -116,14 +116,14 @@ def find_model(url: str, wanted: str | None, path: str) -> str:
         raise ConfigError(
             f"{words(url, error)}: it gives no list of models; start it, or correct server.url"
         ) from None
-    found = wanted or next((name for name in names if name == path or len(names) == 1), None)
-    if found not in names:
-        shown = ", ".join(map(repr, names[:5])) or "none"
-        asked = "none of them is given" if wanted is None else f"not {wanted!r}"
+    model = wanted or next((name for name in names if name == path or len(names) == 1), None)
+    if model not in names:
+        known = ", ".join(map(repr, names[:5])) or "none"
+        reason = "and server.model is not set" if wanted is None else f"not {wanted!r}"
         raise ConfigError(
-            f"server {url} has the models {shown}, {asked}; say which with server.model=NAME"
+            f"server {url} has the models {known}, {reason}; choose one with server.model=NAME"
         )
-    return found
+    return model
 
 
 def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
@@ -152,10 +152,10 @@ def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
 def words(url: str, error: Exception) -> str:
     """Formats an error on one line and masks the API key, which some servers repeat."""
     cause = "" if isinstance(error, openai.APIStatusError) else error.__cause__ or ""
-    said = " ".join(f"{error} {cause}".split())
+    message = " ".join(f"{error} {cause}".split())
     if key := os.environ.get(KEY, "").strip():
-        said = said.replace(key, "***")
-    return f"server {url}: {said[:SHOWN]}"
+        message = message.replace(key, "***")
+    return f"server {url}: {message[:SHOWN]}"
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,11 @@ class Server:
         Raises ServerGone if the server no longer answers, or if all of FEW or more rows fail: the
         shard is not written, and the same command continues the run.
         """
-        found = asyncio.run(self._decode(rows))
-        failed = [one.reason for one in found if isinstance(one, Refused)]
+        outputs = asyncio.run(self._decode(rows))
+        failed = [one.reason for one in outputs if isinstance(one, Refused)]
         if len(failed) == len(rows) >= FEW:
             raise ServerGone(f"all of {len(rows)} rows failed, the first one: {failed[0]}")
-        return found
+        return outputs
 
     async def _decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
         free = asyncio.Semaphore(self.config.server.concurrency)
@@ -215,7 +215,7 @@ class Server:
 
     def _request(self, row: ShardRow) -> dict[str, Any]:
         sampling = self.config.sampling
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "model": self.model,
             "prompt": list(row.source_ids),
             "max_tokens": sampling.max_new_tokens,
@@ -226,8 +226,8 @@ class Server:
         if self.config.method == "sample":
             key = np.random.SeedSequence([sampling.seed, row.row]).generate_state(1)[0]
             seed = int(key) & (2**31 - 1)
-            asked |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
-        return asked
+            request |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
+        return request
 
     def _tokens(self, row: ShardRow, answer: Completion) -> Decoded:
         """Returns an answer's tokens, or Refused if they may not be the target's."""
@@ -251,7 +251,7 @@ class Server:
         if not 0 <= min(tokens) <= max(tokens) < vocabulary:
             return Refused(f"token {max(tokens)} is not among the target's {vocabulary}")
         if len(tokens) > most:
-            return Refused(f"{len(tokens)} tokens where {most} were asked for")
+            return Refused(f"{len(tokens)} tokens, more than max_tokens = {most}")
         if not ended and len(tokens) < most:
             return Refused(f"{choice.finish_reason}: cut after {len(tokens)} tokens")
         # white space and punctuation at the edges may differ between decoders
@@ -263,6 +263,6 @@ class Server:
     @property
     def _end(self) -> int:
         """The EOS token; if the target has several, the tokenizer's if it is one of them."""
-        own: Any = self.target.model.generation_config.eos_token_id
-        ends, end = own if isinstance(own, list) else [own], self.target.tokenizer.eos_token_id
+        eos: Any = self.target.model.generation_config.eos_token_id
+        ends, end = eos if isinstance(eos, list) else [eos], self.target.tokenizer.eos_token_id
         return end if end in ends else ends[0]

@@ -42,7 +42,7 @@ from drafttrain.decoding.drafters.teacher_forced import (
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
-from drafttrain.decoding.engine.sources import make_source, own_source
+from drafttrain.decoding.engine.sources import make_source, source_for_model
 from drafttrain.decoding.engine.teacher_forcing import (
     TeacherForced,
     teacher_force,
@@ -91,7 +91,7 @@ def label_tokens(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[
     """Yields each output's states and labels by mix, in no particular order of outputs."""
     for group in grouped(labelling, outputs):
         sources = labelling.sources(group)
-        own = [own_source(source, labelling.drafter) for source in sources]
+        own = [source_for_model(source, labelling.drafter) for source in sources]
         targets = [output.target_ids for output in group]
         along = teacher_force(labelling.drafter, own, targets)
         judged = teacher_force(labelling.target, sources, targets)

@@ -107,8 +107,8 @@ def _load_rows(config: DataConfig, path: Path, audio: bool) -> datasets.Dataset:
     is_saved = any((path / name).is_file() for name in SAVED)
     if config.config_name is not None and (is_saved or path.is_file()):
         raise ConfigError(
-            f"data.config_name = {config.config_name!r} counts for data sets with configurations, "
-            f"but {config.path!r} has none; leave it out"
+            f"data.config_name = {config.config_name!r} has no effect, because "
+            f"{config.path!r} has no configurations; remove it"
         )
     if is_saved:
         saved = datasets.load_from_disk(config.path)

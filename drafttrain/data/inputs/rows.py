@@ -147,8 +147,8 @@ def as_inputs(
     chats = config.chat or (not texts and is_chat(next(filter(None, cells), None)))
     if config.chat_template_kwargs and not chats:
         raise ConfigError(
-            f"data.chat_template_kwargs = {config.chat_template_kwargs} counts for chats only, but "
-            f"{columns.named} holds texts; leave it out, or add data.chat=true"
+            f"data.chat_template_kwargs = {config.chat_template_kwargs} has no effect, because "
+            f"{columns.named} holds texts; remove it, or add data.chat=true"
         )
     features = datasets.Features(
         {**FEATURES, **({CHAT: datasets.Value("string")} if chats else {})}

@@ -100,7 +100,7 @@ def check_chats(
     if tokenizer.chat_template is None:
         raise ConfigError(
             f"the inputs are chats, but the tokenizer of {tokenizer.name_or_path!r} has no chat "
-            "template; put a chat_template.jinja beside it, or give plain texts "
+            "template; put a chat_template.jinja next to it, or give plain texts "
             "(data.input_column, and data.chat=false)"
         )
     first = next((chat for chat in rows[CHAT] if chat is not None), "{}")

@@ -38,7 +38,7 @@ SCHEMA = pyarrow.schema(
         ("reason", pyarrow.string()),
     ]
 )
-HEARD_SCHEMA = pyarrow.schema(
+AUDIO_SCHEMA = pyarrow.schema(
     [*SCHEMA, ("prefix_ids", pyarrow.list_(pyarrow.int32())), ("seconds", pyarrow.float32())]
 )
 """Schema of shards whose inputs are audio clips."""
@@ -169,7 +169,7 @@ def derived_from(target: LoadedTarget, outputs: datasets.Dataset) -> dict[str, A
 
 def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
     """Writes one shard atomically."""
-    schema = HEARD_SCHEMA if any(row.seconds is not None for row in rows) else SCHEMA
+    schema = AUDIO_SCHEMA if any(row.seconds is not None for row in rows) else SCHEMA
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     table = pyarrow.table(columns, schema=schema)
     with renamed_when_whole(path) as temporary:
@@ -211,7 +211,7 @@ def read_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
         path, rows = manifest.path(folder, shard), len(manifest.rows_of(shard))
         try:
             table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
-            schema = HEARD_SCHEMA if "prefix_ids" in table.column_names else SCHEMA
+            schema = AUDIO_SCHEMA if "prefix_ids" in table.column_names else SCHEMA
             tables.append(table.select(schema.names).cast(schema))
         except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
             reason = " ".join(str(error).split())

@@ -56,9 +56,9 @@ class BlockDrafter(Drafter):
         """Returns states with empty caches. Encodes the sources, unless the drafter reads the
         target's encoder states."""
         shape = self.model.shape
-        return self.cached.engine.begin([self._own_source(source, shape) for source in sources])
+        return self.cached.engine.begin([self._drafter_source(source, shape) for source in sources])
 
-    def _own_source(self, source: Source, shape: DraftShape) -> Source:
+    def _drafter_source(self, source: Source, shape: DraftShape) -> Source:
         encoded = None
         if shape.encoder == "target":
             [encoded] = given_encoding([source])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from drafttrain.decoding.sampling import exact_enough, likeliest
+from drafttrain.decoding.sampling import at_least_float32, likeliest
 from drafttrain.decoding.trees.shapes import Likeliest, temperature_at
 from drafttrain.decoding.types import NOT_FINITE, NotFinite
 
@@ -155,7 +155,7 @@ class LikelyTokens:
     ) -> None:
         count, temperatures = top_tokens
         self._temperatures = [temperature_at(temperatures, slot) for slot in range(len(logits))]
-        exact = exact_enough(logits)
+        exact = at_least_float32(logits)
         self._candidates = Candidates(states[None], exact[None], correction, count)
         self.tokens = self._candidates.tokens[0]
         scale = torch.tensor(self._temperatures, dtype=exact.dtype, device=exact.device)[:, None]

@@ -21,9 +21,9 @@ from drafttrain.decoding.drafters.teacher_forced import NOT_DRAFTED, KnownOutput
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.engine.sources import own_source
+from drafttrain.decoding.engine.sources import source_for_model
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
-from drafttrain.decoding.sampling import exact_enough, probs_of_tokens, warp
+from drafttrain.decoding.sampling import at_least_float32, probs_of_tokens, warp
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, SourceTooLong
 from drafttrain.models.draft_states import drawn_state
@@ -66,7 +66,7 @@ class DrafterSequence:
                 f"the source has {len(source.input_ids)} tokens but the drafter takes {most}"
             )
         self.limit = model.position_limit
-        converted = own_source(source, model.model)
+        converted = source_for_model(source, model.model)
         same = converted.prefix.tolist() == source.prefix.tolist()
         self.replaced = 0 if same else len(source.prefix)
         self.prefix = converted.prefix.cpu()
@@ -162,13 +162,13 @@ def teacher_forced_rows(model: CachedModel, source: Source, target_ids: Tensor) 
     Row i follows the first i tokens of the output. source: as read by the target. Rows end at the
     drafter's last position. Shapes: [L] -> [M, V], M <= L; before warping, float32 at least.
     """
-    source = own_source(source, model.model)
-    fed = target_ids[:-1].to(source.prefix.device)
+    source = source_for_model(source, model.model)
+    inputs = target_ids[:-1].to(source.prefix.device)
     if model.position_limit is not None:
-        fed = fed[: max(model.position_limit - len(source.prefix), 0)]
-    ids = torch.cat((source.prefix, fed)).tolist()
-    [output] = model.forward_batch([ForwardRequest(model.encode(source), ids, len(fed) + 1)])
-    return exact_enough(output.logits[: len(target_ids)])
+        inputs = inputs[: max(model.position_limit - len(source.prefix), 0)]
+    ids = torch.cat((source.prefix, inputs)).tolist()
+    [output] = model.forward_batch([ForwardRequest(model.encode(source), ids, len(inputs) + 1)])
+    return at_least_float32(output.logits[: len(target_ids)])
 
 
 def teacher_forced_probs(

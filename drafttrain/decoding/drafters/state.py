@@ -27,7 +27,7 @@ from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Drafter, Randomness
-from drafttrain.decoding.sampling import exact_enough
+from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draftable import draftable_tokens
@@ -66,8 +66,8 @@ class StateBody:
         scored = hidden if call.scored is None else hidden[:, call.scored]
         scored = scored.to(self.output.weight.dtype)
         if self._head is None:
-            return BatchOutput(exact_enough(self.output(scored)), hidden)
-        return BatchOutput(self._head.drafted(exact_enough(self._head(scored))), hidden)
+            return BatchOutput(at_least_float32(self.output(scored)), hidden)
+        return BatchOutput(self._head.drafted(at_least_float32(self._head(scored))), hidden)
 
 
 class TargetStatesDrafter(Drafter):
@@ -193,9 +193,9 @@ class TargetStatesSession(SlotSession):
         newest = [target.hidden[layer][-1] for layer in drafter.model.config.state_layers]
         count = len(tokens) - known - 1 + slots  # slots of tokens drafted by others included
         ids = tokens[known].expand(count).to(newest[0].device)
-        fed = drafter.model.slot_inputs(
+        inputs = drafter.model.slot_inputs(
             drafter.model.anchor_inputs(torch.stack(newest)[None]).expand(count, -1, -1),
             F.embedding(ids, drafter.embedding),
             torch.arange(count, device=ids.device),
         )
-        return ForwardRequest(state, ids.tolist(), slots, embedded=fed)
+        return ForwardRequest(state, ids.tolist(), slots, embedded=inputs)

@@ -36,7 +36,7 @@ from drafttrain.decoding.engine.positions import (
     positions_inside,
     replacing,
 )
-from drafttrain.decoding.sampling import exact_enough
+from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.draftable import UNDRAFTED
 
 ARBITRARY_MASKS = ("sdpa", "eager")
@@ -186,7 +186,7 @@ class TransformersBody:
         logits = output.logits
         if "logits_to_keep" not in inputs and call.scored is not None:
             logits = logits[:, call.scored]
-        logits = exact_enough(logits)
+        logits = at_least_float32(logits)
         if self._head is not None:
             logits = self._head.drafted(logits)
         if self._vocabulary is not None:

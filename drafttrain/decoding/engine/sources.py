@@ -29,7 +29,7 @@ def make_source(
     return Source.of_text(ids, prefix)
 
 
-def own_source(source: Source, model: PreTrainedModel) -> Source:
+def source_for_model(source: Source, model: PreTrainedModel) -> Source:
     """Returns the source for another model, on its device and with its own start token.
 
     Encoder states are dropped. Raises ValueError if a decoder-only model gets a source without

@@ -23,7 +23,7 @@ from drafttrain.decoding.engine.architectures import device_of, encoder_width, u
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.sampling import exact_enough
+from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.decoding.types import Source
 from drafttrain.models.draftable import UNDRAFTED, draftable_tokens
 
@@ -63,7 +63,7 @@ def teacher_force(
         logits = masked.index_copy_(-1, draftable, logits.index_select(-1, draftable))
     by_output = logits.split([len(target) for target in targets])
     return [
-        TeacherForced(exact_enough(own), rows[1:], rows[:-1])
+        TeacherForced(at_least_float32(own), rows[1:], rows[:-1])
         for own, rows in zip(by_output, hidden, strict=True)
     ]
 
@@ -162,7 +162,7 @@ def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
     Shapes: [..., D] -> [..., V]. Raises ValueError as `check_projection` does.
     """
-    return exact_enough(_projected(model, hidden.to(model.dtype), check_projection(model)))
+    return at_least_float32(_projected(model, hidden.to(model.dtype), check_projection(model)))
 
 
 def check_projection(model: PreTrainedModel) -> float:

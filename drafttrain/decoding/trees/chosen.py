@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from drafttrain.decoding.sampling import exact_enough, warp
+from drafttrain.decoding.sampling import at_least_float32, warp
 from drafttrain.decoding.trees.shapes import (
     Array,
     Likeliest,
@@ -102,7 +102,7 @@ class Optimal(Shape):
         sampling = Sampling() if tree.sampling.greedy else tree.sampling
         temperature = temperature_at(self._temperatures(sampling), tree.level)
         if sampling.keeps_all:
-            log_probs = (exact_enough(logits) / temperature).log_softmax(dim=-1)
+            log_probs = (at_least_float32(logits) / temperature).log_softmax(dim=-1)
         else:
             log_probs = warp(logits, replace(sampling, temperature=temperature)).log()
         few, tokens = CANDIDATES * self.nodes, None

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
-from drafttrain.decoding.sampling import exact_enough
+from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 from drafttrain.training.objectives.follow_target import FollowTarget
@@ -25,16 +25,16 @@ from drafttrain.training.objectives.follow_target import FollowTarget
 class Columns:
     """Selected columns of each sequence of a batch, padded to the same number N."""
 
-    places: Tensor
+    indices: Tensor
     """[B, N] column indices, ascending; arbitrary in the padding."""
-    there: Tensor
+    valid: Tensor
     """[B, N] false in the padding."""
 
     @staticmethod
-    def where(wanted: Tensor, most: int) -> Columns:
-        """Selects the true columns of `wanted` [B, T]; most: their maximal number, at least 1."""
-        places = wanted.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        return Columns(places, wanted.gather(1, places))
+    def where(selected: Tensor, most: int) -> Columns:
+        """Returns the true columns of `selected` [B, T]; most: their maximal number, at least 1."""
+        indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        return Columns(indices, selected.gather(1, indices))
 
 
 class FollowStates(FollowTarget):
@@ -61,9 +61,9 @@ class FollowStates(FollowTarget):
         target = self.teacher.on(batch.input_ids.device)
         reading = self.reading(batch)
         embedding = target.get_input_embeddings().weight
-        hidden = hidden_behind(self.model, embedding, batch, reading)
+        hidden = states_at_labels(self.model, embedding, batch, reading)
         if self.model.previous_token is not None:
-            before = batch.at_labels(batch.input_ids.gather(1, batch.places))
+            before = batch.at_labels(batch.input_ids.gather(1, batch.text_columns))
             embedded = F.embedding(before, embedding)
             hidden = self.model.previous_token(hidden, embedded, batch.slots() > 0)
         weight = target.get_output_embeddings().weight
@@ -78,8 +78,8 @@ class FollowStates(FollowTarget):
             target, text = self.teacher.on(batch.input_ids.device), batch.text
             given = {"attention_mask": text.mask(target.dtype), "position_ids": text.positions}
             with torch.autocast(batch.input_ids.device.type, enabled=False):
-                found = read_target(target, self.model.config, text.input_ids, **given)
-            self._read = batch, found
+                reading = read_target(target, self.model.config, text.input_ids, **given)
+            self._read = batch, reading
         return self._read[1]
 
     @torch.no_grad()
@@ -88,50 +88,51 @@ class FollowStates(FollowTarget):
         target = self.teacher.on(batch.input_ids.device)
         hidden = batch.text.at_labels(self.reading(batch).hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = exact_enough(target.get_output_embeddings()(hidden))
+            logits = at_least_float32(target.get_output_embeddings()(hidden))
         total = logits.logsumexp(-1, keepdim=True)
         rows = logits if self.draftable is None else logits[:, self.draftable]
         return (rows - total)[batch.same_in_text()]
 
 
-def hidden_behind(
+def states_at_labels(
     model: StateDrafter, embedding: Tensor, batch: BlocksBatch, reading: Reading
 ) -> Tensor:
     """Returns the drafter's last hidden states at every labelled position.
 
     Shapes: embedding [V, D] -> [N, D].
     """
-    most, most_begun = batch.widths
-    slots = Columns.where(batch.labels != IGNORED, most)
+    most_slots, most_anchors = batch.widths
+    slots = Columns.where(batch.labels != IGNORED, most_slots)
 
     def of_slots(values: Tensor) -> Tensor:
-        return values.gather(1, slots.places)
+        return values.gather(1, slots.indices)
 
     depths = of_slots(torch.where(batch.before < 0, 0, batch.positions - batch.anchors))
     positions = of_slots(batch.positions)
-    anchors, columns = positions - depths, of_slots(batch.places) - depths
-    line = torch.arange(len(columns), device=columns.device)[:, None]
+    anchors, columns = positions - depths, of_slots(batch.text_columns) - depths
+    rows = torch.arange(len(columns), device=columns.device)[:, None]
     texts = batch.labels[:, : batch.columns] != IGNORED
-    begun = Columns.where(texts, most_begun)  # the anchors: a block starts after each
-    said = model.anchor_inputs(reading.states[line, (begun.places - 1).clamp(min=0)].flatten(0, 1))
-    said = said.unflatten(0, begun.places.shape)
+    starts = Columns.where(texts, most_anchors)  # columns of the anchors: a block follows each
+    states = reading.states[rows, (starts.indices - 1).clamp(min=0)]
+    of_anchors = model.anchor_inputs(states.flatten(0, 1)).unflatten(0, starts.indices.shape)
     # numbers: [B, columns] index among the anchors of each column that is one
-    number = torch.arange(begun.places.shape[1], device=columns.device).expand_as(begun.places)
+    number = torch.arange(starts.indices.shape[1], device=columns.device).expand_as(starts.indices)
     numbers = torch.zeros_like(batch.input_ids[:, : batch.columns])
-    numbers = numbers.scatter(1, begun.places, number.where(begun.there, 0))
+    numbers = numbers.scatter(1, starts.indices, number.where(starts.valid, 0))
     columns = columns.clamp(0, batch.columns - 1)
-    tokens = F.embedding(batch.input_ids[line, columns], embedding)
-    given = (said[line, numbers[line, columns]], tokens, depths)
-    fed = model.slot_inputs(*(part.flatten(0, 1) for part in given)).unflatten(0, columns.shape)
+    tokens = F.embedding(batch.input_ids[rows, columns], embedding)
+    parts = of_anchors[rows, numbers[rows, columns]], tokens, depths
+    inputs = model.slot_inputs(*(part.flatten(0, 1) for part in parts))
+    inputs = inputs.unflatten(0, columns.shape)
     # a slot attends to its row's text before the anchor, and causally to its own block
     documents = of_slots(batch.documents)
     text = batch.positions[:, None, : batch.columns] < anchors[..., None]
     text &= batch.documents[:, None, : batch.columns] == documents[..., None]
-    own = (anchors[:, None] == anchors[..., None]) & (positions[:, None] <= positions[..., None])
-    own &= (documents[:, None] == documents[..., None]) & slots.there[:, None]
-    seen = torch.cat([text, own], 2)[:, None]
-    mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
-    mask = mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
-    hidden = model(fed, positions, mask, reading.keys_values)
+    block = (anchors[:, None] == anchors[..., None]) & (positions[:, None] <= positions[..., None])
+    block &= (documents[:, None] == documents[..., None]) & slots.valid[:, None]
+    visible = torch.cat([text, block], 2)[:, None]
+    mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device)
+    mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
+    hidden = model(inputs, positions, mask, reading.keys_values)
     ranks = batch.at_labels((batch.labels != IGNORED).cumsum(1) - 1)
     return hidden[batch.learned // batch.labels.shape[1], ranks]

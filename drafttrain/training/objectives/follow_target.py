@@ -19,7 +19,7 @@ from drafttrain.data.batches.examples import causal_mask
 from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
-from drafttrain.decoding.sampling import exact_enough
+from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.draftable import draftable_indices
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.losses import (
@@ -62,18 +62,18 @@ class FollowTarget(nn.Module):
     def forward(self, batch: BlocksBatch, progress: float) -> LossSums:
         """Returns the sums of a batch. In eval mode the loss is the cross entropy only."""
         logits, labels = self.rows(batch)
-        places = self.places(labels)
-        weights = (places != IGNORED).float()
-        loss, weight = smoothed_cross_entropy(logits, places, weights, 0.0)
+        indices = self.draftable_index(labels)
+        weights = (indices != IGNORED).float()
+        loss, weight = smoothed_cross_entropy(logits, indices, weights, 0.0)
         if self.training:
             weight = torch.ones_like(weights).sum()
             loss = self.cross_entropy * loss
             if self.divergences:
                 rows = self.compared_rows(batch, logits)
-                found = [w * DIVERGENCES[name](*rows) for name, w in self.divergences.items()]
-                loss = loss + sum(found).sum()
-        correct = (logits.argmax(-1) == places).sum()
-        return LossSums(loss, weight, correct, torch.ones_like(places).sum())
+                terms = [w * DIVERGENCES[name](*rows) for name, w in self.divergences.items()]
+                loss = loss + sum(terms).sum()
+        correct = (logits.argmax(-1) == indices).sum()
+        return LossSums(loss, weight, correct, torch.ones_like(indices).sum())
 
     def rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
         """Returns the drafter's logits [N, C] over its draftable tokens at every labelled position,
@@ -81,31 +81,31 @@ class FollowTarget(nn.Module):
         logits = text_rows(self.model, batch, self.draftable)
         return logits, batch.at_labels(batch.labels)
 
-    def places(self, labels: Tensor) -> Tensor:
+    def draftable_index(self, labels: Tensor) -> Tensor:
         """Returns the index of each token among the draftable ones, else IGNORED. Shapes: [N]."""
         return draftable_indices(labels, self.draftable, IGNORED)
 
-    def tokens(self, places: Tensor) -> Tensor:
+    def tokens(self, indices: Tensor) -> Tensor:
         """Returns the vocabulary's ids of tokens from their indices among the draftable ones."""
-        return places if self.draftable is None else self.draftable[places]
+        return indices if self.draftable is None else self.draftable[indices]
 
     def compared_rows(self, batch: BlocksBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities of target and drafter over the same M outcomes at every label:
         all draftable tokens, or, if the batch has the target's rows, the likeliest tokens and all
         others as one (`merged_rows`). Shapes: logits [N, C] -> [N, M] both."""
-        draft = exact_enough(logits).log_softmax(-1)
+        draft = at_least_float32(logits).log_softmax(-1)
         if batch.likeliest is None:
             return self.target_log_probs(batch), draft
         same = batch.same_in_text()
         tokens, target = batch.likeliest[same], batch.log_probs[same]
         merge = target.shape[1] > tokens.shape[1]
-        return target.to(draft.dtype), merged_rows(draft, self.places(tokens), merge)
+        return target.to(draft.dtype), merged_rows(draft, self.draftable_index(tokens), merge)
 
     @torch.no_grad()
     def target_log_probs(self, batch: BlocksBatch) -> Tensor:
         """Returns the target's log-probabilities of the draftable tokens at labels. [N, C]"""
         logits = text_rows(self.teacher.on(batch.input_ids.device), batch.text)
-        rows = exact_enough(logits).log_softmax(-1)
+        rows = at_least_float32(logits).log_softmax(-1)
         rows = rows if self.draftable is None else rows[:, self.draftable]
         return rows[batch.same_in_text()]
 
@@ -114,7 +114,7 @@ class FollowTarget(nn.Module):
         """Returns sum(min(target_probs, draft_probs)) at every labelled position, without warping:
         the acceptance probability of a token drawn from the drafter. Shapes: logits [N, C] of
         `rows` -> [N]."""
-        draft_probs = exact_enough(logits).softmax(-1)
+        draft_probs = at_least_float32(logits).softmax(-1)
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 
 

@@ -52,10 +52,10 @@ class MaskPredict(nn.Module):
             revealable = layout.of_blocks(layout.fill) >= 0
             revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
             tokens, labels = reveal(layout, revealed, self.anchored)
-        fed = replace(layout.rows, tokens=tokens)
+        rows = replace(layout.rows, tokens=tokens)
         if prefix is not None:
-            fed = replace(layout, rows=fed).input_rows()
-        hidden = read(fed, encoded, prefix).hidden
+            rows = replace(layout, rows=rows).input_rows()
+        hidden = read(rows, encoded, prefix).hidden
         if prefix is not None:
             hidden = torch.cat((prefix.hidden, layout.scatter(hidden)), dim=1)
         return self._loss(hidden, labels, layout)

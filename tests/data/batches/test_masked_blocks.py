@@ -71,7 +71,7 @@ def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
     text = BlocksCollator(0)([examples()[1:], examples()[:1]])
     for name in ("input_ids", "positions", "labels", "documents"):
         assert torch.equal(getattr(batch.text, name), getattr(text, name))
-    row = batch.anchors[1], batch.positions[1], batch.before[1], batch.places[1]
+    row = batch.anchors[1], batch.positions[1], batch.before[1], batch.text_columns[1]
     anchors, positions, before, places = (values[8:].tolist() for values in row)
     assert anchors == [2, 2, 3, 3, 4, 4, 5, 5, 6]
     assert positions == [3, 4, 4, 5, 5, 6, 6, 7, 7] == places

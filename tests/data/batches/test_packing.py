@@ -11,7 +11,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lay_out_texts
 from drafttrain.data.batches.packing import PackedExamples, pack, share_sequences
-from drafttrain.data.distill.recipe_rows import taught_rows
+from drafttrain.data.distill.recipe_rows import rows_with_labels
 from drafttrain.models.spec_drafter.layout import IGNORED
 
 ROWS = [([5, 6, 7], [8, 9, 1]), ([10], [11, 1]), ([12, 13], [1])]
@@ -87,7 +87,7 @@ def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:
 def test_outputs_of_one_token_teach_nothing_where_the_target_tells_it() -> None:
     columns = {"source_ids": [[5, 6]] * 3, "target_ids": [[7, 1], [1], [8, 9, 1]]}
     rows = datasets.Dataset.from_dict(columns)
-    assert taught_rows(rows, True).tolist() == [0, 1, 2]
-    assert taught_rows(rows, False).tolist() == [0, 2]
+    assert rows_with_labels(rows, True).tolist() == [0, 1, 2]
+    assert rows_with_labels(rows, False).tolist() == [0, 2]
     with pytest.raises(ConfigError, match="all distilled outputs are single tokens"):
-        taught_rows(rows.select([1]), False)
+        rows_with_labels(rows.select([1]), False)

@@ -280,7 +280,7 @@ MISTAKES = {
     "Latin-1": ("a.txt", "caf\udce9\n", {}, r"a.txt' .*not UTF-8"),
     "Latin-1 json": ("a.jsonl", '{"text": "caf\udce9"}\n', {}, r"a.jsonl' .*not UTF-8"),
     "Latin-1 csv": ("a.csv", "text\ncaf\udce9\n", {}, r"a.csv' .*not UTF-8"),
-    "configuration of a file": ("a.txt", "x\n", {"config_name": "de-en"}, r"config_name.*leave"),
+    "configuration of a file": ("a.txt", "x\n", {"config_name": "de-en"}, r"config_name.*remove"),
     "split of a file": ("a.txt", "x\n", {"split": "test"}, r"nknown split .test"),
 }
 

@@ -88,7 +88,7 @@ def test_a_drafter_of_few_tokens_learns_rows_over_these_alone() -> None:
     close(sums.loss, expected)
     assert (sums.weight, sums.counted) == (8, 8)
     labels = torch.tensor([11, 9, EOS, 20])
-    assert objective.places(labels).tolist() == [IGNORED, 2, 0, IGNORED]
+    assert objective.draftable_index(labels).tolist() == [IGNORED, 2, 0, IGNORED]
     assert objective.tokens(torch.tensor([4, 0])).tolist() == [30, EOS]
 
 
