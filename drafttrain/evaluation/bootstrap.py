@@ -62,8 +62,8 @@ def median(values: Array) -> Statistic:
 
     def middle(counts: Array) -> Array:
         reached = np.cumsum(counts[:, order], axis=1)  # cumulative counts in order of value
-        place = (reached[0, -1] - 1) / 2.0
-        low, high = ((reached <= one).sum(axis=1) for one in (np.floor(place), np.ceil(place)))
+        centre = (reached[0, -1] - 1) / 2.0
+        low, high = ((reached <= one).sum(axis=1) for one in (np.floor(centre), np.ceil(centre)))
         return (values[order][low] + values[order][high]) / 2.0
 
     return middle
@@ -108,5 +108,5 @@ def estimate_all(
     statistics: Mapping[str, Statistic | None], resamples: Array
 ) -> dict[str, Estimate]:
     """Estimates the statistics by name; omits those that are None or not finite."""
-    found = {name: one and estimate(one, resamples) for name, one in statistics.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    estimates = {name: one and estimate(one, resamples) for name, one in statistics.items()}
+    return {name: one for name, one in estimates.items() if one is not None}

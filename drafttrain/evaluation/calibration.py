@@ -59,7 +59,7 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
     """
     cache = open_cache(folder)
     hidden, acceptance = cache.read(0, range(min(ROWS, len(cache.rows))))
-    labels, found = acceptance.double().numpy(), []
+    labels, facts = acceptance.double().numpy(), []
     for name, head in heads.items():
         with torch.inference_mode():
             predicted = head.acceptance(hidden.to(head.device)).double().cpu().numpy()
@@ -72,8 +72,8 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
         }
         known = {metric: value for metric, value in figures.items() if np.isfinite(value)}
         bins = reliability(labels, predicted)
-        found.append(HeadFacts(name, head.config.depth, known, bins))
-    return sorted(found, key=lambda one: one.metrics["binary_kl"])
+        facts.append(HeadFacts(name, head.config.depth, known, bins))
+    return sorted(facts, key=lambda one: one.metrics["binary_kl"])
 
 
 def binary_kl(labels: Array, predicted: Array) -> Array:
@@ -90,14 +90,14 @@ def binary_kl(labels: Array, predicted: Array) -> Array:
 def reliability(labels: Array, predicted: Array) -> Reliability:
     """Sorts positions into `BINS` bins of equal width by prediction; empty bins are left out.
     Shapes: labels [N], predicted [N]."""
-    place = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
-    count = np.bincount(place, minlength=BINS)
-    held = count > 0
+    index = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(index, minlength=BINS)
+    filled = count > 0
     means = [
-        np.bincount(place, weights=x, minlength=BINS)[held] / count[held]
+        np.bincount(index, weights=x, minlength=BINS)[filled] / count[filled]
         for x in (predicted, labels)
     ]
-    return Reliability(means[0].tolist(), means[1].tolist(), count[held].tolist())
+    return Reliability(means[0].tolist(), means[1].tolist(), count[filled].tolist())
 
 
 def calibration_error(labels: Array, predicted: Array) -> float:
@@ -114,9 +114,9 @@ def area_under_curve(labels: Array, predicted: Array) -> float:
     It is the probability that an accepted position has a higher prediction than a rejected one,
     ties counting half; NaN if all are accepted or all rejected. Shapes: [N] each.
     """
-    values, place = np.unique(predicted, return_inverse=True)
-    accepted = np.bincount(place, weights=labels, minlength=len(values))
-    rejected = np.bincount(place, weights=1.0 - labels, minlength=len(values))
+    values, index = np.unique(predicted, return_inverse=True)
+    accepted = np.bincount(index, weights=labels, minlength=len(values))
+    rejected = np.bincount(index, weights=1.0 - labels, minlength=len(values))
     pairs = accepted.sum() * rejected.sum()
     if pairs <= 0.0:
         return np.nan
@@ -150,10 +150,10 @@ def round_starts(runs: Array) -> list[int]:
 
     runs: [L] number of draft tokens accepted after each prefix. A round emits one more.
     """
-    starts, place = [], 0
-    while place < len(runs):
-        starts.append(place)
-        place += int(runs[place]) + 1
+    starts, start = [], 0
+    while start < len(runs):
+        starts.append(start)
+        start += int(runs[start]) + 1
     return starts
 
 

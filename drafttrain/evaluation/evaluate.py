@@ -146,8 +146,11 @@ def evaluate(
         forced = measure_forced(pair.model, drafting, prompts, sampling, progress)
         prompts = prompts[: len(forced[0].counts.tokens)]
         resamples = draw_resamples(len(prompts), seed=sampling.seed)
-        cut, both = forced[0].cut, zip(jobs, forced, strict=True)
-        runs = [measure_along(job, found, sampling, resamples) for job, found in both]
+        cut = forced[0].cut
+        runs = [
+            measure_teacher_forced(job, counts, sampling, resamples)
+            for job, counts in zip(jobs, forced, strict=True)
+        ]
     else:
         try:
             decoded = decode_batches(jobs, prompts, settings, pair.model.device, progress)
@@ -167,9 +170,9 @@ def evaluate(
         samples = make_samples(context)
     facts = DataFacts.of(settings.data, rows, prompts, skipped)
     dtype = str(pair.target.model.dtype).removeprefix("torch.")
-    came = {"inputs": (len(prompts), planned), "repeats": (repeats, settings.repeats)}
-    came["batch sizes"] = (sizes, len(settings.batch_sizes))
-    part = ", ".join(f"{n} of {all_} {of}" for of, (n, all_) in came.items() if n < all_)
+    finished = {"inputs": (len(prompts), planned), "repeats": (repeats, settings.repeats)}
+    finished["batch sizes"] = (sizes, len(settings.batch_sizes))
+    part = ", ".join(f"{n} of {all_} {of}" for of, (n, all_) in finished.items() if n < all_)
     report = Report(
         mode=settings.mode,
         target=TargetFacts(
@@ -197,20 +200,20 @@ def decode_batches(
 ) -> list[Decoded]:
     """Runs the jobs at every batch size, interleaved wave by wave; assisted generation only at
     batch size 1. With several sizes each job decodes one more wave to measure its memory."""
-    found = []
+    results = []
     for size in settings.batch_sizes:
-        able = [job for job in jobs if size == 1 or job.way != ASSISTED]
+        supported = [job for job in jobs if size == 1 or job.way != ASSISTED]
         try:
-            decoded = run_interleaved(able, prompts, settings, device, progress, size)
+            decoded = run_interleaved(supported, prompts, settings, device, progress, size)
         except DecodingInterrupted as interruption:
-            raise DecodingInterrupted(found or interruption.decoded) from None
+            raise DecodingInterrupted(results or interruption.decoded) from None
         if len(settings.batch_sizes) > 1:
-            wave = [prompts[place] for place in make_waves(len(prompts), size)[0]]
-            for place, run in enumerate(decoded):
+            wave = [prompts[index] for index in make_waves(len(prompts), size)[0]]
+            for index, run in enumerate(decoded):
                 memory = peak_growth(partial(run.job.decode, wave, size), device)
-                decoded[place] = replace(run, memory_bytes=memory)
-        found += decoded
-    return found
+                decoded[index] = replace(run, memory_bytes=memory)
+        results += decoded
+    return results
 
 
 def peak_growth(work: Callable[[], object], device: torch.device) -> int | None:
@@ -258,13 +261,15 @@ def measure(context: Context, run: Decoded, resamples: Array) -> Run:
     return Run(**facts, metrics=estimate_all(figures | output_figures(context, run), resamples))
 
 
-def measure_along(job: Job, found: ForcedCounts, sampling: SamplingConfig, resamples: Array) -> Run:
+def measure_teacher_forced(
+    job: Job, forced: ForcedCounts, sampling: SamplingConfig, resamples: Array
+) -> Run:
     """Computes all metrics of a teacher-forced run."""
     facts = job_facts(job, sampling)
-    facts["totals"] = {"prompts": len(found.counts.tokens), **found.counts.totals()}
-    facts["acceptance_rate_per_position"] = metrics.position_rates(found.positions, resamples)
-    figures = metrics.acceptance_figures(found.counts, job.method.parameter_ratios)
-    return Run(**facts, metrics=estimate_all(figures | found.overlaps, resamples))
+    facts["totals"] = {"prompts": len(forced.counts.tokens), **forced.counts.totals()}
+    facts["acceptance_rate_per_position"] = metrics.position_rates(forced.positions, resamples)
+    figures = metrics.acceptance_figures(forced.counts, job.method.parameter_ratios)
+    return Run(**facts, metrics=estimate_all(figures | forced.overlaps, resamples))
 
 
 def job_facts(job: Job, sampling: SamplingConfig) -> dict[str, Any]:
@@ -285,17 +290,17 @@ def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
     plain, prompts = context.decoded[0], context.prompts
     greedy = context.settings.decode.sampling.temperature == 0.0
     texts, references = context.texts[run.job.name], [prompt.reference for prompt in prompts]
-    others, seconds = context.texts[PLAIN], [prompt.seconds for prompt in prompts]
+    expected, seconds = context.texts[PLAIN], [prompt.seconds for prompt in prompts]
     figures: dict[str, Statistic] = {}
     if run is plain:
-        others = None
+        expected = None
     elif greedy:
         figures["identical"] = mean(metrics.identical(run.outputs, plain.outputs))
     if None not in seconds:  # clips
         figures["rtf"] = Ratio(run.cost_seconds, np.array(seconds))
-        return figures | quality.word_error_figures(texts, references, others)
+        return figures | quality.word_error_figures(texts, references, expected)
     overlap, tokenizer = not any(one.chat for one in prompts), context.settings.bleu_tokenizer
-    return figures | quality.text_figures(texts, references, others, tokenizer, overlap, greedy)
+    return figures | quality.text_figures(texts, references, expected, tokenizer, overlap, greedy)
 
 
 def check_parity(context: Context, run: Decoded) -> list[Parity]:
@@ -304,35 +309,35 @@ def check_parity(context: Context, run: Decoded) -> list[Parity]:
     sampling, job = context.settings.decode.sampling, run.job
     if sampling.temperature > 0.0 or not job.lossless or job.kind == "baseline":
         return []
-    others = {"batch size 1": context.alone(run)}
+    compared = {"batch size 1": context.alone(run)}
     if run.batch_size == 1:
-        found = [one for one in context.decoded if one.batch_size == 1 and one is not run]
-        others = {one.job.name: one for one in found if one.job.way in (PLAIN, GENERATE)}
+        references = [one for one in context.decoded if one.batch_size == 1 and one is not run]
+        compared = {one.job.name: one for one in references if one.job.way in (PLAIN, GENERATE)}
     pair, limit = (context.pair.model, context.prompts, run.outputs), sampling.max_new_tokens
     return [
-        quality.compare_outputs(*pair, one.outputs, limit, name) for name, one in others.items()
+        quality.compare_outputs(*pair, one.outputs, limit, name) for name, one in compared.items()
     ]
 
 
 def make_samples(context: Context) -> list[dict[str, Any]]:
     """Returns one line per prompt: each run's text, and its rounds with token strings."""
-    pieces, found = context.pair.target.tokenizer.convert_ids_to_tokens, []
-    for place, prompt in enumerate(context.prompts):
+    pieces, samples = context.pair.target.tokenizer.convert_ids_to_tokens, []
+    for index, prompt in enumerate(context.prompts):
         outputs: dict[str, dict[str, Any]] = {}
         for run in context.decoded[1:]:
             if run.batch_size == 1:
-                outputs[run.job.name] = {"text": context.texts[run.job.name][place]}
+                outputs[run.job.name] = {"text": context.texts[run.job.name][index]}
                 if run.job.method is not None:
-                    rounds = [metrics.round_facts(one, pieces) for one in run.outputs[place].rounds]
+                    rounds = [metrics.round_facts(one, pieces) for one in run.outputs[index].rounds]
                     outputs[run.job.name]["rounds"] = rounds
-        found.append(
+        samples.append(
             {
                 "row": prompt.row,
                 "temperature": context.settings.decode.sampling.temperature,
                 "source": prompt.text,
                 "reference": prompt.reference,
-                "plain": context.texts[PLAIN][place],
+                "plain": context.texts[PLAIN][index],
                 "outputs": outputs,
             }
         )
-    return found
+    return samples

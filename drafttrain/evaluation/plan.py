@@ -105,21 +105,21 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
     if plan.rank_rows is not None:
         by_rank = measure_ranks(pair, plan.settings, plan.rank_rows)
     names = dict(zip(pair.drafters, level_names(list(pair.drafters)), strict=True))
-    found = []
+    methods = []
     for config, other in plan.methods:
         method, name = build_method(with_ranks(config, by_rank), pair), str(config.drafter)
         called = None
         if config.cascade is None:  # a cascade's name contains its levels' names
             shape = method.drafter.name.removeprefix(pair.drafters[name].name).strip()
             called = f"{names[name]} {shape}".strip()
-        found.append(replace(method, label=other, other=other, called=called))
-    return found
+        methods.append(replace(method, label=other, other=other, called=called))
+    return methods
 
 
 def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
     """Returns the methods of `others` with the sampling of `decode`. Raises ConfigError for
     reserved names, sampling of their own, and a missing drafter."""
-    found = []
+    planned = []
     for name, other in settings.others.items():
         if name.partition(" ")[0] in RESERVED:
             raise ConfigError(
@@ -137,8 +137,8 @@ def other_methods(settings: EvalConfig) -> list[PlannedMethod]:
                 "measured in any case)"
             )
         other = other.model_copy(update={"sampling": settings.decode.sampling})
-        found.append(PlannedMethod(other, name))
-    return found
+        planned.append(PlannedMethod(other, name))
+    return planned
 
 
 def check_forced(settings: EvalConfig, methods: Sequence[PlannedMethod]) -> None:

@@ -91,24 +91,24 @@ def usable_tokens(
     """Returns the tokens of each row ([] for a clip) or why it is skipped. Prints the reasons and
     which columns were read. Raises ValueError if no row is left."""
     if AUDIO in rows.column_names:
-        found = [[] if reason is None else Refused(reason) for reason in rows[REASON][:]]
+        tokens = [[] if reason is None else Refused(reason) for reason in rows[REASON][:]]
     else:
         decoder_only = not target.model.config.is_encoder_decoder
         vocabulary = target.model.get_input_embeddings().num_embeddings
         limits = {} if limit is None else {f"the target takes {limit}": limit}
-        found = tokenize_prompts(target.tokenizer, rows, decoder_only, limits, vocabulary)
-    refused = zip(rows["row"][:], found, strict=True)
+        tokens = tokenize_prompts(target.tokenizer, rows, decoder_only, limits, vocabulary)
+    refused = zip(rows["row"][:], tokens, strict=True)
     skipped = {row: one.reason for row, one in refused if isinstance(one, Refused)}
-    if len(skipped) == len(found):
+    if len(skipped) == len(tokens):
         first = "".join(f" (row {row}: {reason})" for row, reason in [*skipped.items()][:1])
         raise ValueError(
-            f"none of the {len(found)} input rows can be decoded{first}; give data with at least "
+            f"none of the {len(tokens)} input rows can be decoded{first}; give data with at least "
             "one row"
         )
     if rows.info.description:
         say(describe_inputs(rows))
-    say_skipped(skipped, len(found))
-    return found
+    say_skipped(skipped, len(tokens))
+    return tokens
 
 
 def is_cut(model: CachedModel, tokens: Sequence[int], wanted: int) -> bool:

@@ -54,11 +54,11 @@ def text_figures(
         pairs = zip(references, texts, strict=True)
         scores = [scorer.score(*pair) if pair[0] is not None else {} for pair in pairs]
         for name in scorer.rouge_types:
-            values = [own[name].fmeasure if own else 0.0 for own in scores]
+            values = [score[name].fmeasure if score else 0.0 for score in scores]
             figures[name] = Ratio(100.0 * np.array(values), present)
     if plain is not None and "bleu" in figures:
-        theirs = bleu(plain, references, tokenizer)
-        figures["bleu_difference"] = difference(figures["bleu"], theirs)
+        of_plain = bleu(plain, references, tokenizer)
+        figures["bleu_difference"] = difference(figures["bleu"], of_plain)
     if plain is not None and overlap and consistent:
         figures["consistency_bleu"] = bleu(texts, plain, tokenizer)
     return figures
@@ -81,11 +81,11 @@ def bleu(texts: Texts, references: References, tokenizer: str = "13a") -> Statis
     sentence-level sufficient statistics; rows without a reference are ignored."""
     metric = bleu_metric(tokenizer)
     present = [i for i, reference in enumerate(references) if reference is not None]
-    found = metric._extract_corpus_statistics(
+    statistics = metric._extract_corpus_statistics(
         [texts[i] for i in present], [[references[i] for i in present]]
     )
-    rows = np.zeros((len(texts), len(found[0])))
-    rows[present] = found
+    rows = np.zeros((len(texts), len(statistics[0])))
+    rows[present] = statistics
     return score(lambda sums: float(metric._compute_score_from_stats(list(sums)).score), rows)
 
 

@@ -255,12 +255,12 @@ class Search(Part):
 def standings(rungs: Sequence[Rung], batch_size: int) -> dict[str, tuple[Rung, Tried]]:
     """Returns the last rung of each candidate and its result there, ordered by how long candidates
     stayed, then by speed."""
-    found: dict[str, tuple[Rung, Tried]] = {}
+    last: dict[str, tuple[Rung, Tried]] = {}
     for rung in reversed(rungs):
         if rung.batch_size == batch_size:
             for name, one in rung.candidates.items():
-                found.setdefault(name, (rung, one))
-    return found
+                last.setdefault(name, (rung, one))
+    return last
 
 
 class Report(Part):
@@ -296,11 +296,11 @@ class Report(Part):
 
     def run(self, name: str, batch_size: int = 1) -> Run:
         """Returns the run of that name. Raises ValueError listing the existing names."""
-        own = [run for run in self.runs if run.batch_size == batch_size]
-        for run in own:
+        runs = [run for run in self.runs if run.batch_size == batch_size]
+        for run in runs:
             if run.name == name:
                 return run
-        names = ", ".join(repr(run.name) for run in own)
+        names = ", ".join(repr(run.name) for run in runs)
         raise ValueError(f"the report has no run {name!r}; it has {names}")
 
 

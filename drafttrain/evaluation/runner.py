@@ -116,32 +116,32 @@ def run_interleaved(
     DecodingInterrupted on Ctrl-C, or KeyboardInterrupt if no wave was complete.
     """
     waves, repeats = make_waves(len(prompts), batch_size), range(settings.repeats)
-    chosen = [[prompts[place] for place in wave] for wave in waves]
+    chosen = [[prompts[index] for index in wave] for wave in waves]
     for wave in chosen[: settings.warmup if batch_size == 1 else min(settings.warmup, 1)]:
         for job in jobs:
             job.decode(wave, batch_size)
     wave_seconds = np.zeros((len(jobs), settings.repeats, len(waves)))
-    found: list[list[list[Output]]] = [[[] for _ in prompts] for _ in jobs]
+    outputs_of: list[list[list[Output]]] = [[[] for _ in prompts] for _ in jobs]
     what = "decode" if batch_size == 1 else f"decode, batch {batch_size}"
     done = 0
     try:
         with tracking(settings.repeats * len(prompts), what, "input", shown=progress) as work:
-            for repeat, place in product(repeats, range(len(waves))):
+            for repeat, index in product(repeats, range(len(waves))):
                 for turn in range(len(jobs)):
-                    job = (turn + place + repeat) % len(jobs)
-                    outputs, seconds = _timed(jobs[job], chosen[place], batch_size, device)
-                    wave_seconds[job, repeat, place] = seconds
-                    for prompt, output in zip(waves[place], outputs, strict=True):
-                        found[job][prompt].append(output)
-                work.update(len(waves[place]))
+                    job = (turn + index + repeat) % len(jobs)
+                    outputs, seconds = _timed(jobs[job], chosen[index], batch_size, device)
+                    wave_seconds[job, repeat, index] = seconds
+                    for prompt, output in zip(waves[index], outputs, strict=True):
+                        outputs_of[job][prompt].append(output)
+                work.update(len(waves[index]))
                 done += 1
     except KeyboardInterrupt:
         if done == 0:
             raise
-        whole, waves = done // len(waves), waves[:done]
-        times = wave_seconds[:, : max(1, whole), : len(waves)]
-        raise DecodingInterrupted(_account(jobs, batch_size, waves, times, found)) from None
-    return _account(jobs, batch_size, waves, wave_seconds, found)
+        complete, waves = done // len(waves), waves[:done]
+        times = wave_seconds[:, : max(1, complete), : len(waves)]
+        raise DecodingInterrupted(_account(jobs, batch_size, waves, times, outputs_of)) from None
+    return _account(jobs, batch_size, waves, wave_seconds, outputs_of)
 
 
 def _account(
@@ -149,22 +149,25 @@ def _account(
     batch_size: int,
     waves: Sequence[Sequence[int]],
     wave_seconds: Array,
-    found: Sequence[Sequence[Sequence[Output]]],
+    outputs_of: Sequence[Sequence[Sequence[Output]]],
 ) -> list[Decoded]:
     """Divides wave times among the prompts and selects their outputs.
 
-    wave_seconds: [J, R, W]. found: outputs by job, prompt and repeat, at least R repeats.
+    wave_seconds: [J, R, W]. outputs_of: by job, prompt and repeat, at least R repeats.
     """
-    decoded, prompts = [], sum(map(len, waves))
-    for job, times, every in zip(jobs, np.median(wave_seconds, axis=1), found, strict=True):
-        outputs = [own[: wave_seconds.shape[1]] for own in every[:prompts]]
-        work_done = np.array([[own_seconds(one) for one in own] for own in outputs]).mean(axis=1)
+    decoded, prompts, repeats = [], sum(map(len, waves)), wave_seconds.shape[1]
+    medians = np.median(wave_seconds, axis=1)
+    for job, times, by_prompt in zip(jobs, medians, outputs_of, strict=True):
+        outputs = [repeated[:repeats] for repeated in by_prompt[:prompts]]
+        shares = [[work_seconds(one) for one in repeated] for repeated in outputs]
+        work_done = np.array(shares).mean(axis=1)
         costs = np.zeros(prompts)
         for wave, seconds in zip(waves, times, strict=True):
-            whole = work_done[wave].sum()
-            costs[wave] = seconds * (work_done[wave] / whole if whole > 0 else 1.0 / len(wave))
-        took = np.array([[one.seconds for one in own] for own in outputs]).T
-        middle = [sorted(own, key=lambda o: o.seconds)[(len(own) - 1) // 2] for own in outputs]
+            total = work_done[wave].sum()
+            costs[wave] = seconds * (work_done[wave] / total if total > 0 else 1.0 / len(wave))
+        took = np.array([[one.seconds for one in repeated] for repeated in outputs]).T
+        ordered = [sorted(repeated, key=lambda one: one.seconds) for repeated in outputs]
+        middle = [repeated[(repeats - 1) // 2] for repeated in ordered]
         decoded.append(Decoded(job, batch_size, middle, took, costs))
     return decoded
 
@@ -178,7 +181,7 @@ def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
     return [group.tolist() for group in np.array_split(np.arange(prompts), waves)]
 
 
-def own_seconds(output: Output) -> float:
+def work_seconds(output: Output) -> float:
     """Returns a sequence's share of batched calls, summed over its rounds; without rounds, its
     total time."""
     rounds = sum(round.draft_seconds + round.target_seconds for round in output.rounds)
@@ -299,13 +302,13 @@ def generate_by(
         batch, began = prompts[start : start + batch_size], perf_counter()
         wanted = sampling.max_new_tokens
         limits = [pair.model.max_new_tokens(prompt.source, wanted) for prompt in batch]
-        found: dict[int, list[int]] = {}
+        tokens_of: dict[int, list[int]] = {}
         for limit in sorted(set(limits)):
-            places = [place for place, own in enumerate(limits) if own == limit]
-            generated = _generate(pair, sampling, how, [batch[place] for place in places], limit)
-            found |= zip(places, generated, strict=True)
+            rows = [row for row, one in enumerate(limits) if one == limit]
+            generated = _generate(pair, sampling, how, [batch[row] for row in rows], limit)
+            tokens_of |= zip(rows, generated, strict=True)
         seconds = perf_counter() - began
-        cut = [cut_after_eos(found[place], pair.model.eos_ids) for place in range(len(batch))]
+        cut = [cut_after_eos(tokens_of[row], pair.model.eos_ids) for row in range(len(batch))]
         outputs += [Output(tokens=tokens, seconds=seconds) for tokens in cut]
     return outputs
 

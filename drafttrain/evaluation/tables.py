@@ -251,14 +251,14 @@ def winners(report: Report) -> dict[int, Run]:
     if report.search is not None:
         chosen = {one.batch_size: one.best for one in report.search.choices}
         return {size: report.run(name, size) for size, name in chosen.items()}
-    found: dict[int, Run] = {}
+    fastest: dict[int, Run] = {}
     for run in report.runs:
-        best = found.get(run.batch_size)
+        best = fastest.get(run.batch_size)
         if run.kind == "baseline" or "speedup" not in run.metrics:
             continue
         if best is None or run.metrics["speedup"].value > best.metrics["speedup"].value:
-            found[run.batch_size] = run
-    return found
+            fastest[run.batch_size] = run
+    return fastest
 
 
 def parity_lines(report: Report) -> list[str]:

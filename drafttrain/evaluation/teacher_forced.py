@@ -143,7 +143,7 @@ def decode_outputs(
         ]
         decoded = decode_by(target, plain, sampling, some, len(some))
         sources, tokens = [one.source for one in some], [output.tokens for output in decoded]
-        found = []
+        outputs = []
         for known in read_outputs(target, sources, tokens, wanted):
             source, draft = known.source, known.tokens[:-1]
             room = target.max_new_tokens(source, sampling.max_new_tokens)
@@ -155,8 +155,8 @@ def decode_outputs(
                 )
                 process = target.processors(drawn).start(source, room)
                 probs = warp(process(source.prefix, draft, score.logits), drawn).cpu()
-            found.append(TargetOutput(known, probs, room))
-        yield found
+            outputs.append(TargetOutput(known, probs, room))
+        yield outputs
 
 
 def _draft_along(
@@ -164,17 +164,17 @@ def _draft_along(
 ) -> BatchedSteps[list[Tensor]]:
     """Returns for each method the probability of drafting the output's tokens at every prefix:
     [L, k], NOT_DRAFTED at positions that it does not draft."""
-    length, found = len(output.known.tokens), []
+    length, drafted = len(output.known.tokens), []
     for method in methods:
         k = method.stop.longest
         limit = (output.room - 1 - np.arange(length)).clip(0, k)
-        found.append(torch.full((length, k), NOT_DRAFTED, dtype=torch.double))
+        drafted.append(torch.full((length, k), NOT_DRAFTED, dtype=torch.double))
         if limit.max() > 0:
             along = resolve_name(KINDS[method.drafter.name].teacher_forced_probs)
             steps = along(method.drafter, output.known, limit.tolist(), sampling)
             probs = yield from as_steps(steps)
-            found[-1][:, : probs.shape[1]] = probs.cpu()
-    return found
+            drafted[-1][:, : probs.shape[1]] = probs.cpu()
+    return drafted
 
 
 def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: bool) -> Array:
@@ -191,16 +191,16 @@ def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: boo
     length, k = probs.shape
     kind = KINDS[method.drafter.name]
     prefixes, positions = np.arange(length)[:, None], np.arange(k)
-    places, draft = prefixes + positions, probs.double().numpy()
+    indices, draft = prefixes + positions, probs.double().numpy()
     drafted = (draft != NOT_DRAFTED) & (positions < output.room - 1 - prefixes)
     drafted = np.logical_and.accumulate(drafted, axis=1)
-    inside = drafted & (places < length)
+    inside = drafted & (indices < length)
     if greedy:
         rates = (draft > 0.5).astype(float)
     else:
         tokens = output.known.tokens
-        own = output.target_probs.gather(-1, tokens[:, None])[:, 0].double().numpy()
-        at_target = own[places.clip(max=length - 1)].clip(min=np.finfo(np.float64).tiny)
+        target = output.target_probs.gather(-1, tokens[:, None])[:, 0].double().numpy()
+        at_target = target[indices.clip(max=length - 1)].clip(min=np.finfo(np.float64).tiny)
         rates = np.minimum(1.0, draft / at_target)
     accepted = np.cumprod(np.where(inside, rates, 0.0), axis=1)
     reached = np.where(inside, np.roll(accepted, 1, axis=1), 0.0)  # all positions before accepted
@@ -211,10 +211,10 @@ def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: boo
         starts, counted = round_starts(runs), drafted
         ended = (runs > 0) & (prefixes[:, 0] + runs == length)  # with EOS; the draft ends there
         counted = drafted = np.where(ended[:, None], inside, drafted)
-    places, drafted, counted, accepted, reached = (
-        one[starts] for one in (places, drafted, counted, accepted, reached)
+    indices, drafted, counted, accepted, reached = (
+        one[starts] for one in (indices, drafted, counted, accepted, reached)
     )
-    tokens = len(starts) + accepted[places < length - 1].sum()  # no bonus after the last token
+    tokens = len(starts) + accepted[indices < length - 1].sum()  # no bonus after the last token
     passes = drafted if kind.drafts == "tokens" else drafted[:, 0]
     sums = [tokens, len(starts), counted.sum(), accepted.sum(), passes.sum()]
     return np.concatenate([sums, counted.sum(0), accepted.sum(0), reached.sum(0)]).astype(float)
@@ -245,8 +245,8 @@ def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
     blocks: draft tokens, -1 after the end of a draft. Shapes: blocks [L, k], output [L] -> [L].
     """
     tokens, k = torch.as_tensor(output, dtype=torch.long), blocks.shape[1]
-    own = F.pad(tokens, (0, k - 1), value=-2).unfold(0, k, 1)  # [L, k] next tokens
-    return (blocks.cpu() == own).cumprod(1).sum(1).numpy()
+    following = F.pad(tokens, (0, k - 1), value=-2).unfold(0, k, 1)  # [L, k] next tokens
+    return (blocks.cpu() == following).cumprod(1).sum(1).numpy()
 
 
 class Drafts(NamedTuple):
@@ -277,7 +277,7 @@ class BlockValidation:
     def __call__(self, objective: nn.Module) -> dict[str, float]:
         """Validates the `model` of an objective, which maps (batch, progress) to LossSums, and
         returns the metrics by name."""
-        device, found = objective.model.device, []
+        device, drafts = objective.model.device, []
         tokens = rounds = 0
         sums = torch.zeros(4, dtype=torch.float64)
         for start in range(0, len(self.rows), self.batch_rows):
@@ -286,17 +286,17 @@ class BlockValidation:
             losses = objective(self.collate(chunk).to(device), 1.0)
             sums += torch.stack([value.double().cpu() for value in losses])
             for example in chunk:
-                found.append(self.draft(objective, example))
-                runs = accepted_runs(found[-1].blocks, example.target_ids)
+                drafts.append(self.draft(objective, example))
+                runs = accepted_runs(drafts[-1].blocks, example.target_ids)
                 tokens, rounds = tokens + len(runs), rounds + len(round_starts(runs))
         loss, weight, correct, counted = sums.tolist()
         values = {"mean_acceptance_length": tokens / rounds, "held_out_loss": loss / weight}
         values["slot_accuracy"] = correct / counted
-        if found[0].acceptance is not None:
-            accepted = torch.cat([one.acceptance for one in found]).double().cpu()
+        if drafts[0].acceptance is not None:
+            accepted = torch.cat([one.acceptance for one in drafts]).double().cpu()
             values["acceptance"] = float(accepted.mean())
-        if found[0].slots is not None:
-            slots = torch.cat([one.slots for one in found]).cpu()
+        if drafts[0].slots is not None:
+            slots = torch.cat([one.slots for one in drafts]).cpu()
             for slot in slots.unique():
                 values[f"acceptance/{slot + 1}"] = float(accepted[slots == slot].mean())
         return values

@@ -55,19 +55,19 @@ Left = Callable[[], float]
 def compare(facts: Mapping[str, Facts]) -> dict[str, Tried]:
     """Compares candidates that decoded the same prompts; fastest first, all marked as staying."""
     resamples = draw_resamples(next(iter(facts.values())).shape[1])
-    totals = {name: own.sum(axis=1) for name, own in facts.items()}
+    totals = {name: sums.sum(axis=1) for name, sums in facts.items()}
     order = sorted(facts, key=lambda name: -totals[name][0] / totals[name][1])
-    speeds, found = {name: Ratio(*facts[name][:2]) for name in order}, {}
+    speeds, tried = {name: Ratio(*facts[name][:2]) for name in order}, {}
     for name in order:
         tokens, _, rounds, drafted, accepted = totals[name]
-        found[name] = Tried(
+        tried[name] = Tried(
             tokens_per_second=estimate(speeds[name], resamples),
             against_best=estimate(quotient(speeds[name], speeds[order[0]]), resamples),
             discard_rate=(drafted - accepted) / tokens,
             verification_rate=rounds / tokens,
             stays=True,
         )
-    return found
+    return tried
 
 
 def halve(tried: Mapping[str, Tried], fixed: Collection[str]) -> dict[str, Tried]:
@@ -111,9 +111,9 @@ def search(
         if least * seconds > left():
             break
         count = min(count, max(least, int(share / seconds)))
-        places = order[start : start + count].tolist()
-        for name, facts in decode(alive, places, turn).items():
-            sums[name][:, places] += facts
+        rows = order[start : start + count].tolist()
+        for name, facts in decode(alive, rows, turn).items():
+            sums[name][:, rows] += facts
         decoded, size = decoded + count, 2 * size
         tried = halve(compare({name: sums[name][:, order[:decoded]] for name in alive}), fixed)
         tokens = sums[next(iter(tried))][0].sum() / decoded
@@ -139,7 +139,8 @@ def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choic
     for size in sorted({rung.batch_size for rung in rungs}):
         order = list(standings(rungs, size))
         best = {
-            kind: next((name for name in order if name in own), None) for kind, own in kinds.items()
+            kind: next((name for name in order if name in members), None)
+            for kind, members in kinds.items()
         }
         choices.append(Choice(batch_size=size, best=order[0], **best))
     return choices
@@ -170,21 +171,21 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
     rungs: list[Rung] = []
     for done, size in enumerate(sizes):
         decode = partial(decode_all, bench, size)
-        own = time_left(left() / (len(sizes) - done))
+        share = time_left(left() / (len(sizes) - done))
         if bench.pair.model.engine.compiled is not None:
             decode(names, range(size), 0)  # compiles the shapes that occur
         began = perf_counter()
         decode(names, range(size), 0)  # warm-up before anything is timed
         warmed = (perf_counter() - began) / size
-        found = search(names, fixed, len(bench.prompts), decode, own, warmed, size)
-        if not found and not rungs:
+        new = search(names, fixed, len(bench.prompts), decode, share, warmed, size)
+        if not new and not rungs:
             raise ConfigError(
                 f"minutes is too small: all {len(names)} candidates together take {warmed:.0f} s a "
                 "prompt; give more minutes, or fewer candidates (sweep, trees=[])"
             )
-        if not found:
+        if not new:
             print(f"no time for batch size {size}: it is left out", file=sys.stderr)
-        rungs += found
+        rungs += new
     return rungs
 
 
@@ -208,13 +209,13 @@ def eval_settings(settings: TuneConfig, **changes: object) -> EvalConfig:
 
 
 def decode_all(
-    bench: Bench, batch_size: int, names: Sequence[str], places: Sequence[int], turn: int
+    bench: Bench, batch_size: int, names: Sequence[str], rows: Sequence[int], turn: int
 ) -> dict[str, Facts]:
     """Decodes prompts with candidates, interleaved; each turn samples with another seed."""
     settings = eval_settings(bench.settings, seed=bench.settings.sampling.seed + turn)
     methods = [bench.methods[name] for name in names if name != PLAIN]
     jobs = [job for job in make_jobs(bench.pair, methods, settings) if job.name in names]
-    prompts, device = [bench.prompts[place] for place in places], bench.pair.model.device
+    prompts, device = [bench.prompts[row] for row in rows], bench.pair.model.device
     settings = settings.model_copy(update={"warmup": 0})
     runs = run_interleaved(jobs, prompts, settings, device, batch_size=batch_size)
     return {run.job.name: facts_of(run) for run in runs}

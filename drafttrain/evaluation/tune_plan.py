@@ -301,16 +301,16 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
     because a head's own time counts. Without a cache: the first two by name."""
     if settings.heads is None:
         return [], {}
-    place = Path(str(settings.heads))
-    found = {name: folder for folder in head_folders(place) for name in load_heads(folder)}
-    run, judged = head_run_of(place), []
+    path = Path(str(settings.heads))
+    folders = {name: folder for folder in head_folders(path) for name in load_heads(folder)}
+    run, judged = head_run_of(path), []
     if run is not None and (run.folder / HELD_OUT / MANIFEST).is_file():
-        judged = judge_heads(load_heads(place), run.folder / HELD_OUT)
-    names = sorted(found)[:2]
+        judged = judge_heads(load_heads(path), run.folder / HELD_OUT)
+    names = sorted(folders)[:2]
     if judged:
         shallowest = min(judged, key=lambda one: one.depth)  # the first has the best KL
         names = list(dict.fromkeys((judged[0].name, shallowest.name)))
-    return judged, {name: found[name] for name in names}
+    return judged, {name: folders[name] for name in names}
 
 
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
@@ -321,16 +321,16 @@ def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
         given.append(("report_data", settings.report_data))
     loaded = [load_prompts(data, settings.target, name) for name, data in given]
     rows, *others = (one.shuffle(0, keep_in_memory=True) for one in loaded)
-    own = len(rows)
-    if not others and own < 3:
+    count = len(rows)
+    if not others and count < 3:
         raise ConfigError(
-            f"data.path = {settings.data.path!r} holds {own} prompts; give 3 at least (a "
+            f"data.path = {settings.data.path!r} holds {count} prompts; give 3 at least (a "
             "third is split off for the final figures), or report_data"
         )
     if not others:
-        own -= own // 3
-        others = [rows.select(range(own, len(rows)))]
-    return first(rows, min(own, MOST_ROWS)), first(others[0], MOST_REPORTED)
+        count -= count // 3
+        others = [rows.select(range(count, len(rows)))]
+    return first(rows, min(count, MOST_ROWS)), first(others[0], MOST_REPORTED)
 
 
 def first(rows: Dataset, most: int) -> Dataset:
