@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, dynamic_module_utils
 
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
@@ -54,6 +55,13 @@ def tiny_marian() -> PreTrainedModel:
 def tiny_target(tiny_marian: PreTrainedModel, tmp_path: Path) -> Path:
     """A folder with the tiny Marian and a tokenizer for the words w4 ... w39."""
     return save_target(tiny_marian, tmp_path / "target")
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the test's own for the code that Transformers copies from custom_generate."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig, ExportConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig
-from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.inputs import DataConfig
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.distill import distill
@@ -37,7 +37,7 @@ from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.export.pairs import save_drafter, save_head
 from tests.tiny_drafters import collator
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import save_target
+from tests.tiny_targets import save_target, target_at
 from tests.training.tiny_runs import examples, slot_drafter
 
 PROJECT = Path(__file__).parents[1]
@@ -70,10 +70,6 @@ def target(tmp_path: Path) -> Path:
     return save_target(tiny_model("marian"), tmp_path / "target")
 
 
-def settings_of(folder: Path, **settings: object) -> TargetConfig:
-    return TargetConfig(path=str(folder), device="cpu", **settings)
-
-
 def test_the_malicious_pickle_would_run(tmp_path):
     write_malicious(tmp_path / "x.pkl")
     pickle.loads((tmp_path / "x.pkl").read_bytes())
@@ -92,7 +88,7 @@ def test_pickled_weights_of_a_target_are_refused_by_name(target, name):
     write_malicious(target / name)
     for check in (check_target, load_target):
         with pytest.raises(ConfigError, match=rf"target.path.*{name}, a pickle"):
-            check(settings_of(target))
+            check(target_at(target))
 
 
 def test_pickled_weights_of_drafters_and_heads_are_refused_by_name(tmp_path):
@@ -115,7 +111,7 @@ def test_a_pickle_under_the_name_of_safetensors_is_not_run(target, tmp_path):
     for folder in (target, head):
         torch.save(Malicious(), folder / "model.safetensors")
     with pytest.raises(ConfigError, match="not a complete safetensors file"):
-        load_target(settings_of(target))
+        load_target(target_at(target))
     with pytest.raises(ConfigError, match="not a complete safetensors file"):
         load_heads(head)
 
@@ -141,7 +137,7 @@ def test_a_pickle_in_the_place_of_a_shard_is_not_run_and_no_manifest_names_anoth
     out = tmp_path / "shards"
     inputs = DataConfig(path=str(tmp_path / "texts.txt"))
     short = {"max_new_tokens": 4}
-    distill(DistillConfig(target=settings_of(target), data=inputs, out=out, sampling=short))
+    distill(DistillConfig(target=target_at(target), data=inputs, out=out, sampling=short))
     write_malicious(Manifest.path(out, 0))
     with pytest.raises(ConfigError, match="shard-00000.parquet cannot be read"):
         load_distilled(out)
@@ -263,16 +259,16 @@ def test_code_of_a_model_is_refused_unless_it_is_asked_for(coded, tmp_path, monk
     remedy = "target.trust_remote_code=true if you trust its author"
     for read in (check_target, load_target):
         with pytest.raises(ConfigError, match=remedy):
-            read(settings_of(coded))
+            read(target_at(coded))
     with pytest.raises(ConfigError, match="drafter .* needs its own Python code"):
         read_drafter_settings(str(coded))
     with pytest.raises(ConfigError, match="head .* needs its own Python code"):
         load_heads(coded)
     with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
-        load_tokenizer(settings_of(coded))
+        load_tokenizer(target_at(coded))
     assert not (tmp_path / MARK).exists()
     with pytest.raises((ConfigError, AttributeError)):  # the code defines no class: it ran
-        check_target(settings_of(coded, trust_remote_code=True))
+        check_target(target_at(coded, trust_remote_code=True))
     (tmp_path / MARK).unlink()
 
 
@@ -282,7 +278,7 @@ def test_code_beside_a_model_of_a_known_family_is_left_alone(coded):
     tokenizer = json.loads((coded / "tokenizer_config.json").read_text())
     tokenizer |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     (coded / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    target = load_target(settings_of(coded))
+    target = load_target(target_at(coded))
     inputs = target.tokenizer("w5 w6", return_tensors="pt")
     target.model.generate(**inputs, max_new_tokens=2)
     load_drafter(coded, read_drafter_settings(str(coded)))
@@ -310,7 +306,7 @@ def test_an_index_of_shards_names_safetensors_of_its_own_folder_only(target, tmp
     index = {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": name}}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match="is not a safetensors file in the model's own folder"):
-        check_target(settings_of(target))
+        check_target(target_at(target))
 
 
 def test_a_sharded_model_of_plain_names_loads(target):
@@ -318,7 +314,7 @@ def test_a_sharded_model_of_plain_names_loads(target):
     (target / "model.safetensors").unlink()
     model.save_pretrained(target, max_shard_size="8KB")
     assert len(list(target.glob("model-*.safetensors"))) > 1
-    assert load_target(settings_of(target)).model.num_parameters() == model.num_parameters()
+    assert load_target(target_at(target)).model.num_parameters() == model.num_parameters()
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc", "secret/../../secret"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from drafttrain.config.inputs import TargetConfig
 from tests.tiny_models import BOS, EOS, PAD, UNK, VOCAB
 
 
@@ -36,6 +37,11 @@ def save_target(model: PreTrainedModel, folder: Path) -> Path:
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def target_at(folder: Path | str, **settings: object) -> TargetConfig:
+    """Returns the settings of a target in a folder, on the CPU."""
+    return TargetConfig(path=str(folder), device="cpu", **settings)
 
 
 def random_sentences(count: int, longest: int = 9) -> list[str]:

@@ -15,14 +15,13 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import drafter_for, load_pair, make_drafter, open_kind
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig, SamplingConfig, TreeConfig
-from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import KINDS
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.identity import hash_target
 from tests.tiny_drafters import drafter_of, small_drafter
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_speech import save_whisper
-from tests.tiny_targets import save_target
+from tests.tiny_targets import save_target, target_at
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +35,6 @@ def folders(tmp_path_factory) -> Path:
     return root
 
 
-def target(path: Path, **settings) -> TargetConfig:
-    return TargetConfig(path=str(path), device="cpu", **settings)
-
-
 def without_weights(folder: Path) -> Path:
     """Removes the weights, so that refusals must come before weights are read."""
     for file in folder.glob("*.safetensors"):
@@ -49,7 +44,7 @@ def without_weights(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("large", "small"), [("llama", "qwen2"), ("marian", "t5")])
 def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, small):
-    pair = load_pair(target(folders / large, dtype="bfloat16"), [str(folders / small)])
+    pair = load_pair(target_at(folders / large, dtype="bfloat16"), [str(folders / small)])
     assert pair.drafter.name == "causal"
     assert pair.drafter_model.config.model_type == small
     assert pair.drafter_model.dtype == pair.target.model.dtype == torch.bfloat16
@@ -62,26 +57,26 @@ def test_any_language_model_with_the_targets_vocabulary_drafts(folders, large, s
 
 
 def test_plain_decoding_and_max_gram_need_no_model(folders, tmp_path):
-    pair = load_pair(target(folders / "llama"), ["none"])
+    pair = load_pair(target_at(folders / "llama"), ["none"])
     assert (pair.drafter.name, pair.drafter_model) == ("none", None)
     method = build_method(DecodeConfig(drafter="none"), pair)
     assert (method.parameters, method.parameter_ratios) == (None, {})
-    pair = load_pair(target(folders / "llama"), ["max-gram"])
+    pair = load_pair(target_at(folders / "llama"), ["max-gram"])
     assert (pair.drafter.name, pair.drafter_model, pair.drafter.bigrams) == ("max-gram", None, None)
     save_file({"next": torch.tensor([3, -1, 0])}, tmp_path / "b.safetensors")
     table = str(tmp_path / "b.safetensors")
-    pair = load_pair(target(folders / "llama"), ["max-gram"], bigrams=table)
+    pair = load_pair(target_at(folders / "llama"), ["max-gram"], bigrams=table)
     assert pair.drafter.bigrams == [3, -1, 0] + [-1] * (VOCAB - 3)
     save_file({"next": torch.tensor([VOCAB])}, tmp_path / "b.safetensors")
     with pytest.raises(ConfigError, match=f"token {VOCAB}, but the target has {VOCAB} tokens"):
-        load_pair(target(folders / "llama"), ["max-gram"], bigrams=table)
+        load_pair(target_at(folders / "llama"), ["max-gram"], bigrams=table)
 
 
 def test_a_call_of_several_drafters_costs_their_mean_size(folders):
     tree = TreeConfig(kind="paths", drafters=(str(folders / "shallow"),))
     sampled = SamplingConfig(temperature=1.0)
     decode = DecodeConfig(drafter=str(folders / "qwen2"), tree=tree, sampling=sampled)
-    pair = load_pair(target(folders / "llama"), *check_methods(decode))
+    pair = load_pair(target_at(folders / "llama"), *check_methods(decode))
     sizes = [sum(p.numel() for p in model.parameters()) for model in pair.models.values()]
     assert len(set(sizes)) == 2
     method, size = build_method(decode, pair), pair.target.model.num_parameters()
@@ -91,17 +86,17 @@ def test_a_call_of_several_drafters_costs_their_mean_size(folders):
 
 def test_mixed_kinds_are_refused_by_name(folders, tmp_path):
     with pytest.raises(ConfigError, match="is a decoder-only model \\('llama'\\), but target .*t5"):
-        load_pair(target(folders / "t5"), [str(folders / "llama")])
+        load_pair(target_at(folders / "t5"), [str(folders / "llama")])
     with pytest.raises(ConfigError, match="encoder-decoder model \\('t5'\\), but target .*llama"):
-        load_pair(target(folders / "llama"), [str(folders / "t5")])
+        load_pair(target_at(folders / "llama"), [str(folders / "t5")])
     small_drafter(40, 8, 4).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="is a Spec-Drafter for .* is a decoder-only model"):
-        load_pair(target(folders / "llama"), [str(tmp_path)])
+        load_pair(target_at(folders / "llama"), [str(tmp_path)])
 
 
 @pytest.mark.parametrize(("large", "small"), [("llama", "wide"), ("wide", "llama")])
 def test_a_padded_vocabulary_is_taken_where_the_tokenizer_is_the_same(folders, large, small):
-    pair = load_pair(target(folders / large), [str(folders / small)])
+    pair = load_pair(target_at(folders / large), [str(folders / small)])
     size = pair.target.model.config.vocab_size
     assert (pair.drafter.model.row_size, pair.drafter.vocabulary) == (size, VOCAB)
     assert pair.drafter_model.config.vocab_size == 88 - size  # unchanged
@@ -116,27 +111,27 @@ def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
     with pytest.raises(
         ConfigError, match="of 48 .*has 40, and the drafter's folder has no tokenizer"
     ):
-        load_pair(target(folders / "llama"), [str(wide)])
+        load_pair(target_at(folders / "llama"), [str(wide)])
     without_weights(save_target(tiny_model("llama", vocab_size=48), wide))
     state = (wide / "tokenizer.json").read_text().replace('"w7"', '"v7"')
     (wide / "tokenizer.json").write_text(state)
     with pytest.raises(ConfigError, match="different tokenizers: token 7 is 'v7'"):
-        load_pair(target(folders / "llama"), [str(wide)])
+        load_pair(target_at(folders / "llama"), [str(wide)])
     other = save_target(tiny_model("t5", vocab_size=48), tmp_path / "t5")
     with pytest.raises(ConfigError, match="t5' has a vocabulary of 48 .*marian' has 40"):
-        load_pair(target(folders / "marian"), [str(other)])
+        load_pair(target_at(folders / "marian"), [str(other)])
 
 
 def test_a_drafter_without_a_tokenizer_is_taken_at_its_size(folders, tmp_path):
     tiny_model("qwen2").save_pretrained(tmp_path)
-    assert load_pair(target(folders / "llama"), [str(tmp_path)]).drafter.name == "causal"
+    assert load_pair(target_at(folders / "llama"), [str(tmp_path)]).drafter.name == "causal"
 
 
 def test_models_without_a_plain_cache_are_refused_before_weights_are_read(folders, tmp_path):
     MambaConfig(vocab_size=40).save_pretrained(tmp_path)
     for large, small in ((tmp_path, "none"), (folders / "llama", str(tmp_path))):
         with pytest.raises(ValueError, match="'mamba' model cannot be decoded speculatively"):
-            load_pair(target(large), [small])
+            load_pair(target_at(large), [small])
 
 
 def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp_path):
@@ -150,18 +145,18 @@ def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp
         ("llama", folders / "absent", "no such folder"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_pair(target(folders / large), [str(folders / large), str(companion)])
+            load_pair(target_at(folders / large), [str(folders / large), str(companion)])
 
 
 def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
     with pytest.raises(ConfigError, match="holds no config.json"):
-        load_pair(target(folders / "llama"), [str(tmp_path)])
+        load_pair(target_at(folders / "llama"), [str(tmp_path)])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(ConfigError, match="'vit' model, which cannot draft"):
-        load_pair(target(folders / "llama"), [str(tmp_path)])
+        load_pair(target_at(folders / "llama"), [str(tmp_path)])
     empty = without_weights(save_target(tiny_model("qwen2"), tmp_path / "empty"))
     with pytest.raises(ConfigError, match="empty': its weights cannot be read"):
-        load_pair(target(folders / "llama"), [str(empty)])
+        load_pair(target_at(folders / "llama"), [str(empty)])
 
 
 def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, tmp_path):
@@ -169,9 +164,9 @@ def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, t
     settings = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": False}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match="'whisper' model, not a language model"):
-        load_pair(target(tmp_path), ["none"])
+        load_pair(target_at(tmp_path), ["none"])
     with pytest.raises(ConfigError, match="'whisper' model, which cannot draft"):
-        load_pair(target(folders / "t5"), [str(tmp_path)])
+        load_pair(target_at(folders / "t5"), [str(tmp_path)])
 
 
 def test_a_model_becomes_the_drafter_of_its_kind():

@@ -6,33 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from drafttrain.build.drafts import tree_settings
-from drafttrain.build.method import build_method, build_sampling
+from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods, method_stop
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.decode import DecodeConfig, TreeConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.reading import validate_settings
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed
-from drafttrain.decoding.types import Output
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from tests.evaluation.scripted import plain_tokens
 from tests.export.pairs import noisy_copy, save_spec_drafter
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
-LENGTH = 12
-PROMPTS = [[5, 6, 7], [9, 3, 30, 12]]
 SAMPLED = {"temperature": 1.0, "top_k": 20}
 
 
@@ -67,22 +58,6 @@ def folders(tmp_path_factory) -> Folders:
     return Folders(root)
 
 
-def decode_all(folders: Folders, decode: DecodeConfig) -> tuple[list[Output], list[list[int]]]:
-    """Decodes with a method and returns its outputs and those of plain greedy decoding."""
-    pair = folders.pair(decode)
-    method = build_method(decode, pair)
-    model = pair.target.model
-    outputs = Decoder(
-        CachedModel(model),
-        method.drafter,
-        method.stop,
-        method.verifier,
-        build_sampling(decode.sampling),
-        lambda _: SampledRandomness(torch.Generator().manual_seed(0)),
-    ).decode_all([make_source(ids, model) for ids in PROMPTS], LENGTH)
-    return outputs, [plain_tokens(model, ids, LENGTH) for ids in PROMPTS]
-
-
 # --- built as asked ------------------------------------------------------------------------------
 
 TREES = {
@@ -112,6 +87,10 @@ def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
     assert isinstance(method.drafter, TreeDrafter)
     assert method.drafter.shape == shape
     assert method.verifier.name == rule and method.verifier.lossless
+    if kind in ("paths", "rsd-s"):  # drawn for a greedy target
+        decode = folders.decode(settings | {"draft_temperature": 0.6})
+        method = build_method(decode, folders.pair(decode))
+        assert (method.verifier.name, method.drafter.draft_temperature) == ("greedy", 0.6)
 
 
 def test_trees_over_slots_are_scored_as_training_fitted_them(folders):
@@ -159,23 +138,6 @@ def test_reports_name_the_depth_and_the_tokens_of_a_tree(tree, depth, size):
     assert tuple(tree_settings(tree, depth).values()) == size
 
 
-# --- exact on real models ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["opt-tree", "binary", "eagle", "rsd-s", "paths"])
-def test_greedy_trees_write_what_plain_decoding_does(folders, kind):
-    drawn = {"draft_temperature": 0.6} if kind in ("rsd-s", "paths") else {}
-    decode = folders.decode({"kind": kind} | drawn, stop={"k": 3})
-    method = build_method(decode, folders.pair(decode))
-    assert method.verifier.name == "greedy"
-    assert method.drafter.draft_temperature == drawn.get("draft_temperature")
-    outputs, plain = decode_all(folders, decode)
-    assert [output.tokens for output in outputs] == plain
-    rounds = [played for output in outputs for played in output.rounds]
-    assert any(len(played.path) > 0 for played in rounds)
-    assert max(len(played.drafted) for played in rounds) > 3  # no chains
-
-
 def test_several_drafters_draft_side_by_side(folders):
     other = str(folders.root / "other")
     decode = folders.decode(
@@ -186,8 +148,6 @@ def test_several_drafters_draft_side_by_side(folders):
     assert isinstance(method.drafter, SeveralDrafters)
     assert (method.drafter.name, method.verifier.name) == ("paths(2)+paths(2)", "multi-round")
     assert method.sizes == {"depth": 2, "nodes": 8}
-    outputs, _ = decode_all(folders, decode)
-    assert {played.passes for o in outputs for played in o.rounds if played.drafted} <= {2, 3, 4}
 
 
 # --- refused -------------------------------------------------------------------------------------
@@ -198,18 +158,10 @@ def test_several_drafters_draft_side_by_side(folders):
     [
         ({"width": 3}, {}, "tree.width = 3 is for paths or rsd-s only, but tree"),
         ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 is for opt-tree or binary"),
-        (
-            {"kind": "binary", "draft_temperature": 1.0},
-            {},
-            r"draft_temperature = \(1.0,\) counts",
-        ),
+        ({"kind": "binary", "draft_temperature": 1.0}, {}, r"draft_temperature = \(1.0,\) is for"),
         ({"kind": "opt-tree"}, {"drafter": "none"}, "can only draft chains; .* or give a"),
         ({"kind": "paths"}, {"sampling": {}}, "at temperature 0 all samples are equal"),
-        (
-            {"kind": "rsd-s", "draft_temperature": (0.5, 1.0)},
-            {},
-            "at the same temperature; give one",
-        ),
+        ({"kind": "rsd-s", "draft_temperature": (0.5, 1.0)}, {}, "the same temperature; give one"),
         ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
         ({"kind": "sequoia"}, {}, "tree.by_rank is missing for a sequoia tree"),
         ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),

@@ -10,7 +10,7 @@ import pytest
 from drafttrain.evaluation import runner, teacher_forced
 from tests.commanding import ended
 from tests.refusals import recorded
-from tests.small_pair import LENGTH, PAIR, SHORT, methods_of, read_trees, save_small_pair
+from tests.small_pair import LENGTH, PAIR, SHORT, methods_of, save_small_pair
 
 BATCHES = [*PAIR, *SHORT, "--sweep", "k=2,4", "--batch-size", "2", "baselines=generate,assisted"]
 
@@ -142,32 +142,10 @@ def test_other_drafters_are_measured_teacher_forced(inside, capsys):
     assert "greedy match" in " ".join(capsys.readouterr().out.split())
 
 
-def compare(*arguments: str) -> tuple[dict, list[dict]]:
-    """Runs `drafttrain eval` and returns the report and the samples."""
-    Path("trees.json").unlink(missing_ok=True)
-    assert ended("eval", *PAIR, *SHORT, "--report", "trees.json", *arguments) == 0
-    return read_trees()
-
-
-def test_trees_measured_beside_a_chain_are_compared(inside, capsys):
-    others = {
-        "beams": {"drafter": "small", "tree": {"kind": "rsd-s", "width": 2}, "stop": {"k": 2}},
-        "paths": {"drafter": "small", "tree": {"kind": "paths", "width": 3}, "stop": {"k": 2}},
-    }
-    report, _ = compare("--k", "2", "--temperature", "1", f"others={json.dumps(others)}")
-    runs = methods_of(report)
-    found = {name: (one["method"], one["sizes"]) for name, one in runs.items()}
-    assert found == {
-        "small k=2 rejection": ("chain", {"depth": 2, "nodes": 2}),
-        "beams": ("rsd-s", {"depth": 2, "nodes": 4}),
-        "paths": ("paths", {"depth": 2, "nodes": 6}),
-    }
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ("beams", "paths", "levels", "nodes"))
-
-
 def test_every_way_to_decode_says_what_it_is(inside):
-    report, _ = compare("decode.tree.nodes=6", "--tree", "opt-tree", "baselines=[generate,beam]")
+    given = ["--report", "trees.json", "--tree", "opt-tree", "decode.tree.nodes=6"]
+    assert ended("eval", *PAIR, *SHORT, *given, "baselines=[generate,beam]") == 0
+    report = json.loads(Path("trees.json").read_text())
     assert [(one["method"], one["sizes"]) for one in report["runs"]] == [
         ("plain", {}),
         ("opt-tree", {"depth": 20, "nodes": 6}),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from transformers import dynamic_module_utils
 
 from drafttrain.commands.export import export, read_measured
 from drafttrain.config.base import ConfigError
@@ -90,12 +88,11 @@ def finished_run(tmp_path: Path, report: Path) -> Path:
     return folder
 
 
-def test_a_run_is_exported_with_its_report_plot_data_and_target(capsys, tmp_path, finished_run):
+def test_a_run_is_exported_with_its_report_plot_data_and_target(
+    capsys, tmp_path, finished_run, own_modules
+):
     settings = ExportConfig(drafter=str(finished_run), out=tmp_path / "out", license="mit")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-        patch.setattr(sys, "path", list(sys.path))
-        export(settings, reload=compare)
+    export(settings, reload=compare)
     said = capsys.readouterr().out
     assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in said
     assert "licence" not in said

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, dynamic_module_utils
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import drafttrain
 from drafttrain.commands.export import export
@@ -97,13 +96,10 @@ def test_every_command_decodes_in_the_languages_of_the_run(
 
 
 def test_an_export_decodes_in_them_and_its_card_says_how(
-    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    kind: str, run: Path, tmp_path: Path, own_modules: None, capsys: pytest.CaptureFixture
 ) -> None:
     source, output = LANGUAGES[kind]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-        patch.setattr(sys, "path", list(sys.path))
-        export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
+    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     assert "the target's output unchanged for 4 inputs" in capsys.readouterr().out
     target = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "target")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")  # marks sources as in training

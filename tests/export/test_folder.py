@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
-    dynamic_module_utils,
 )
 
 from drafttrain.config.base import ConfigError
@@ -148,27 +146,17 @@ def test_transformers_own_assisted_generation_loads_the_plain_drafter(tmp_path, 
     assert torch.equal(target.generate(PROMPT, assistant_model=assistant, **wanted), plain)
 
 
-def test_a_policy_of_fixed_length_turns_transformers_own_stop_off(tmp_path, drafter):
-    policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps({"stop": "fixed", "k": 6, "regret": 0.02}))
-    out = export_to(tmp_path / "out", drafter=str(drafter), policy=policy)
-    written = json.loads((out / "generation_config.json").read_text())
-    assert written["num_assistant_tokens"] == 6
-    assert written["assistant_confidence_threshold"] == 0.0
-    assert json.loads((out / "policy.json").read_text()) == {
-        "drafter": "llama",
-        "stop": "fixed",
-        "k": 6,
-        "verifier": {"kind": "auto"},
-    }
-
-
-def test_of_a_policy_with_a_faster_tree_the_best_chain_is_exported(tmp_path, drafter, capsys):
+def test_a_policy_of_fixed_length_turns_transformers_own_stop_off(tmp_path, drafter, capsys):
+    """Of a policy with a faster tree, the best chain is exported."""
     policy, method = tmp_path / "policy.json", {"tree": {"kind": "opt-tree", "nodes": 8}}
     chain = {"stop": "fixed", "k": 6, "verifier": {"kind": "auto"}}
-    faster = {**chain, "method": method, "batches": {"4": {**chain, "method": method}}}
+    batches = {"4": {**chain, "method": method}}
+    faster = {**chain, "method": method, "batches": batches, "regret": 0.02}
     policy.write_text(json.dumps(faster))
     out = export_to(tmp_path / "out", drafter=str(drafter), policy=policy)
+    settings = json.loads((out / "generation_config.json").read_text())
+    assert settings["num_assistant_tokens"] == 6
+    assert settings["assistant_confidence_threshold"] == 0.0
     written = json.loads((out / "policy.json").read_text())
     assert written == {"drafter": "llama", **chain, "batches": {"4": chain}}
     [line] = [one for one in capsys.readouterr().err.splitlines() if "tree or cascade" in one]
@@ -403,12 +391,10 @@ def test_the_policy_holds_the_verifier_that_is_used(tmp_path, drafter):
 
 
 def test_outputs_of_the_target_are_compared_and_a_wrong_one_is_noticed(
-    tmp_path, drafter, monkeypatch
+    tmp_path, drafter, own_modules
 ):
     target = save_target(tiny_model("llama").float(), tmp_path / "target")
     parts = load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter)))
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
     check = Check(inputs=[[4, 9], [5, 7, 11]], target=TargetConfig(path=str(target)))
     written = tmp_path / "written"
     write_parts(written, parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from transformers import (
     MaxTimeCriteria,
     PreTrainedModel,
     TemperatureLogitsWarper,
-    dynamic_module_utils,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
@@ -60,14 +58,7 @@ def assistant(exported: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(exported).eval()
 
 
-@pytest.fixture
-def modules(tmp_path, monkeypatch) -> None:
-    """Redirects the folder into which Transformers copies custom_generate."""
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistant, modules):
+def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistant, own_modules):
     """With the drafter passed, or found in the folder after it was moved, and loaded once."""
     target = tiny_model("llama")
     plain = target.generate(**LEFT_PADDED, **GREEDY)

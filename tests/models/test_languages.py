@@ -9,20 +9,16 @@ import pytest
 from transformers import AutoTokenizer
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.languages import language_tokens
 from drafttrain.models.loading import load_target, load_tokenizer
 from tests.tiny_languages import LANGUAGES, save_language_target
+from tests.tiny_targets import target_at
 
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("languages")
     return {kind: save_language_target(kind, root / kind) for kind in LANGUAGES}
-
-
-def target_at(folder: Path, **settings: str) -> TargetConfig:
-    return TargetConfig(path=str(folder), device="cpu", **settings)
 
 
 def both(kind: str) -> dict[str, str]:

@@ -13,16 +13,10 @@ import sentencepiece
 import torch
 from transformers import (
     LlamaForCausalLM,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperProcessor,
-    WhisperTokenizer,
 )
 
 import drafttrain
 from drafttrain.config.base import ConfigError
-from drafttrain.config.inputs import TargetConfig
 from drafttrain.models import loading
 from drafttrain.models.loading import (
     LoadedTarget,
@@ -30,12 +24,12 @@ from drafttrain.models.loading import (
     cache_is_deep_enough,
     check_target,
     choose_device,
-    load_processor,
     load_target,
     report_generate_defaults,
 )
-from tests.tiny_models import EOS, tiny_model
-from tests.tiny_targets import save_target
+from tests.tiny_models import EOS, MEL_BINS, tiny_model
+from tests.tiny_speech import save_whisper
+from tests.tiny_targets import save_target, target_at
 
 
 @pytest.fixture
@@ -43,20 +37,16 @@ def folder(tmp_path: Path) -> Path:
     return save_target(tiny_model("marian"), tmp_path)
 
 
-def config(path: Path | str, **settings) -> TargetConfig:
-    return TargetConfig(path=str(path), device="cpu", **settings)
-
-
 def test_a_saved_model_loads_with_its_tokenizer_in_eval_mode(folder):
-    target = load_target(config(folder))
+    target = load_target(target_at(folder))
     assert target.tokenizer("w5 w6")["input_ids"] == [5, 6, EOS]
     assert (target.model.training, target.model.dtype) == (False, torch.float32)
     assert target.path == str(folder)
-    assert load_target(config(folder, dtype="bfloat16")).model.dtype == torch.bfloat16
+    assert load_target(target_at(folder, dtype="bfloat16")).model.dtype == torch.bfloat16
 
 
 def test_a_decoder_only_model_loads_as_one(tmp_path):
-    target = load_target(config(save_target(tiny_model("llama"), tmp_path), dtype="float32"))
+    target = load_target(target_at(save_target(tiny_model("llama"), tmp_path), dtype="float32"))
     assert type(target.model) is LlamaForCausalLM
     assert (target.model.training, target.model.dtype) == (False, torch.float32)
 
@@ -65,7 +55,7 @@ def test_a_decoder_only_model_loads_as_one(tmp_path):
 def test_a_config_json_that_is_none_is_refused_by_what_is_wrong(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json does not describe a model \("):
-        load_target(config(folder))
+        load_target(target_at(folder))
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
@@ -76,14 +66,14 @@ def test_a_tokenizer_that_is_none_is_refused_before_weights_are_read(folder, fil
     (folder / file).write_text(text)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"its tokenizer cannot be loaded \("):
-        load_target(config(folder))
+        load_target(target_at(folder))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
 def test_a_generation_config_that_is_none_is_not_passed_over(folder, text):
     (folder / "generation_config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read \("):
-        check_target(config(folder))
+        check_target(target_at(folder))
 
 
 @pytest.mark.parametrize("kept", [0, 7, 400])
@@ -91,7 +81,7 @@ def test_a_torn_file_of_weights_is_refused_with_its_name_before_it_is_read(folde
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(ConfigError, match=r"is not a complete safetensors file \("):
-        check_target(config(folder))
+        check_target(target_at(folder))
 
 
 @pytest.mark.parametrize(
@@ -111,13 +101,13 @@ def test_weights_for_other_programs_are_named(folder, file, says, configured):
         (folder / "config.json").unlink()
         says = says if "adapter" in file else f"no config.json, but {file}"
     with pytest.raises(ConfigError, match=says):
-        check_target(config(folder))
+        check_target(target_at(folder))
 
 
 def test_a_whole_model_beside_an_adapter_is_not_taken_for_the_two_of_them(folder):
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds an adapter"):
-        check_target(config(folder))
+        check_target(target_at(folder))
 
 
 def test_a_package_that_quantised_weights_need_is_named(folder):
@@ -125,7 +115,7 @@ def test_a_package_that_quantised_weights_need_is_named(folder):
     settings["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 8}
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match="need a package that is not installed .*install it"):
-        load_target(config(folder))
+        load_target(target_at(folder))
 
 
 @pytest.mark.parametrize("path", ["llma", "checkpoints/tinny", "chekpoints/tiny", "./llma"])
@@ -142,32 +132,26 @@ def test_a_mistyped_folder_is_answered_at_once_with_the_nearest(tmp_path, monkey
     (tmp_path / "llama").mkdir()
     near = "checkpoints/tiny" if "/t" in path else "llama"
     with pytest.raises(ConfigError, match=f"'{path}': no such folder.*; did you mean '{near}'?"):
-        check_target(config(path))
+        check_target(target_at(path))
     assert [seconds <= 10 for seconds in timeouts] == [True] * (not path.startswith("."))
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "a/b/c"])
 def test_a_missing_folder_is_named_without_asking_the_network(path):
     with pytest.raises(ConfigError, match=f"target.path = '{path}': no such folder"):
-        load_target(config(path))
+        load_target(target_at(path))
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no config.json"):
-        load_target(config(tmp_path))
+        load_target(target_at(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("check", "kind", "words"),
-    [
-        (check_target, "vit", "'vit' model, not a language model"),
-        (check_target, "clip", "'clip' model, not a language model"),
-    ],
-)
-def test_other_models_are_refused_from_their_configuration(tmp_path, check, kind, words):
+@pytest.mark.parametrize("kind", ["vit", "clip"])
+def test_other_models_are_refused_from_their_configuration(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(ConfigError, match=words):
-        check(config(tmp_path))
+    with pytest.raises(ConfigError, match=f"'{kind}' model, not a language model"):
+        check_target(target_at(tmp_path))
 
 
 def test_a_missing_tokenizer_is_named_before_weights_are_read(folder):
@@ -175,7 +159,7 @@ def test_a_missing_tokenizer_is_named_before_weights_are_read(folder):
         file.unlink()
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="tokenizer"):
-        load_target(config(folder))
+        load_target(target_at(folder))
 
 
 def test_devices_that_are_not_there_are_refused(monkeypatch):
@@ -221,35 +205,31 @@ def test_a_target_that_decodes_otherwise_by_default_is_said_once(
 
 
 def test_a_processor_is_loaded_where_inputs_are_no_token_ids(folder):
-    config = TargetConfig(path=str(folder))
-    assert load_target(config).processor is None
-    shape = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8}
-    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "vocab_size": 40}
-    ends = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 1}
-    listening = WhisperForConditionalGeneration(WhisperConfig(**shape, **heads, **ends))
+    assert load_target(target_at(folder)).processor is None
+    whisper = target_at(save_whisper(folder / "whisper"))
+    processor = load_target(whisper).processor
+    features = processor(np.zeros(1600), sampling_rate=16_000, return_tensors="pt")
+    assert features["input_features"].shape[1] == MEL_BINS
+    (folder / "whisper" / "processor_config.json").unlink()
     with pytest.raises(ConfigError, match="its processor, which converts audio to features"):
-        load_processor(config, listening.config)
-    tokenizer = WhisperTokenizer(vocab={"<|endoftext|>": 0, "a": 1}, merges=[])
-    speech = WhisperProcessor(WhisperFeatureExtractor(feature_size=8), tokenizer)
-    listening.save_pretrained(folder)
-    speech.save_pretrained(folder)
-    processor = load_processor(config, listening.config)
-    features = processor(np.zeros(1600), sampling_rate=16000, return_tensors="pt")
-    assert features["input_features"].shape[1] == 8
+        load_target(whisper)
+
+
+def train_pieces(size: int, **how: object) -> bytes:
+    """Returns a SentencePiece model with this number of pieces."""
+    texts = [f"the house number {i} is small and the dog {7 * i} is big" for i in range(40)]
+    written, how = io.BytesIO(), {"minloglevel": 2, "num_threads": 1} | how
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=written, vocab_size=size, **how
+    )
+    return written.getvalue()
 
 
 def test_a_target_with_sentencepiece_files_decodes_as_opus_mt_does(tmp_path):
-    texts = [f"the house number {i} is small and the dog {7 * i} is big" for i in range(40)]
+    model = train_pieces(40)
     for side in ("source", "target"):
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_prefix=str(tmp_path / side),
-            vocab_size=40,
-            minloglevel=2,
-            num_threads=1,
-        )
-        (tmp_path / f"{side}.model").rename(tmp_path / f"{side}.spm")
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
+        (tmp_path / f"{side}.spm").write_bytes(model)
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
     own = [pieces.id_to_piece(i) for i in range(3, len(pieces))]  # after <unk>, <s> and </s>
     tokens = ["<pad>", "</s>", "<unk>", *own, "<s>"]
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(tokens)}))
@@ -274,16 +254,11 @@ def test_sentencepiece_files_alone_are_a_tokenizer_with_the_declared_packages(
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     declared = {name.partition(">")[0] for name in project["dependencies"]}
     assert {"sentencepiece", "protobuf"} <= declared  # Transformers needs both to read the files
-    written = io.BytesIO()
-    how = {"model_type": "bpe" if family == "llama" else "unigram", "pad_id": 3}
-    texts = [f"the house number {i} is small and the dog {7 * i} is big" for i in range(40)]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=written, vocab_size=50, minloglevel=2, **how
-    )
+    kind = "bpe" if family == "llama" else "unigram"
+    (tmp_path / file).write_bytes(train_pieces(50, model_type=kind, pad_id=3))
     tiny_model(family, vocab_size=120).save_pretrained(tmp_path)
-    (tmp_path / file).write_bytes(written.getvalue())
     languages = {"source_language": "en_XX", "target_language": "ro_RO"}
-    tokenizer = load_target(config(tmp_path, **languages if family == "mbart" else {})).tokenizer
+    tokenizer = load_target(target_at(tmp_path, **languages if family == "mbart" else {})).tokenizer
     ids = tokenizer("the small dog").input_ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the small dog"
 

@@ -120,20 +120,16 @@ def test_values_beyond_the_type_that_weights_are_read_in_are_refused(tmp_path: P
         read_weights(LlamaForCausalLM, folder, "my model", dtype=torch.float16)
 
 
-@pytest.mark.parametrize(
-    "edit", [without("self_attn_layer_norm"), with_value("lm_head", float("nan"))]
-)
-def test_drafters_of_our_own_kinds_are_read_by_the_same_rule(tmp_path: Path, edit: Edit) -> None:
-    folder = edited(tiny_drafter(), tmp_path, edit)
-    with pytest.raises(ConfigError, match="lack|NaN"):
-        load_drafter(folder, read_drafter_settings(str(folder)))
-
-
-@pytest.mark.parametrize("edit", [without("out.bias"), with_value("out.weight", float("inf"))])
-def test_heads_are_read_by_the_same_rule(tmp_path: Path, edit: Edit) -> None:
-    folder = edited(make_head(tiny_model("llama")), tmp_path, edit)
-    with pytest.raises(ConfigError, match="lack|infinity"):
-        load_heads(folder)
+@pytest.mark.parametrize("edit", [without("bias"), with_value("weight", float("nan"))])
+def test_drafters_of_our_own_kinds_and_heads_are_read_by_the_same_rule(tmp_path, edit) -> None:
+    drafter = edited(tiny_drafter(), tmp_path / "drafter", edit)
+    head = edited(make_head(tiny_model("llama")), tmp_path / "head", edit)
+    for load in (
+        lambda: load_drafter(drafter, read_drafter_settings(str(drafter))),
+        lambda: load_heads(head),
+    ):
+        with pytest.raises(ConfigError, match="lack|NaN"):
+            load()
 
 
 def test_models_that_are_already_loaded_are_checked_too() -> None:

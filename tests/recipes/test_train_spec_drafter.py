@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import dynamic_module_utils
 
 from drafttrain import load
 from drafttrain.commands.export import export
@@ -58,7 +56,7 @@ def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path:
 
 @pytest.mark.parametrize("family", ["led", "blenderbot", "umt5", "t5gemma", "two vocabularies"])
 def test_any_family_of_encoder_decoders_is_drafted_for(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    family: str, tmp_path: Path, own_modules: None, capsys: pytest.CaptureFixture
 ) -> None:
     """Trained for a few steps, loaded and exported, and exact when decoding. M2M100 and mBART-50
     are tested in tests/commands/test_languages.py."""
@@ -77,10 +75,7 @@ def test_any_family_of_encoder_decoders_is_drafted_for(
         for source, found in zip(ids, outputs, strict=True):
             expected = target.generate(torch.tensor([source]), max_new_tokens=12, do_sample=False)
             assert list(found.tokens) == expected[0, 1:].tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-        patch.setattr(sys, "path", list(sys.path))
-        export(ExportConfig(drafter=str(tmp_path / "run"), out=tmp_path / "out"), reload=compare)
+    export(ExportConfig(drafter=str(tmp_path / "run"), out=tmp_path / "out"), reload=compare)
     assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import datasets
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.examples import Examples
+from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
@@ -62,6 +62,11 @@ def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:
         return [*torch.randint(2, 20, (length,), generator=random).tolist(), 1]
 
     return [(0, row, sentence(4), sentence(3 + row)) for row in range(count)]
+
+
+def numbered(rows: Sequence[tuple[list[int], list[int]]]) -> list[Example]:
+    """Returns rows of source and target tokens as examples of epoch 0, numbered from 0."""
+    return [Example(0, row, source, target) for row, (source, target) in enumerate(rows)]
 
 
 def logged(run: Path, name: str) -> list[float]:

@@ -21,13 +21,11 @@ from drafttrain.data.batches.masked_blocks import (
 from drafttrain.models.spec_drafter.layout import IGNORED
 from tests.comparing import close
 from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
+from tests.training.tiny_runs import numbered
 
 MASK = 3
 ROWS = [([5, 6, 7], [8, 9, 20, 21, 22, 1]), ([10], [11, 1]), ([12, 13], [1])]
-
-
-def examples() -> list[Example]:
-    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
+EXAMPLES = numbered(ROWS)
 
 
 def collator(k: int = 4, kept: float = 0.7, floor: float = 0.2, seed: int = 0) -> BlocksCollator:
@@ -45,7 +43,7 @@ def labelled(batch: BlocksBatch) -> Iterator[tuple[int, int, int, int, int]]:
 @pytest.mark.parametrize("kept", [0.7, 1.0])
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_every_row_of_a_packed_pass_is_that_of_its_context_and_masks_alone(family, kept) -> None:
-    model, packed = tiny_model(family), [examples(), examples()[1:]]
+    model, packed = tiny_model(family), [EXAMPLES, EXAMPLES[1:]]
     batch = collator(kept=kept)(packed)
     masks = 0
     with torch.no_grad():
@@ -66,9 +64,9 @@ def test_every_row_of_a_packed_pass_is_that_of_its_context_and_masks_alone(famil
 
 
 def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
-    batch = collator(k=3, kept=1.0)([examples()[1:], examples()[:1]])
+    batch = collator(k=3, kept=1.0)([EXAMPLES[1:], EXAMPLES[:1]])
     assert batch.columns == 8 and batch.input_ids[0, 8:].tolist() == [MASK] + [0] * 8
-    text = BlocksCollator(0)([examples()[1:], examples()[:1]])
+    text = BlocksCollator(0)([EXAMPLES[1:], EXAMPLES[:1]])
     for name in ("input_ids", "positions", "labels", "documents"):
         assert torch.equal(getattr(batch.text, name), getattr(text, name))
     row = batch.anchors[1], batch.positions[1], batch.before[1], batch.text_columns[1]
@@ -79,11 +77,11 @@ def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
 
 
 def test_texts_of_one_row_a_sequence_need_no_mask_where_the_target_reads_them() -> None:
-    assert collator().alone(examples()).text.mask(torch.float32) is None
+    assert collator().alone(EXAMPLES).text.mask(torch.float32) is None
 
 
 def test_rows_of_the_target_are_found_by_their_place_in_the_text() -> None:
-    batch = collator(kept=1.0)([examples(), examples()[1:]])
+    batch = collator(kept=1.0)([EXAMPLES, EXAMPLES[1:]])
     labels = batch.text.labels[batch.text.labels != IGNORED]
     assert torch.equal(labels[batch.same_in_text()], batch.labels[batch.labels != IGNORED])
     numbers = iter(batch.same_in_text().tolist())
@@ -112,7 +110,7 @@ def test_a_block_has_a_token_only_if_it_has_one_before_in_the_shares_asked_for(s
 
 def test_what_is_dropped_follows_from_seed_epoch_and_row_alone() -> None:
     def anchors(example: Example, seed: int = 0) -> list[int]:
-        batch = collator(8, 0.5, 0.0, seed)([[examples()[2], example]])
+        batch = collator(8, 0.5, 0.0, seed)([[EXAMPLES[2], example]])
         return batch.anchors[batch.documents == 1].tolist()
 
     one = Example(2, 7, [5], list(range(8, 38)))
@@ -126,14 +124,14 @@ def test_what_is_dropped_follows_from_seed_epoch_and_row_alone() -> None:
 def test_lengths_are_the_columns_that_rows_take_but_for_their_ends(kept: float) -> None:
     lengths = np.array([[len(source), len(target)] for source, target in ROWS])
     counted = lengths_with_masks(lengths, 4, kept, 0.1)
-    for example, length in zip(examples(), counted, strict=True):
+    for example, length in zip(EXAMPLES, counted, strict=True):
         taken = collator(4, kept, 0.1).alone([example]).input_ids.shape[1]
         assert length - 6 <= taken <= length
     assert lengths_with_masks(np.array([[3, 10]]), 3, 0.7, 0.2).tolist() == [3 + 9 + 7 + 5]
 
 
 def test_predictions_are_put_together_block_by_block() -> None:
-    batch = collator(k=3, kept=1.0).alone(examples()[:1])
+    batch = collator(k=3, kept=1.0).alone(EXAMPLES[:1])
     tokens = batch.labels[batch.labels != IGNORED]
     nothing = -1
     assert blocks_of_rows(batch, tokens, 3, 6).tolist() == [

@@ -8,17 +8,15 @@ import pytest
 import torch
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.examples import Examples
 from drafttrain.data.batches.masked_blocks import BlocksCollator, lay_out_texts
 from drafttrain.data.batches.packing import PackedExamples, pack, share_sequences
 from drafttrain.data.distill.recipe_rows import rows_with_labels
 from drafttrain.models.spec_drafter.layout import IGNORED
+from tests.training.tiny_runs import numbered
 
 ROWS = [([5, 6, 7], [8, 9, 1]), ([10], [11, 1]), ([12, 13], [1])]
-
-
-def examples() -> list[Example]:
-    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
+EXAMPLES = numbered(ROWS)
 
 
 def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
@@ -48,7 +46,7 @@ def test_packing_loses_and_doubles_no_row(most: int) -> None:
 
 
 def test_a_packed_sequence_counts_from_0_in_each_row_and_learns_outputs_alone() -> None:
-    first, second, third = examples()
+    first, second, third = EXAMPLES
     batch = BlocksCollator(pad_token_id=0)([[first, third], [second]])
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 12, 13], [10, 11, 0, 0, 0, 0, 0]]
     assert batch.positions.tolist()[0] == [0, 1, 2, 3, 4, 0, 1]
@@ -63,13 +61,13 @@ def test_a_packed_sequence_counts_from_0_in_each_row_and_learns_outputs_alone() 
 
 
 def test_where_the_target_reads_prompts_it_tells_the_first_token() -> None:
-    [text], [own] = (lay_out_texts([examples()], reads) for reads in (False, True))
+    [text], [own] = (lay_out_texts([EXAMPLES], reads) for reads in (False, True))
     assert text | {"labels": own["labels"]} == own
     assert text["labels"] == [IGNORED] * 3 + [9, 1] + [IGNORED] + [1] + [IGNORED] * 2
 
 
 def test_a_sequence_of_one_row_needs_no_mask() -> None:
-    batch = BlocksCollator(pad_token_id=0).alone(examples())
+    batch = BlocksCollator(pad_token_id=0).alone(EXAMPLES)
     assert batch.mask(torch.float32) is None
     assert batch.labels.tolist()[2] == [IGNORED, 1, *[IGNORED] * 3]
 

@@ -6,23 +6,21 @@ import pytest
 import torch
 
 from drafttrain.config.recipes import FollowTargetConfig
-from drafttrain.data.batches.examples import Example, TopRows
+from drafttrain.data.batches.examples import TopRows
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.teacher import top_rows
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.training.objectives.follow_target import FollowTarget
 from tests.comparing import close
 from tests.tiny_models import EOS, tiny_model
+from tests.training.tiny_runs import numbered
 
 MASK = 3
 ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS])]
+EXAMPLES = numbered(ROWS)
 COLLATE = BlocksCollator(pad_token_id=0, mask_token=MASK, k=3)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
 """Draft vocabulary, without 11 and 20."""
-
-
-def examples() -> list[Example]:
-    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
 
 
 def objective_of(draftable=None, **settings: object) -> FollowTarget:
@@ -34,7 +32,7 @@ def objective_of(draftable=None, **settings: object) -> FollowTarget:
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_the_loss_is_that_of_every_block_run_alone(draftable) -> None:
     objective = objective_of(draftable, cross_entropy=0.5, forward_kl=2.0)
-    batch = COLLATE([examples()])
+    batch = COLLATE([EXAMPLES])
     sums = objective(batch, 0.0)
     wanted = range(40) if draftable is None else draftable.tolist()
     loss = weights = acceptance = torch.zeros((), dtype=torch.float64)
@@ -61,12 +59,12 @@ def test_the_loss_is_that_of_every_block_run_alone(draftable) -> None:
 def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
     objective = objective_of(draftable, forward_kl=1.0, total_variation=1.0)
     known, teacher = [], objective.teacher.model
-    for example in examples():
+    for example in EXAMPLES:
         forced = teacher_force(teacher, [example.source_ids], [example.target_ids])[0]
         known.append(example._replace(target_rows=top_rows(forced.logits, 40, draftable)))
-    close(objective(COLLATE([known]), 0.0).loss, objective(COLLATE([examples()]), 0.0).loss, 1e-9)
+    close(objective(COLLATE([known]), 0.0).loss, objective(COLLATE([EXAMPLES]), 0.0).loss, 1e-9)
     two = [one._replace(target_rows=TopRows(*(part[:, :2] for part in one.target_rows)))
            for one in known]  # fmt: skip
     likeliest, _ = objective.compared_rows(COLLATE([two]), objective.rows(COLLATE([two]))[0])
-    online = objective.target_log_probs(COLLATE([examples()]))
+    online = objective.target_log_probs(COLLATE([EXAMPLES]))
     close(likeliest, online.topk(2).values)

@@ -7,23 +7,20 @@ import torch
 import torch.nn.functional as F
 
 from drafttrain.config.recipes import FollowInBlocksConfig
-from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.models.state_drafter import read_target
 from drafttrain.training.objectives.follow_states import FollowStates
 from tests.comparing import close
 from tests.tiny_drafters import behind_states
 from tests.tiny_models import EOS, tiny_model
+from tests.training.tiny_runs import numbered
 
 ROWS = [([5, 6, 7], [8, 9, 14, EOS]), ([10], [11, 12, 20, 9, EOS]), ([4, 4], [13, EOS])]
+EXAMPLES = numbered(ROWS)
 K = 3
 COLLATE = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 14, 30])
 MODES = ["blocks", "linked"]
-
-
-def examples() -> list[Example]:
-    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
 
 
 def objective_of(mode: str, draftable=None, **settings: object) -> FollowStates:
@@ -65,7 +62,7 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
                 cross = 0.0 if len(label) == 0 else -0.5 * own[label[0, 0]]
                 loss = loss + cross + 2 * (rows.exp() * (rows - own)).sum()
                 count += 1
-    sums = objective(COLLATE.alone(examples()), 0.0)
+    sums = objective(COLLATE.alone(EXAMPLES), 0.0)
     assert float(sums.weight) == count
     close(sums.loss, loss, 1e-6)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -77,8 +74,8 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_packed_rows_have_the_loss_of_rows_alone(mode: str) -> None:
     objective = objective_of(mode, forward_kl=0.5, total_variation=1.0)
-    one, two = examples()[:2], examples()[2:]
-    packed, alone = objective(COLLATE([one, two]), 0.0), objective(COLLATE.alone(examples()), 0.0)
+    one, two = EXAMPLES[:2], EXAMPLES[2:]
+    packed, alone = objective(COLLATE([one, two]), 0.0), objective(COLLATE.alone(EXAMPLES), 0.0)
     close(packed.loss, alone.loss, 1e-6)
     assert float(packed.weight) == float(alone.weight) > 0
 
@@ -87,7 +84,7 @@ def test_packed_rows_have_the_loss_of_rows_alone(mode: str) -> None:
 def test_it_learns_one_batch(mode: str) -> None:
     objective = objective_of(mode, cross_entropy=1.0, forward_kl=0.0)
     trained = [p for p in objective.model.parameters() if p.requires_grad]
-    optimizer, batch = torch.optim.Adam(trained, 2e-2), COLLATE.alone(examples())
+    optimizer, batch = torch.optim.Adam(trained, 2e-2), COLLATE.alone(EXAMPLES)
     losses = []
     for _ in range(120):
         sums = objective(batch, 0.0)

@@ -13,16 +13,14 @@ from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.objectives.follow_target import FollowTarget
 from tests.comparing import close
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
+from tests.training.tiny_runs import numbered
 
 ROWS = [([5, 6, 7], [8, 9, EOS]), ([10], [11, 12, 20, EOS]), ([12, 13], [EOS])]
+EXAMPLES = numbered(ROWS)
 COLLATE = BlocksCollator(pad_token_id=0)
 DRAFTABLE = torch.tensor([EOS, 8, 9, 12, 30])
 """Draft vocabulary, without 11 and 20."""
 EVERY = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)
-
-
-def examples() -> list[Example]:
-    return [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
 
 
 def objective_of(
@@ -43,9 +41,9 @@ def answer_rows(model: PreTrainedModel, example: Example) -> torch.Tensor:
 
 def test_the_loss_is_taken_at_the_output_alone_and_divided_by_its_tokens() -> None:
     objective = objective_of(FollowTargetConfig(cross_entropy=0.5, forward_kl=2.0))
-    sums = objective(COLLATE.alone(examples()), 0.0)
+    sums = objective(COLLATE.alone(EXAMPLES), 0.0)
     expected, correct = 0.0, 0
-    for example in examples():
+    for example in EXAMPLES:
         own = answer_rows(objective.model, example)
         theirs = answer_rows(objective.teacher.model, example)
         labels = torch.tensor(example.target_ids)
@@ -60,8 +58,8 @@ def test_the_loss_is_taken_at_the_output_alone_and_divided_by_its_tokens() -> No
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
 def test_packed_rows_have_the_loss_and_the_gradients_of_rows_apart(family, draftable) -> None:
     apart, packed = (objective_of(EVERY, family, draftable) for _ in range(2))
-    one = apart(COLLATE.alone(examples()), 0.0)
-    two = packed(COLLATE([examples()[::-1]]), 0.0)
+    one = apart(COLLATE.alone(EXAMPLES), 0.0)
+    two = packed(COLLATE([EXAMPLES[::-1]]), 0.0)
     for a, b in zip(one, two, strict=True):
         close(a, b, 1e-6)
     one.loss.backward()
@@ -74,10 +72,10 @@ def test_packed_rows_have_the_loss_and_the_gradients_of_rows_apart(family, draft
 def test_a_drafter_of_few_tokens_learns_rows_over_these_alone() -> None:
     settings = FollowTargetConfig(cross_entropy=1.0, forward_kl=1.0, total_variation=1.0)
     objective = objective_of(settings, draftable=DRAFTABLE)
-    batch = COLLATE.alone(examples())
+    batch = COLLATE.alone(EXAMPLES)
     sums = objective(batch, 0.0)
     expected = torch.zeros((), dtype=torch.float64)
-    for example in examples():
+    for example in EXAMPLES:
         own = answer_rows(objective.model, example)[:, DRAFTABLE].log_softmax(-1)
         theirs = answer_rows(objective.teacher.model, example)[:, DRAFTABLE]
         expected += (theirs.exp() * (theirs - own)).sum()
@@ -93,14 +91,14 @@ def test_a_drafter_of_few_tokens_learns_rows_over_these_alone() -> None:
 
 
 def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_same() -> None:
-    batch = COLLATE.alone(examples())
+    batch = COLLATE.alone(EXAMPLES)
     objective = objective_of(FollowTargetConfig())
     found = objective.overlap(batch, objective.rows(batch)[0])
     expected = [
         torch.minimum(
             answer_rows(objective.model, e).exp(), answer_rows(objective.teacher.model, e).exp()
         ).sum(-1)
-        for e in examples()
+        for e in EXAMPLES
     ]
     close(found, torch.cat(expected))
     same = FollowTarget(tiny_model("llama"), FollowTargetConfig(), tiny_model("llama"))
@@ -109,6 +107,6 @@ def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_sam
 
 def test_validation_is_the_cross_entropy_of_the_output_whatever_is_trained() -> None:
     objective = objective_of(FollowTargetConfig(forward_kl=0.0, total_variation=1.0)).eval()
-    sums = objective(COLLATE.alone(examples()), 1.0)
+    sums = objective(COLLATE.alone(EXAMPLES), 1.0)
     of_outputs = objective_of(FollowTargetConfig(cross_entropy=1.0, forward_kl=0.0))
-    close(sums.loss, of_outputs(COLLATE.alone(examples()), 1.0).loss)
+    close(sums.loss, of_outputs(COLLATE.alone(EXAMPLES), 1.0).loss)
