@@ -55,8 +55,8 @@ def script_of(file: Path) -> Path:
     Raises ConfigError if they name none.
     """
     text = file.read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"^#.*\brecipes/(train_\w+\.py)\b", text, re.MULTILINE)
-    script = recipe_file(Path("recipes", found[1] if found else ""))
+    match = re.search(r"^#.*\brecipes/(train_\w+\.py)\b", text, re.MULTILINE)
+    script = recipe_file(Path("recipes", match[1] if match else ""))
     if not script.is_file():
         raise ConfigError(
             f"no comment in {str(file)!r} names its script, such as recipes/train_spec_drafter.py; "

@@ -85,11 +85,11 @@ class BlocksBatch(Batch):
         model's own causal mask is enough: one text per sequence, right-padded, without masks."""
         if not (self.has_masks or self.packed):
             return None
-        mine, own = self.anchors[:, :, None], self.positions[:, :, None]
-        theirs, position = self.anchors[:, None, :], self.positions[:, None, :]
-        last = torch.where(mine == NO_ANCHOR, own, mine)
-        in_block = (mine == theirs) & (position <= own)
-        seen = torch.where(theirs == NO_ANCHOR, position <= last, in_block)
+        query_anchor, query_position = self.anchors[:, :, None], self.positions[:, :, None]
+        key_anchor, key_position = self.anchors[:, None, :], self.positions[:, None, :]
+        last = torch.where(query_anchor == NO_ANCHOR, query_position, query_anchor)
+        in_block = (query_anchor == key_anchor) & (key_position <= query_position)
+        seen = torch.where(key_anchor == NO_ANCHOR, key_position <= last, in_block)
         seen &= self.documents[:, :, None] == self.documents[:, None, :]
         return additive(seen, dtype)[:, None]
 
@@ -136,25 +136,27 @@ class BlocksCollator:
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> BlocksBatch:
         texts = lay_out_texts(sequences, self.reads_prompt)
-        columns = max(len(own["input_ids"]) for own in texts)
-        for own, examples in zip(texts, sequences, strict=True):
-            count = len(own["input_ids"])
-            own |= {"anchors": [NO_ANCHOR] * count, "before": [-1] * count}
-            own["text_columns"] = list(range(count))
-            for name, values in own.items():
+        columns = max(len(sequence["input_ids"]) for sequence in texts)
+        for sequence, examples in zip(texts, sequences, strict=True):
+            count = len(sequence["input_ids"])
+            sequence |= {"anchors": [NO_ANCHOR] * count, "before": [-1] * count}
+            sequence["text_columns"] = list(range(count))
+            for name, values in sequence.items():
                 values += [PADDED.get(name, self.pad_token_id)] * (columns - count)
             start = 0
             for number, example in enumerate(examples):
-                self._add_masks(own, example, number, start)
+                self._add_masks(sequence, example, number, start)
                 start += len(example.source_ids) + len(example.target_ids) - 1
-        found = {
-            name: pad([own[name] for own in texts], PADDED.get(name, self.pad_token_id))[0]
+        tensors = {
+            name: pad([sequence[name] for sequence in texts], PADDED.get(name, self.pad_token_id))[
+                0
+            ]
             for name in texts[0]
         }
-        labelled = found["labels"] != IGNORED
+        labelled = tensors["labels"] != IGNORED
         of_texts = labelled[:, :columns]
         return BlocksBatch(
-            **found,
+            **tensors,
             **known_rows(sequences),
             columns=columns,
             packed=any(len(examples) > 1 for examples in sequences),
@@ -167,7 +169,7 @@ class BlocksCollator:
         """Collates examples without packing, one row per sequence."""
         return self([[example] for example in examples])
 
-    def _add_masks(self, own: Columns, example: Example, number: int, start: int) -> None:
+    def _add_masks(self, columns: Columns, example: Example, number: int, start: int) -> None:
         """Appends the masks of a row to its sequence; its text starts at column `start`."""
         random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
         tokens = [*example.source_ids, *example.target_ids]
@@ -176,14 +178,14 @@ class BlocksCollator:
         for anchor, count in enumerate(tasks.tolist(), first):
             before = start + anchor
             for position in range(anchor + 1, anchor + count):
-                own["before"].append(before)
-                before = len(own["input_ids"])
-                own["input_ids"].append(self.mask_token)
-                own["positions"].append(position)
-                own["labels"].append(tokens[position + 1])
-                own["documents"].append(number)
-                own["anchors"].append(anchor)
-                own["text_columns"].append(start + position)
+                columns["before"].append(before)
+                before = len(columns["input_ids"])
+                columns["input_ids"].append(self.mask_token)
+                columns["positions"].append(position)
+                columns["labels"].append(tokens[position + 1])
+                columns["documents"].append(number)
+                columns["anchors"].append(anchor)
+                columns["text_columns"].append(start + position)
 
 
 def lay_out_texts(
@@ -194,18 +196,18 @@ def lay_out_texts(
     reads_prompt: whether the drafter reads prompts itself and so predicts the output's first token
     at the prompt's last token. Otherwise the target supplies that token.
     """
-    found = []
+    texts = []
     for examples in sequences:
-        own: Columns = {"input_ids": [], "positions": [], "labels": [], "documents": []}
+        columns: Columns = {"input_ids": [], "positions": [], "labels": [], "documents": []}
         for number, example in enumerate(examples):
             tokens = [*example.source_ids, *example.target_ids]
             count, unlearned = len(tokens) - 1, first_anchor(example, reads_prompt)
-            own["input_ids"] += tokens[:-1]
-            own["positions"] += range(count)
-            own["labels"] += [IGNORED] * unlearned + tokens[unlearned + 1 :]
-            own["documents"] += [number] * count
-        found.append(own)
-    return found
+            columns["input_ids"] += tokens[:-1]
+            columns["positions"] += range(count)
+            columns["labels"] += [IGNORED] * unlearned + tokens[unlearned + 1 :]
+            columns["documents"] += [number] * count
+        texts.append(columns)
+    return texts
 
 
 def first_anchor(example: Example, reads_prompt: bool) -> int:

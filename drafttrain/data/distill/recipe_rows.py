@@ -24,13 +24,13 @@ from drafttrain.models.loading import LoadedTarget, load_target
 def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
     """Returns the distillations of `data` and, if set, `held_out`, by name. Raises ConfigError."""
     out = settings.distilled or settings.run / "distilled"
-    found = {"data": distill_settings(settings, settings.data, out)}
+    plans = {"data": distill_settings(settings, settings.data, out)}
     if settings.held_out is not None:
         limit = min(settings.held_out.limit or VALIDATION_ROWS, VALIDATION_ROWS)
         data = settings.held_out.model_copy(update={"limit": limit})
         out = settings.run / "held_out"
-        found["held_out"] = distill_settings(settings, data, out)
-    return found
+        plans["held_out"] = distill_settings(settings, data, out)
+    return plans
 
 
 def distill_settings(

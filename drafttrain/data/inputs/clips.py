@@ -209,10 +209,10 @@ def clip_source(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
     Raises ConfigError for a clip that has become unusable.
     """
     assert target.processor is not None
-    found = target.processor.feature_extractor(
+    features = target.processor.feature_extractor(
         read_speech(row), sampling_rate=RATE, return_tensors="pt"
     )
-    return speech_source(found["input_features"][0], target.model)
+    return speech_source(features["input_features"][0], target.model)
 
 
 def given_outputs(sources: Sequence[Source]) -> BaseModelOutput:

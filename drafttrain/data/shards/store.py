@@ -278,15 +278,15 @@ def open_tensors(
             columns = {name: tensors[group + name] for name in ("lengths", *widths)}
         except (SafetensorError, OSError, KeyError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); {REMEDY}") from None
-        own = columns.pop("lengths").numpy()
+        row_lengths = columns.pop("lengths").numpy()
         shapes = {name: list(column.shape) for name, column in columns.items()}
-        wanted = {name: [int(own.sum()), *width] for name, width in widths.items()}
-        if shapes != wanted or len(own) != rows:
+        wanted = {name: [int(row_lengths.sum()), *width] for name, width in widths.items()}
+        if shapes != wanted or len(row_lengths) != rows:
             raise ConfigError(
-                f"{path} holds {len(own)} rows with tensors of shapes {shapes} where {rows} rows "
-                f"with {wanted} belong; {REMEDY}"
+                f"{path} holds {len(row_lengths)} rows with tensors of shapes {shapes} where "
+                f"{rows} rows with {wanted} belong; {REMEDY}"
             )
         shards.append(columns)
-        lengths.append(own)
-        places.append(np.stack([np.full(rows, shard), own.cumsum() - own], axis=1))
+        lengths.append(row_lengths)
+        places.append(np.stack([np.full(rows, shard), row_lengths.cumsum() - row_lengths], axis=1))
     return TensorRows(shards, np.concatenate(lengths), np.concatenate(places))

@@ -194,7 +194,7 @@ class CachedModel:
     def extend_chains(self, batch: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
         """Appends a chain [N] to each sequence's cache -> logits [N, V], hidden [N, D]."""
         return self.forward_batch(
-            [ForwardRequest(state, own.tolist(), len(own)) for state, own in batch]
+            [ForwardRequest(state, chain.tolist(), len(chain)) for state, chain in batch]
         )
 
     def extend_trees(

@@ -136,8 +136,8 @@ class Engine:
         """Caches the cross-attention that a first call computed, without padding."""
         for b, request in enumerate(requests):
             length = len(request.state.encoded)
-            own = [(keys[b, :, :length], values[b, :, :length]) for keys, values in sources]
-            self.cache.remember_source(request.state.columns.number, own)
+            layers = [(keys[b, :, :length], values[b, :, :length]) for keys, values in sources]
+            self.cache.remember_source(request.state.columns.number, layers)
 
     def _batched(
         self,
@@ -166,7 +166,7 @@ class Engine:
             new, used = bucket.tokens, bucket.columns
             by_row = dict(zip(numbers, requests, strict=True))
             members = [by_row.get(row) for row in range(bucket.rows)]
-            starts = [used if own is None else own.state.cached for own in members]
+            starts = [used if member is None else member.state.cached for member in members]
             placement.rows = slice(0, bucket.rows)
         placement.used, placement.cached = used, starts[0] if self._one_chain else 0
         first_columns = torch.tensor(starts, device=device)[:, None]
@@ -176,7 +176,10 @@ class Engine:
             placement.columns = columns = columns.clamp(max=used - 1)
         elif min(starts) == max(starts):
             placement.columns = slice(starts[0], used)
-        ids = [torch.tensor([] if own is None else own.tokens, dtype=torch.long) for own in members]
+        ids = [
+            torch.tensor([] if member is None else member.tokens, dtype=torch.long)
+            for member in members
+        ]
         positions = self._positions(members, columns)
         call = ForwardBatch(
             ids=_with_drafted(_padded(ids, new).to(device), members),
