@@ -26,7 +26,7 @@ from drafttrain.config.recipes import HeadRecipe
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.distill.recipe_rows import distill_settings
-from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache, state_of
+from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cache
 from drafttrain.data.hidden.states import HiddenCache, open_cache
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST
@@ -132,11 +132,11 @@ def make_task(settings: HeadRecipe, cache: HiddenCache, held_out: HiddenCache | 
         manifest.hidden_size,
         settings.train.seed,
         manifest.mean_acceptance,
-        state=manifest.state,
+        state=manifest.settings.state,
         drafter=manifest.drafter.model_dump(),
         target=manifest.target.model_dump(),
         sampling=manifest.sampling,
-        mixing=manifest.mixing,
+        mixing=manifest.settings.token_mixing,
         drafttrain_version=version("drafttrain"),
     )
     validate = Validation(held_out) if held_out is not None else None
@@ -180,14 +180,14 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     """Prints what a run would do, without loading weights or writing anything."""
     cache = caches(settings)["data"]
     with torch.device("meta"):
-        width = state_size(drafter, state_of(cache, drafter))
+        width = state_size(drafter, cache.state)
         heads = make_heads(settings.heads, width, settings.train.seed)
     plan = plan_distillation(distillations(settings)["data"])
-    rows, tokens = plan.rows, plan.target_tokens
+    tokens = plan.target_tokens
     if (cache.distilled / MANIFEST).is_file():
         counts = Manifest.read(cache.distilled).counts  # None while shards are missing
-        rows, tokens = (counts.ok, counts.target_tokens) if counts else (rows, tokens)
-    positions, disk = estimate_cache(cache, drafter, rows, tokens)
+        tokens = counts.target_tokens if counts else tokens
+    positions, disk = estimate_cache(cache, drafter, tokens)
     parameters = sum(head.num_parameters() for head in heads)
     print(f"heads        {len(heads)}, {parameters:,} parameters in total")
     print(f"distillation {plan.text}")

@@ -204,8 +204,8 @@ class CacheConfig(Config):
     out: Path
     """Folder for the shards and manifest.json."""
     state: Literal["drawn", "token"] = "drawn"
-    """For drafters that draft token by token: drawn: the hidden state from which a token is drawn.
-    token: the state at the token's own position, one drafter pass later (SpecDec++)."""
+    """drawn: the hidden state from which a token is drawn. token: the state at the token's own
+    position, one drafter pass later (SpecDec++)."""
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), CountsFor("state=token")] = 0.15
     """Token mixing r for `token` states: share of positions that keep the target's token
     (SpecDec++, Section 3.3)."""
@@ -219,10 +219,11 @@ class CacheConfig(Config):
     """Tokens (rows x longest row) in a forward pass."""
     shard_rows: PositiveInt = 512
     """Distilled rows per shard."""
-    k: Few | None = None
-    """Block drafters: slots per block. Default: the k of training."""
-    blocks_per_row: Count | None = None
-    """Block drafters: number of blocks drawn from each output. Default: one after every prefix."""
+
+    @property
+    def token_mixing(self) -> float | None:
+        """The mixing r of `token` states; None for `drawn` states, which have none."""
+        return self.mixing if self.state == "token" else None
 
 
 class TuneConfig(MeasuringConfig):

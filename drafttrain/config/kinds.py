@@ -20,7 +20,7 @@ each from its own distribution (several drafters); from one distribution without
 Evidence = Literal["logits", "hidden", "expected"]
 """Fields of `DraftState` that a stop policy may read."""
 
-StateKind = Literal["token", "drawn", "slot"]
+StateKind = Literal["drawn", "token"]
 """Kinds of hidden states that acceptance heads read, defined in `models/draft_states.py`."""
 
 Program = Literal["custom_generate", "assisted", "servers", "parallel_servers"]
@@ -53,9 +53,6 @@ class DrafterKind:
     """How its tokens are drawn if the target decodes greedily, and if the target samples."""
     provides: frozenset[Evidence] = frozenset()
     """Fields of `DraftState` that its drafts provide in addition to depth."""
-    states: tuple[StateKind, ...] = ()
-    """Kinds of hidden states that acceptance heads can read, the default first. Those of slots can
-    also be computed for known outputs (`TeacherForcedSession.slots`)."""
     tree_rows: str | None = None
     """Class that is called with (drafter, source, sampling, randomness) and computes the rows of
     draft trees for a sequence; None if it drafts only chains."""
@@ -93,13 +90,14 @@ class DrafterKind:
 
 
 _AT, _MODELS, _SETTINGS = "drafttrain.decoding.drafters", "drafttrain.models", "drafttrain.config"
-_Model = partial(
-    DrafterKind, draws=("deterministic", "iid"), provides=frozenset({"logits", "hidden"})
+_Blocks = partial(
+    DrafterKind,
+    drafts="blocks",
+    draws=("deterministic", "iid"),
+    provides=frozenset({"logits"}),
 )
 _Slots = partial(
-    _Model,
-    drafts="blocks",
-    states=("slot",),
+    _Blocks,
     tree_rows=f"{_AT}.tree:SlotRows",
     teacher_forced_probs=f"{_AT}.teacher_forced:teacher_forced_probs",
 )
@@ -113,12 +111,13 @@ MAX_GRAM = DrafterKind(
     teacher_forced_probs=f"{_AT}.teacher_forced:teacher_forced_probs",
 )
 """Copies from the text; needs no training."""
-CAUSAL = _Model(
+CAUSAL = DrafterKind(
     name="causal",
     words="a language model",
     opens=f"{_AT}.causal:CausalDrafter.of",
     drafts="tokens",
-    states=("drawn", "token"),
+    draws=("deterministic", "iid"),
+    provides=frozenset({"logits", "hidden"}),
     tree_rows=f"{_AT}.tree:ModelRows",
     teacher_forced_probs=f"{_AT}.causal:teacher_forced_probs",
     exports=("custom_generate", "assisted", "servers"),
@@ -133,14 +132,12 @@ SPEC_DRAFTER = _Slots(
     recipe=f"{_SETTINGS}.recipes:SpecDrafterRecipe",
     exports=("custom_generate",),
 )
-BLOCK_HEADS = _Model(
+BLOCK_HEADS = _Blocks(
     name="block-heads",
     words="block heads",
     opens=f"{_AT}.block_heads:BlockHeadsDrafter",
-    drafts="blocks",
     model=f"{_MODELS}.block_heads:BlockHeads",
     recipe=f"{_SETTINGS}.recipes:BlockHeadsRecipe",
-    provides=frozenset({"logits"}),
     reads_target=True,
 )
 STATE_DRAFTER = _Slots(

@@ -16,7 +16,6 @@ from pkgutil import resolve_name
 import torch
 from torch import Tensor
 
-from drafttrain.config.kinds import StateKind
 from drafttrain.config.methods import STOPS
 from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.types import DraftState, NotFinite
@@ -34,12 +33,9 @@ Cumulative = partial(make_policy, "cumulative")
 Gain = partial(make_policy, "gain")
 
 
-def FixedLength(k: int, state_kind: StateKind | None = None) -> StopPolicy:
-    """Returns the policy that always drafts k tokens, or k levels of a tree.
-
-    state_kind: the kind of hidden states that the drafter provides anyway, so that they are logged.
-    """
-    return StopPolicy(STOPS["fixed"], always, k, k, state_kind)
+def FixedLength(k: int) -> StopPolicy:
+    """Returns the policy that always drafts k tokens, or k levels of a tree."""
+    return StopPolicy(STOPS["fixed"], always, k, k)
 
 
 def HeadPolicy(head: AcceptanceHead, h: float, max_draft: int) -> StopPolicy:
@@ -99,11 +95,9 @@ class HeadJudge:
     """Continues until a rejection is likely: stops if 1 - prod_j P_j > h.
 
     SpecDec++ (Huang et al. 2024), Algorithm 2; P_j is the acceptance probability that the head
-    predicts from the j-th state. If the drafter drafts one token per call and states belong to
-    tokens at their own positions, the last draft token has no state yet and is submitted unscored;
-    states from which tokens were drawn have no such lag. For a block drafter the head scores all
-    slots in one call, and the product includes the slot of the token to be drafted, so a block is
-    cut before verification. Continues if there is no state yet.
+    predicts from the j-th state. If states belong to tokens at their own positions, the last draft
+    token has no state yet and is submitted unscored; states from which tokens were drawn have no
+    such lag. Continues if there is no state yet. Raises NotFinite if the head gives NaN.
     """
 
     def __init__(self, head: AcceptanceHead) -> None:
@@ -111,26 +105,15 @@ class HeadJudge:
         self.judge = quick_judge(head)
 
     def __call__(self, state: DraftState, h: float) -> bool:
-        return not state.hidden or self.rejection(state) <= h
-
-    def rejection(self, state: DraftState) -> float:
-        """Returns the predicted probability of a rejection among the first depth + 1 tokens.
-
-        Tokens whose states are not known yet are left out. Raises NotFinite if the head gives NaN.
-        """
         scores = state.notes.setdefault("acceptance", [])
-        new = state.hidden[len(scores) :]
-        if len(new) == 1:
-            scores.append(self.judge(new[0]))
-        elif new:
-            scores.extend(self.head.acceptance(torch.stack(tuple(new))).tolist())
-        acceptance = math.prod(scores[: state.depth + 1])
+        scores.extend(self.judge(hidden) for hidden in state.hidden[len(scores) :])
+        acceptance = math.prod(scores)
         if math.isnan(acceptance):
             raise NotFinite(
                 f"the acceptance head {self.head.name_or_path!r} gives NaN; load the drafter in "
                 "float32 or bfloat16, or train the head again"
             )
-        return 1.0 - acceptance
+        return 1.0 - acceptance <= h
 
 
 def entropy(logits: Tensor) -> float:

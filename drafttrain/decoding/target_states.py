@@ -24,8 +24,6 @@ class TargetRequirements:
     context_layers: tuple[int, ...] = ()
     """Decoder layers whose keys and values its own cache contains for all verified tokens; target
     states then give access to them (`TargetState.columns`)."""
-    first_row: bool = False
-    """Whether it drafts nothing before the target's first call."""
 
     @staticmethod
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
@@ -34,8 +32,7 @@ class TargetRequirements:
         layers = sorted({layer for part in parts for layer in part.layers})
         contexts = sorted({layer for part in parts for layer in part.context_layers})
         encoder = any(part.encoder for part in parts)
-        waits = any(part.first_row for part in parts)
-        return TargetRequirements(tuple(layers), encoder, tuple(contexts), waits)
+        return TargetRequirements(tuple(layers), encoder, tuple(contexts))
 
 
 @dataclass(frozen=True)

@@ -125,9 +125,6 @@ class Proposal:
     """[N] number of i.i.d. paths through each node; None: one each."""
     passes: int = 0
     """Sequential model calls that this draft took."""
-    hidden: Sequence[Tensor] | None = None
-    """[D] each: all hidden states of this draft that a stop policy can read (`DraftState`), for
-    logs; None: the policy reads none."""
     logits: Callable[[], Sequence[Tensor | None]] | None = None
     """Computes, on demand, the N rows of logits [V] of a chain before warping, None for copied
     tokens. Read by lenient reviews inside cascades; None: the drafter does not provide them."""
@@ -150,7 +147,6 @@ class Proposal:
         tokens: Tensor,
         draft_probs: Tensor | None = None,
         passes: int = 1,
-        hidden: Sequence[Tensor] | None = None,
         logits: Callable[[], Sequence[Tensor]] | None = None,
         calls: Mapping[str, Calls] | None = None,
     ) -> Proposal:
@@ -162,7 +158,6 @@ class Proposal:
             draft_probs,
             passes=passes,
             calls=calls,
-            hidden=hidden,
             logits=logits,
         )
 
@@ -273,7 +268,7 @@ class DraftState:
     per call then knows the rows of tokens 1..depth and the states that they were drawn from. States
     at the tokens' own positions are known only for tokens 1..depth - 1, because the last token has
     not been an input yet (the lag of SpecDec++ Algorithm 2). A block drafter knows the rows of
-    tokens 1..depth + 1 and the states of all its slots: they exist before any token is drawn.
+    tokens 1..depth + 1, which exist before any token is drawn, and no states.
     """
 
     depth: int
@@ -281,8 +276,8 @@ class DraftState:
     logits: Sequence[Tensor] = ()
     """[V] each: the drafter's rows known so far, in order, before temperature."""
     hidden: Sequence[Tensor] = ()
-    """[D] each: the hidden states known so far, in order, of each draft token or slot, of the kind
-    that the policy reads."""
+    """[D] each: the hidden states of draft tokens known so far, in order, of the kind that the
+    policy reads."""
     expected: Sequence[float] = field(default=(), kw_only=True)
     """Expected number of accepted tokens after each level of the tree."""
     notes: dict[str, list[float]] = field(default_factory=dict, kw_only=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from drafttrain.config.decode import VerifierConfig
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence, in_words
-from drafttrain.config.methods import RULES, TREES, StopKind, VerifierRule, rules_for
+from drafttrain.config.methods import RULES, STOPS, TREES, StopKind, VerifierRule, rules_for
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_and_tokens
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import warp
@@ -76,9 +76,15 @@ def check_pairing(
         evidence = min(missing)
         trees = [tree.name for tree in TREES.values() if evidence in tree.provides]
         kinds = in_words([kind for kind in KINDS.values() if evidence in kind.provides])
+        others = [
+            other.name
+            for other in STOPS.values()
+            if other.requires <= drafter.provides and (sampling.greedy or not other.greedy_only)
+        ]
         raise ValueError(
             f"stop policy {stop.name!r} reads {EVIDENCE[evidence]}, but {drafter.name!r} does not "
-            f"provide it; use a fixed length, or {' or '.join(trees) or f'chains of {kinds}'}"
+            f"provide it; use stop.kind={' or '.join(others)}, or "
+            f"{' or '.join(trees) or f'chains of {kinds}'}"
         )
     if verifier.greedy_only and not sampling.greedy:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Acceptance heads predict whether a draft token will be accepted (SpecDec++, Section 3.2).
 
-A head reads a state of the drafter: of the draft token when it is drawn, of the draft token at its
-own position (as in the paper), or of a block drafter's slot (`state`, see draft_states.py). Each
-head has its own folder; a trained sweep is a folder of such folders.
+A head reads a state of the draft token: when it is drawn, or at its own position as in the paper
+(`state`, see draft_states.py). Each head has its own folder; a trained sweep is a folder of such
+folders.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.models.draft_states import StateKind, state_size, states_of
+from drafttrain.models.draft_states import StateKind, check_has_states, state_size
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import read_config
 from drafttrain.models.weight_files import check_weight_files, read_weights
@@ -48,6 +48,8 @@ class AcceptanceHeadConfig(PretrainedConfig):
             raise ValueError(f"depth = {self.depth!r} must be an integer of 0 or more")
         if not isinstance(self.rejection_weight, int | float):
             raise ValueError(f"rejection_weight = {self.rejection_weight!r} must be a number")
+        if self.state not in (known := get_args(StateKind)):
+            raise ValueError(f"state = {self.state!r} must be {' or '.join(known)}")
         super().__post_init__(**kwargs)
 
     @property
@@ -136,14 +138,9 @@ def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
 
 
 def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
-    """Checks that a head reads states of the drafter's kind and width. Raises ConfigError."""
-    state, kinds = head.config.state, states_of(drafter)
-    if state not in kinds:
-        raise ConfigError(
-            f"head {name!r} reads {state!r} states, but a {drafter.model_type!r} drafter has only "
-            f"{' and '.join(map(repr, kinds))} states; train a head for this drafter"
-        )
-    width = state_size(drafter, state)
+    """Checks that the drafter has states of the width that a head reads. Raises ConfigError."""
+    check_has_states(drafter)
+    width = state_size(drafter, head.config.state)
     if head.config.hidden_size != width:
         raise ConfigError(
             f"head {name!r} reads states of size {head.config.hidden_size}, but the drafter's have "

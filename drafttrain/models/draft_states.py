@@ -5,7 +5,8 @@ It is known only after the token has been fed back, so drafting stops one forwar
 `drawn`: what is known when the token is drawn: the hidden state that predicted it, and statistics
 of the predicted distribution. It costs no extra forward pass, and contains the probability of the
 draft token, which the acceptance probability min(1, target / draft) depends on.
-`slot`: the hidden state of a block drafter's slot, before its token is drawn.
+
+Block drafters have neither: a block is one call, so a draft that ends earlier saves no call.
 """
 
 from __future__ import annotations
@@ -76,19 +77,15 @@ def _ones(size: int, dtype: np.dtype) -> np.ndarray:
     return np.ones(size, dtype)
 
 
-def states_of(drafter: PretrainedConfig) -> tuple[StateKind, ...]:
-    """Returns the kinds of states that a drafter has, the default first.
-
-    Raises ConfigError for a drafter without any: it may have logits, but no state per token.
-    """
+def check_has_states(drafter: PretrainedConfig) -> None:
+    """Raises ConfigError for a drafter without states of draft tokens."""
     kind = kind_of(drafter)
-    if not kind.states:
-        able = in_words([one for one in KINDS.values() if one.states])
+    if "hidden" not in kind.provides:
+        able = in_words([one for one in KINDS.values() if "hidden" in one.provides])
         raise ConfigError(
-            f"a drafter of kind {kind.name} has no states that an acceptance head can read; "
-            f"give {able} as drafter, or stop by --stop fixed, entropy or confidence"
+            f"acceptance heads read the hidden states of {able}, but the drafter is {kind.words}; "
+            "stop its drafts by stop.kind=cumulative or confidence instead, which need no training"
         )
-    return kind.states
 
 
 def state_size(drafter: PretrainedConfig, kind: StateKind) -> int:

@@ -73,6 +73,10 @@ def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_pat
         check_methods(decode(tmp_path, {"kind": "confidence"}))
     with pytest.raises(ValueError, match="reads .*chains of a Spec-Drafter"):
         check_methods(decode(tmp_path, {"kind": "entropy"}, drafter="none"))
+    drafter.config.pard_token = drafter.config.k = 3
+    drafter.config.save_pretrained(tmp_path / "drafter")
+    with pytest.raises(ValueError, match="'head' reads .* 'parallel' .*=fixed or entropy or cumul"):
+        check_methods(decode(tmp_path, {"kind": "head", "head": "nowhere"}))
 
 
 def write_policy(folder: Path, **values) -> None:

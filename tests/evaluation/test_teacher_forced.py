@@ -73,7 +73,7 @@ def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
 def pairs(kind: str):
     """Returns a target and a drafter that is sometimes right."""
     if kind == "spec-drafter":
-        drafter = with_noise(tiny_drafter(decoder_layers=2, slots="anchored"))
+        drafter = with_noise(tiny_drafter(decoder_layers=2, previous_token_rank=3))
         return shared("marian"), make_drafter(drafter)
     target = tiny_model("t5" if kind == "t5" else "llama", num_hidden_layers=4)
     if kind == "parallel":

@@ -211,7 +211,6 @@ def test_a_head_trained_in_float32_fits_a_drafter_stored_in_half_precision(tmp_p
         ({"drafter": {"path": "other", "weights_sha256": "ab" * 32}}, "'other' with other weights"),
         ({"drafter": None}, "does not say which drafter"),
         ({"hidden_size": 24}, "reads states of size 24, but the drafter's have size 16"),
-        ({"state": "slot"}, "reads 'slot' states"),
     ],
 )
 def test_a_head_for_another_drafter_is_refused(tmp_path, drafter, changes, says):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,11 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_heads(tmp_path)
 
 
-def test_negative_depth_is_refused() -> None:
-    with pytest.raises(ValueError, match="depth = -1"):
-        AcceptanceHeadConfig(depth=-1)
+@pytest.mark.parametrize("changes", [{"depth": -1}, {"state": "slot"}], ids=str)
+def test_wrong_shapes_and_states_are_refused(changes: dict, tmp_path: Path) -> None:
+    [(field, value)] = changes.items()
+    make_head().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ConfigError, match=f"{field} = {value!r}"):
+        load_heads(tmp_path)

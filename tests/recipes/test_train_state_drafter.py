@@ -12,15 +12,11 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import StateDrafterRecipe
-from drafttrain.evaluation.report import read_report
 from drafttrain.export.verify import compare
 from drafttrain.models.state_drafter import StateDrafter, check_state_recipe
-from recipes import train_acceptance_head
 from recipes.train_state_drafter import main
-from tests.commands.test_tune import small
 from tests.comparing import same_weights
 from tests.recipes.tiny_recipe import (
-    QUICK,
     decodes_as_validated,
     exit_code,
     language_project,
@@ -82,30 +78,6 @@ def test_interrupted_training_ends_with_the_same_bits_and_blocks_draft_trees(
     resumed_as_if_never_stopped(main, make_project(tmp_path, 5), tmp_path, "final", "start")
     tree = ["--drafter", str(tmp_path / "run"), "--text", "w5 w6", "--tree", "opt-tree"]
     assert exit_code(drafttrain, "generate", *tree, "--max-new-tokens", "3") == 0
-
-
-def test_acceptance_heads_read_its_slots(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert exit_code(main, *make_project(tmp_path)) == 0
-    heads = tmp_path / "heads"
-    given = [f"run={heads}", f"target.path={tmp_path / 'target'}", f"drafter={tmp_path / 'run'}"]
-    given += [f"data.path={tmp_path / 'train.txt'}", f"held_out.path={tmp_path / 'val.txt'}"]
-    given += [
-        "distill.sampling.max_new_tokens=8",
-        "heads.depths=[1]",
-        "heads.rejection_weights=[3]",
-        "train.epochs=1",
-    ]
-    assert exit_code(train_acceptance_head.main, *given) == 0, capsys.readouterr().err
-    quick = [*QUICK, "--temperature", "1", "--sweep", "h=0.5", "--head", str(heads)]
-    assert exit_code(drafttrain, "eval", "--drafter", str(tmp_path / "run"), *quick) == 0
-    quick = [*small(), "trees=[opt-tree]", f"report={tmp_path / 'tune.json'}"]
-    quick += ["--drafter", str(tmp_path / "run")]
-    assert exit_code(drafttrain, "tune", "--heads", str(heads), *quick) == 0
-    search = read_report(tmp_path / "tune.json").search
-    assert [one.name for one in search.heads] == ["D1-w3"]
-    assert {"D1-w3 h=0.5 block", "cumulative(0.3) block", "k=2", "opt-tree(4)"} <= {
-        *search.candidates
-    }
 
 
 @pytest.mark.parametrize(

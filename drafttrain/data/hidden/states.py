@@ -21,7 +21,6 @@ from drafttrain.config.commands import CacheConfig
 from drafttrain.data.batches.examples import Batch
 from drafttrain.data.shards.outputs import WHICH_TARGET, DerivedManifest
 from drafttrain.data.shards.store import MANIFEST, TensorRows, open_tensors, write_tensors
-from drafttrain.models.draft_states import StateKind
 from drafttrain.models.identity import ModelIdentity
 
 
@@ -31,24 +30,17 @@ class CacheManifest(DerivedManifest):
     COMMAND: ClassVar[str] = "drafttrain cache"
     MAY_DIFFER: ClassVar[frozenset[str]] = (
         DerivedManifest.MAY_DIFFER
-        | {"drafter.path", "mean_acceptance", "settings.out"}
-        | {f"settings.{name}" for name in ("drafter", "distilled", "state", "mixing", "k")}
+        | {"drafter.path", "mean_acceptance"}
+        | {"settings.drafter", "settings.distilled", "settings.out"}
         | WHICH_TARGET
     )
 
     settings: CacheConfig
-    """Settings as given; the fields below have the values of those left open."""
-    state: StateKind
-    """`drawn`: the state a token was drawn from; `token`: at the token's position; or `slot`."""
     drafter: ModelIdentity
     hidden_size: int
     sampling: dict[str, float]
     """The sampling settings of the labels: temperature, top_k, top_p and, unless 0, min_p; heads
     record the same."""
-    mixing: float | None
-    """r, the share of positions that keep the output's token; only for `token` states."""
-    k: int | None
-    """Slots per block; None for tokens."""
     counts: tuple[int, ...] | None = None
     """Number of positions in each mix; None until all shards exist."""
     mean_acceptance: float | None = None

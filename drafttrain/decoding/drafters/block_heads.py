@@ -30,7 +30,7 @@ class BlockHeadsDrafter(Drafter):
     """
 
     name = "block-heads"
-    requires = TargetRequirements(layers=(-1,), first_row=True)
+    requires = TargetRequirements(layers=(-1,))
 
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):
         check_projection(target)

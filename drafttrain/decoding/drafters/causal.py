@@ -127,21 +127,19 @@ class CausalSession:
             logits.append(row)
             drafted.append(token)
             depth = len(drafted)
-            newest = torch.tensor([token])
-            if stop.state_kind == "drawn":
-                states.append(drawn_state(score.hidden[-1], row, token))
             if depth == longest or token in ends:
                 break
+            if stop.state_kind == "drawn":
+                states.append(drawn_state(score.hidden[-1], row, token))
             if not stop.should_draft(DraftState(depth, logits, states, notes=notes)):
                 break
-            score = yield BatchedCall(self.model.extend_chains, (state, newest))
+            score = yield BatchedCall(self.model.extend_chains, (state, torch.tensor([token])))
             if stop.state_kind == "token":
                 states.append(score.hidden[-1])
         return Proposal.chain(
             torch.tensor(drafted),
             torch.cat(probs) if probs else None,
             passes=len(drafted),
-            hidden=states or None,
             logits=lambda: logits,
         )
 

@@ -3,8 +3,8 @@
 Its input is [context, last token, mask x (k - 1)], with the same mask token each time. The logits
 at the last token draft the first token, those at each mask one more. Masks do not stay cached.
 Greedy decoding proposes the arg-max of each row, a point mass. Under sampling, each token is drawn
-from its own row. The rows, and the states that a stop policy reads, depend on the committed tokens
-only, so rejection sampling stays lossless.
+from its own row. The rows depend on the committed tokens only, so rejection sampling stays
+lossless.
 """
 
 from __future__ import annotations

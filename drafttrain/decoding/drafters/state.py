@@ -89,7 +89,6 @@ class TargetStatesDrafter(Drafter):
         self.requires = TargetRequirements(
             tuple(config.state_layers),
             context_layers=tuple(config.context_layers),
-            first_row=True,
         )
         ends = target.generation_config.eos_token_id
         self.eos_ids = frozenset([ends] if isinstance(ends, int) else ends or ())

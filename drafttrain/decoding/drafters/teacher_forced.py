@@ -105,14 +105,13 @@ class TeacherForcedSession:
         drafted = self.session.propose(tokens, self._state(tokens, prefix), FixedLength(most))
         return (yield from as_steps(drafted)).tokens
 
-    def slots(self, prefix: int, most: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
-        """Returns the states of a block of up to `most` slots, before previous-token features, and
-        their logits given the output's own tokens. Shapes: -> [N, D], [N, V]."""
+    def slots(self, prefix: int, most: int) -> BatchedSteps[Tensor]:
+        """Returns the logits [N, V] of a block of up to `most` slots, given the output's tokens."""
         session, tokens = self.session, self.known.committed(prefix)
         assert isinstance(session, SlotSession)
         count = session.longest(tokens, most, self._state(tokens, prefix))
         if count == 0:
-            return torch.empty(0, 0), torch.empty(0, 0)
+            return torch.empty(0, 0)
         states, rows = yield from session.slot_rows(tokens, count)
         if session.correction is not None:
             output = self.known.tokens
@@ -120,7 +119,7 @@ class TeacherForcedSession:
             before = output[previous]
             before[0] = session.token_before(tokens)
             rows = session.correction.after(states, rows, before.to(rows.device))
-        return states, rows
+        return rows
 
 
 def teacher_forced_probs(
@@ -131,7 +130,7 @@ def teacher_forced_probs(
     probs = torch.full((len(tokens), max(longest)), NOT_DRAFTED, dtype=torch.double)
     for prefix, most in enumerate(longest):
         if isinstance(session.session, SlotSession):
-            _, drafted = yield from session.slots(prefix, most)
+            drafted = yield from session.slots(prefix, most)
         else:
             drafted = yield from session.draft(prefix, most)
         expected = tokens[prefix : prefix + len(drafted)]

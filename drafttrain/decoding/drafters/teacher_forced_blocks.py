@@ -22,31 +22,11 @@ def block_rows(
 ) -> Tensor:
     """Computes the logits of blocks at every prefix length 0..L-1 of a known output, in one pass.
 
-    With previous-token features, slot i reads the output's token y_{i-1}. A slot counts only if all
-    earlier slots are right, and then decoding would have read the same token. The previous token
-    changes only the scores of a slot's best candidates. Arguments as in `block_states`.
-    Shapes: -> [L, k, V].
-    """
-    states, previous = block_states(model, source, target_ids, given)
-    logits = model.logits(states)
-    if model.previous_token is None:
-        return logits
-    best = Candidates(states, logits, None).tokens
-    return logits.scatter(-1, best, model.logits(states, previous).gather(-1, best))
-
-
-@torch.inference_mode()
-def block_states(
-    model: SpecDrafter,
-    source: Tensor,
-    target_ids: Tensor,
-    given: Sequence[int] = (),
-) -> tuple[Tensor, Tensor]:
-    """Computes the slots of blocks at every prefix length 0..L-1 of a known output, in one pass.
-
-    Returns hidden states before previous-token features, and the output token before each predicted
-    one. source: token ids, or the target's encoder states if the drafter reads those. given: tokens
-    between the decoder start token and the output. Shapes: [S] or [S, D], [L] -> [L, k, D], [L, k].
+    source: token ids, or the target's encoder states if the drafter reads those. given: tokens
+    between the decoder start token and the output. With previous-token features, slot i reads the
+    output's token y_{i-1}. A slot counts only if all earlier slots are right, and then decoding
+    would have read the same token. The previous token changes only the scores of a slot's best
+    candidates. Shapes: source [S] or [S, D], target_ids [L] -> [L, k, V].
     """
     shape, config, device = model.shape, model.config, model.device
     count = len(target_ids)
@@ -70,4 +50,8 @@ def block_states(
         states = torch.cat((layout.of_prefix(hidden)[0, first][:, None], states), dim=1)
         anchor = layout.of_prefix(layout.previous)[0, first][:, None]
         previous = torch.cat((anchor, previous), dim=1)
-    return states, previous
+    logits = model.logits(states)
+    if model.previous_token is None:
+        return logits
+    best = Candidates(states, logits, None).tokens
+    return logits.scatter(-1, best, model.logits(states, previous).gather(-1, best))

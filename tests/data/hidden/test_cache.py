@@ -74,7 +74,7 @@ def test_drawn_states_are_those_of_tokens_drawn_behind_the_targets_own(tmp_path,
     """Every position is drafted; each is compared with the drafter run on the output before it."""
     pair = make_pair(tmp_path, family, sentences=5)
     manifest = build_cache(settings(pair, state="drawn", mixes=2))
-    assert (manifest.state, manifest.mixing) == ("drawn", None)
+    assert (manifest.settings.state, manifest.settings.token_mixing) == ("drawn", None)
     drafter = type(load_target(settings(pair).target).model).from_pretrained(
         pair / "drafter", dtype=torch.float32
     )
@@ -254,7 +254,7 @@ def test_the_estimate_is_the_size_and_a_dry_run_writes_nothing(pair, capsys):
     assert not config.out.exists()
     manifest, drafter = build_cache(config), read_config(config.drafter, "drafter")
     tokens = sum(map(len, load_distilled(config.distilled)["target_ids"]))
-    positions, disk = estimate_cache(config, drafter, manifest.rows, tokens)
+    positions, disk = estimate_cache(config, drafter, tokens)
     assert positions * 2 == sum(manifest.counts)
     size = sum(len(content) for content in shards(config.out).values())
     assert disk < size < disk + 2048 * len(shards(config.out))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import CacheConfig
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.store import (
     TensorRows,
@@ -78,7 +79,8 @@ def test_the_last_shard_may_have_fewer_rows() -> None:
 
 
 def test_a_cause_is_named_before_its_effects(tmp_path: Path) -> None:
-    there = CacheManifest.model_construct(hidden_size=128, state="token", rows=3)
-    wanted = there.model_copy(update={"hidden_size": 134, "state": "drawn"})
+    token, drawn = (CacheConfig.model_construct(state=state) for state in ("token", "drawn"))
+    there = CacheManifest.model_construct(settings=token, hidden_size=128, rows=3)
+    wanted = there.model_copy(update={"settings": drawn, "hidden_size": 134})
     with pytest.raises(ConfigError, match="state = 'token', but the settings now say 'drawn'"):
         check_same_settings(tmp_path, there, wanted)

@@ -63,15 +63,15 @@ def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling
 
 
 @pytest.mark.parametrize("name", ["anchored, previous tokens", "causal slots"])
-def test_a_policy_that_looks_at_every_state_it_is_shown_is_exact(name: str) -> None:
-    """No state that depends on a token is passed to the policy before it decides on that token."""
+def test_a_policy_that_looks_at_every_row_it_is_shown_is_exact(name: str) -> None:
+    """No row that depends on a token is passed to the policy before it decides on that token."""
 
     def looks(state: DraftState, digits: float) -> bool:
-        return int(state.hidden[-1].sum() * 10**digits) % 2 == 0  # like a fair coin
+        return int(state.logits[-1].sum() * 10**digits) % 2 == 0  # like a fair coin
 
     for digits in (2.0, 4.0):
         target, drafter = ToyTarget(vocabulary=4, seed=1), toy_drafter(**CONVENTIONS[name])
-        stop = StopPolicy(STOPS["head"], looks, digits, 3, "slot")
+        stop = StopPolicy(STOPS["entropy"], looks, digits, 3)
         sampling = Sampling(temperature=1.0, top_k=3)
         decoder = decoder_of(target, drafter, stop, RejectionSampling(), sampling)
         law = enumerate_output(decoder, toys_together(toy_source, 1), 3)

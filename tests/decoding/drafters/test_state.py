@@ -12,10 +12,11 @@ from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
 from drafttrain.decoding.batching import run_single
-from drafttrain.decoding.drafters import candidates, slots
+from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.drafters.teacher_forced import read_outputs, teacher_forced_probs
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.architectures import check_states
@@ -97,14 +98,14 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     features, rows = drafter.model.previous_token, []
     stop, verifier = FixedLength(K), RejectionSampling()
     decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: drawn())
-    chain_of_slots = slots.chain_of_slots
+    chain = SlotSession.chain
 
-    def kept(logits, stop, sampling, randomness, hidden, *rest):
-        proposal = yield from chain_of_slots(logits, stop, sampling, randomness, hidden, *rest)
+    def kept(session, hidden, logits, *rest):
+        proposal = yield from chain(session, hidden, logits, *rest)
         rows.append((hidden, logits, proposal))
         return proposal
 
-    monkeypatch.setattr(slots, "chain_of_slots", kept)
+    monkeypatch.setattr(SlotSession, "chain", kept)
     decoder.decode_all([make_source(PROMPTS[1], target)], 8)
     assert len(rows) > 1
     embedding, moved = target.get_input_embeddings().weight, 0.0
@@ -142,6 +143,8 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
     target = tiny_target()
     target.generation_config.eos_token_id = None
     model = behind_states(target, [2, 3], mode)
+    if mode == "linked":
+        model.previous_token.out.weight.data *= 4.0  # wrong previous tokens change the arg-max
     drafter, prompt = make_drafter(model, target), PROMPTS[1]
     [output] = decode_one(target, drafter, prompt)
     tokens = torch.tensor(output.tokens)
