@@ -125,9 +125,6 @@ def test_python_imports_what_is_there(page: Path):
         exec(code, {})
 
 
-RECIPES = sorted(ROOT.glob("recipes/*.yaml"))
-
-
 def python_blocks(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 

@@ -11,8 +11,6 @@ import pickle
 import shutil
 from pathlib import Path
 
-import datasets
-import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
@@ -22,8 +20,6 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig, ExportConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig
 from drafttrain.config.inputs import DataConfig
-from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.distill import distill
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import Manifest, load_distilled
@@ -32,13 +28,10 @@ from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import check_target, load_target, load_tokenizer
 from drafttrain.training.checkpoints import PROGRESS, CheckpointError, checkpoint_folders
-from drafttrain.training.loop import Task, make_accelerator, train
-from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.export.pairs import save_drafter, save_head
-from tests.tiny_drafters import collator
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target, target_at
-from tests.training.tiny_runs import examples, slot_drafter
+from tests.training.tiny_runs import SIX_STEPS, small_task, train_small
 
 PROJECT = Path(__file__).parents[1]
 MARK = "code-was-run"
@@ -161,64 +154,32 @@ def test_no_source_file_unpickles():
 
 # checkpoints of a run
 
-SHORT = TrainConfig(max_steps=2, threads=1, batch_tokens=120, warmup=1, checkpoint_every=1)
-
-
-def train_shortly(run: Path, steps: int) -> None:
-    rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(8)]
-    drafter = slot_drafter().float()
-    lengths = np.array([len(row["source_ids"]) + len(row["target_ids"]) for row in rows]) + 6
-    task = Task(
-        MaskPredict(drafter, ObjectiveConfig()),
-        Examples(datasets.Dataset.from_list(rows)),
-        lengths,
-        collator(drafter, 2),
-    )
-    run.mkdir(exist_ok=True)
-    settings = SHORT.model_copy(update={"max_steps": steps})
-    train(make_accelerator(settings, run), task, settings, run)
+SHORT = SIX_STEPS.model_copy(update={"max_steps": 2, "checkpoint_every": 1})
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with its checkpoints."""
     run = tmp_path_factory.mktemp("trained") / "run"
-    train_shortly(run, 2)
+    train_small(small_task(), SHORT, run)
     return run
 
 
-def state_files(checkpoint: Path) -> list[str]:
-    return sorted(p.name for p in (checkpoint / "state").iterdir() if p.suffix != ".safetensors")
-
-
-def test_state_of_a_run_that_could_run_code_is_refused(trained, tmp_path):
-    """An attacker who can write a state file can also write its digest, as here."""
-    names = state_files(checkpoint_folders(trained)[-1])
-    assert "optimizer.bin" in names and any(name.endswith(".pkl") for name in names)
-    for name in [*names, "custom_checkpoint_0.pkl"]:
-        run = tmp_path / name
-        shutil.copytree(trained, run)
+def test_state_or_weights_of_a_run_that_could_run_code_are_refused(trained, tmp_path):
+    """An attacker who can write a file can also write its digest, as here."""
+    newest = checkpoint_folders(trained)[-1]
+    state = [file.name for file in (newest / "state").iterdir() if file.suffix != ".safetensors"]
+    assert "optimizer.bin" in state and any(name.endswith(".pkl") for name in state)
+    names = [f"state/{name}" for name in (*state, "custom_checkpoint_0.pkl")]
+    for number, name in enumerate([*names, "weights.safetensors"]):
+        run = Path(shutil.copytree(trained, tmp_path / f"run{number}"))
         checkpoint = checkpoint_folders(run)[-1]
-        torch.save({"step": Malicious()}, checkpoint / "state" / name)
+        torch.save({"step": Malicious()}, checkpoint / name)
         progress = json.loads((checkpoint / PROGRESS).read_text())
-        digest = hashlib.sha256((checkpoint / "state" / name).read_bytes()).hexdigest()
-        progress["files"][f"state/{name}"] = digest
+        progress["files"][name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
         (checkpoint / PROGRESS).write_text(json.dumps(progress))
         with pytest.raises(CheckpointError, match="cannot be read as plain numbers"):
-            train_shortly(run, 2)
-
-
-def test_weights_that_are_no_safetensors_are_not_run(trained, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
-    checkpoint = checkpoint_folders(run)[-1]
-    torch.save({"weight": Malicious()}, checkpoint / "weights.safetensors")
-    progress = json.loads((checkpoint / PROGRESS).read_text())
-    digest = hashlib.sha256((checkpoint / "weights.safetensors").read_bytes()).hexdigest()
-    progress["files"]["weights.safetensors"] = digest
-    (checkpoint / PROGRESS).write_text(json.dumps(progress))
-    with pytest.raises(CheckpointError, match="cannot be read as plain numbers"):
-        train_shortly(run, 2)
+            train_small(small_task(), SHORT, run)
 
 
 def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
@@ -231,7 +192,7 @@ def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
         digest = hashlib.sha256(b"s").hexdigest()
         (checkpoint / PROGRESS).write_text(json.dumps(progress | {"files": {name: digest}}))
         with pytest.raises(CheckpointError, match="lies outside"):
-            train_shortly(run, 2)
+            train_small(small_task(), SHORT, run)
 
 
 # code in a model's folder

@@ -18,14 +18,13 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
-from tests import tiny_drafters
 from tests.decoding import test_batch_parity as parity
 from tests.devices.pretended import DEVICE, moved, pretended_gpu
 from tests.tiny_drafters import block_heads, shared, tiny_drafter
 
 K, ROUNDS, BATCH = 3, 3, 2
 EVERY = parity.ANY | parity.TREES | parity.SLOTS
-MERGED = {"causal slots", "soft copy, first fed", "own weights, first fed", "opt-tree over slots"}
+MERGED = {"causal slots", "opt-tree over slots"}
 """Combinations of two ways to draft, each of which is tested by itself."""
 NAMES = [name for name in EVERY if name not in MERGED]
 WAITS = {
@@ -36,7 +35,6 @@ WAITS = {
     "anchored": 1,
     "paper": 1,
     "bidirectional": 1,
-    "soft copy": 1,
 }
 """Device synchronisations of a greedy round of a batch: one per call whose tokens the next call
 needs, and one for the verdict."""
@@ -64,9 +62,6 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
     with (
         mock.patch.object(parity, "near_copy", lambda *_, **__: moved(shared("marian"))),
         mock.patch.object(parity, "tiny_drafter", lambda *a, **k: moved(tiny_drafter(*a, **k))),
-        mock.patch.object(
-            tiny_drafters, "tiny_drafter", lambda *a, **k: moved(tiny_drafter(*a, **k))
-        ),
         mock.patch.object(parity, "block_heads", lambda: moved(block_heads())),
     ):
         drafter = EVERY[name](target)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.trees.shapes import Tree
-from drafttrain.decoding.types import Proposal
+from drafttrain.decoding.types import Proposal, Sampling
+from tests.decoding.expected import expected_probs
 from tests.decoding.paths import Path
 from tests.decoding.toys import LogitsTable
 
@@ -22,6 +26,23 @@ def grow(tree: Tree, table: LogitsTable, levels: int) -> Proposal:
         if not fed:
             break
     return tree.proposal(levels)
+
+
+def proposal_of(
+    paths: Sequence[Path], table: LogitsTable, sampling: Sampling, draw_kind: DrawKind
+) -> Proposal:
+    """Returns the draft tree with a node for each path and the rows that its nodes are drawn from.
+
+    paths: each after its parent's.
+    """
+    parents = list(dict.fromkeys(path[:-1] for path in paths))
+    return Proposal(
+        tokens=torch.tensor([path[-1] for path in paths]),
+        parents=torch.tensor([paths.index(path[:-1]) if len(path) > 1 else -1 for path in paths]),
+        draw_kind=draw_kind,
+        draft_probs=torch.stack([expected_probs(table[(*START, *p)], sampling) for p in parents]),
+        rows=torch.tensor([parents.index(path[:-1]) for path in paths]),
+    )
 
 
 def path_of(tree: Tree, node: int) -> Path:

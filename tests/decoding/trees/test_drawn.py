@@ -21,7 +21,7 @@ from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
 from tests.decoding.expected import chi_square, expected_probs
 from tests.decoding.paths import Path, paths_of
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, grow
+from tests.decoding.trees.growing import START, grow, proposal_of
 
 # --- independent paths ---------------------------------------------------------------------------
 
@@ -157,20 +157,6 @@ def beam_trees(
     return law
 
 
-def beam_proposal(levels: Levels, table: LogitsTable, sampling: Sampling) -> Proposal:
-    nodes = [path for level in levels for path in level]
-    parents = [(), *(path for path in nodes if any(other[:-1] == path for other in nodes))]
-    return Proposal(
-        tokens=torch.tensor([path[-1] for path in nodes]),
-        parents=torch.tensor([nodes.index(p[:-1]) if len(p) > 1 else -1 for p in nodes]),
-        draw_kind="without_replacement",
-        draft_probs=torch.stack(
-            [expected_probs(table[(*START, *path)], sampling) for path in parents]
-        ),
-        rows=torch.tensor([parents.index(path[:-1]) for path in nodes]),
-    )
-
-
 def beam_bias(
     trees: dict[Levels, float],
     tables: tuple[LogitsTable, LogitsTable],
@@ -192,7 +178,8 @@ def beam_bias(
             go_on((*tokens, token), probability * p)
 
     for levels, likely in trees.items():
-        proposal = beam_proposal(levels, draft, sampling)
+        nodes = [path for level in levels for path in level]
+        proposal = proposal_of(nodes, draft, sampling, "without_replacement")
         rows = [target[START], *(target[(*START, *path)] for path in paths_of(proposal))]
 
         def play(randomness: Randomness, proposal=proposal, rows=rows) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.trees import verifiers as tree_verifiers
+from drafttrain.decoding.trees.drawn import Branching, Paths
+from drafttrain.decoding.trees.fixed import Fixed
+from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
     MultiRound,
@@ -26,8 +29,8 @@ from tests.decoding.enumeration import enumerate_law, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.paths import paths_of, tokens_to
 from tests.decoding.toys import LogitsTable
+from tests.decoding.trees.growing import START, grow, proposal_of
 
-START = (0,)
 SAMPLINGS = {
     "temperature 1": Sampling(1.0),
     "top-k": Sampling(1.3, top_k=2),
@@ -36,80 +39,30 @@ SAMPLINGS = {
 Grow = Callable[[LogitsTable, Sampling, Randomness], Proposal]
 
 
-def iid_paths(count: int, depth: int) -> Grow:
-    """Draws `count` independent paths; equal prefixes are one node with a count."""
-
-    def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
-        counts: Counter[tuple[int, ...]] = Counter()
-        for _ in range(count):
-            path: tuple[int, ...] = ()
-            for _ in range(depth):
-                row = expected_probs(table[(*START, *path)][None], sampling)
-                path = (*path, int(randomness.categorical(row)))
-                counts[path] += 1
-        return tree(sorted(counts, key=len), table, sampling, "iid", counts)
-
-    return grow
-
-
-def without_replacement(branching: tuple[int, ...]) -> Grow:
-    """Draws branching[l] siblings per node at level l (RSD-C), fewer if the support is smaller."""
-
-    def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
-        level, paths = [()], []
-        for width in branching:
-            below = []
-            for parent in level:
-                row = expected_probs(table[(*START, *parent)], sampling).clone()
-                for _ in range(min(width, int((row > 0).sum()))):
-                    token = int(randomness.categorical((row / row.sum())[None]))
-                    row[token] = 0.0
-                    below.append((*parent, token))
-            paths, level = paths + below, below
-        return tree(paths, table, sampling, "without_replacement")
-
-    return grow
-
-
-def likeliest(branching: tuple[int, ...]) -> Grow:
-    """Takes the most likely tokens of each row, deterministically."""
-
-    def grow(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
-        level, paths = [()], []
-        for width in branching:
-            tops = {p: table[(*START, *p)].topk(width).indices.tolist() for p in level}
-            level = [(*parent, token) for parent, top in tops.items() for token in top]
-            paths += level
-        return tree(paths, table, sampling, "deterministic")
-
-    return grow
-
-
-def tree(paths, table: LogitsTable, sampling: Sampling, draw, counts=None) -> Proposal:
-    index = {path: node for node, path in enumerate(paths)}
-    parents = sorted({path[:-1] for path in paths}, key=lambda p: (len(p), p))
-    rows = torch.stack([expected_probs(table[(*START, *p)], sampling) for p in parents])
-    return Proposal(
-        tokens=torch.tensor([path[-1] for path in paths]),
-        parents=torch.tensor([index.get(path[:-1], -1) for path in paths]),
-        draw_kind=draw,
-        draft_probs=None if draw == "deterministic" else rows,
-        rows=torch.tensor([parents.index(path[:-1]) for path in paths]),
-        counts=None if counts is None else torch.tensor([counts[path] for path in paths]),
+def drawn(shape: Shape, depth: int = 2) -> Grow:
+    """Draws trees of a shape with this number of levels."""
+    return lambda table, sampling, randomness: grow(
+        shape.new_tree(sampling, randomness, ()), table, depth
     )
+
+
+def likeliest(width: int) -> Grow:
+    """Takes the most likely tokens of each row of two levels."""
+    ranks = (itertools.product(range(width), repeat=length) for length in (1, 2))
+    return drawn(Fixed(frozenset(itertools.chain(*ranks))))
 
 
 def target_logits(table: LogitsTable, proposal: Proposal) -> Tensor:
     return torch.stack([table[(*START, *path)] for path in [(), *paths_of(proposal)]])
 
 
-def law_of_two(verifier, grow: Grow, target, draft, sampling: Sampling) -> Tensor:
+def law_of_two(verifier, draw: Grow, target, draft, sampling: Sampling) -> Tensor:
     """Returns the joint distribution [V, V] of the first two tokens: one round, completed by plain
     sampling."""
     vocabulary = len(target[START])
 
     def play(randomness: Randomness) -> tuple[int, ...]:
-        proposal = grow(draft, sampling, randomness)
+        proposal = draw(draft, sampling, randomness)
         verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, randomness)
         return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
 
@@ -130,18 +83,18 @@ def plain_law(target: LogitsTable, sampling: Sampling) -> Tensor:
 
 
 LOSSLESS = {
-    "multi-round": (MultiRound, iid_paths(2, 2)),
-    "multi-round of three": (MultiRound, iid_paths(3, 1)),
-    "k-seq": (KSeq, iid_paths(2, 2)),
-    "k-seq of three": (KSeq, iid_paths(3, 1)),
-    "recursive": (RecursiveRejection, without_replacement((2, 2))),
-    "traversal iid": (Traversal, iid_paths(2, 2)),
-    "traversal of three": (Traversal, iid_paths(3, 1)),
-    "traversal": (Traversal, without_replacement((2, 2))),
-    "traversal of pairs below one": (Traversal, without_replacement((1, 3))),
-    "walk iid": (TargetWalk, iid_paths(2, 2)),
-    "walk without replacement": (TargetWalk, without_replacement((2, 2))),
-    "walk deterministic": (TargetWalk, likeliest((2, 2))),
+    "multi-round": (MultiRound, drawn(Paths(2))),
+    "multi-round of three": (MultiRound, drawn(Paths(3), 1)),
+    "k-seq": (KSeq, drawn(Paths(2))),
+    "k-seq of three": (KSeq, drawn(Paths(3), 1)),
+    "recursive": (RecursiveRejection, drawn(Branching((2, 2)))),
+    "traversal iid": (Traversal, drawn(Paths(2))),
+    "traversal of three": (Traversal, drawn(Paths(3), 1)),
+    "traversal": (Traversal, drawn(Branching((2, 2)))),
+    "traversal of pairs below one": (Traversal, drawn(Branching((1, 3)))),
+    "walk iid": (TargetWalk, drawn(Paths(2))),
+    "walk without replacement": (TargetWalk, drawn(Branching((2, 2)))),
+    "walk deterministic": (TargetWalk, likeliest(2)),
 }
 
 
@@ -149,17 +102,17 @@ LOSSLESS = {
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_the_output_is_the_targets_own(name: str, excluded: float, sampling: Sampling) -> None:
-    verifier, grow = LOSSLESS[name]
+    verifier, draw = LOSSLESS[name]
     target, draft = LogitsTable(1, 3, excluded), LogitsTable(2, 3, excluded)
-    law = law_of_two(verifier, grow, target, draft, sampling)
+    law = law_of_two(verifier, draw, target, draft, sampling)
     assert (law - plain_law(target, sampling)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("rule", [MultiRound, KSeq, RecursiveRejection], ids=lambda r: r.name)
 def test_on_a_chain_every_rule_is_speculative_sampling(rule: Verifier) -> None:
     target, draft, sampling = LogitsTable(5, 3), LogitsTable(6, 3), SAMPLINGS["temperature 1"]
-    law = law_of_two(rule, iid_paths(1, 2), target, draft, sampling)
-    chain = law_of_two(RejectionSampling(), iid_paths(1, 2), target, draft, sampling)
+    law = law_of_two(rule, drawn(Paths(1)), target, draft, sampling)
+    chain = law_of_two(RejectionSampling(), drawn(Paths(1)), target, draft, sampling)
     torch.testing.assert_close(law, chain, rtol=0, atol=1e-12)
     accepted = [
         enumerate_law(
@@ -177,7 +130,7 @@ def test_on_a_chain_traversal_is_block_verification() -> None:
 
     def law_of(verifier: Verifier) -> dict:
         def play(randomness: Randomness) -> tuple:
-            proposal = iid_paths(1, 3)(draft, sampling, randomness)
+            proposal = drawn(Paths(1), 3)(draft, sampling, randomness)
             logits = target_logits(target, proposal)
             verdict = verifier.verify(proposal, logits, sampling, randomness)
             return (tuple(proposal.tokens.tolist()), len(verdict.path), verdict.next_token)
@@ -190,16 +143,16 @@ def test_on_a_chain_traversal_is_block_verification() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    ("grow", "rule"),
-    [(without_replacement((2, 2)), RecursiveRejection), (iid_paths(2, 2), MultiRound)],
+    ("draw", "rule"),
+    [(drawn(Branching((2, 2))), RecursiveRejection), (drawn(Paths(2)), MultiRound)],
     ids=["without replacement", "independent"],
 )
-def test_traversal_accepts_more_than_going_down(grow: Grow, rule: Verifier, seed: int) -> None:
+def test_traversal_accepts_more_than_going_down(draw: Grow, rule: Verifier, seed: int) -> None:
     target, draft, sampling = LogitsTable(seed, 3), LogitsTable(20 + seed, 3), Sampling(1.0)
 
     def mean_length(verifier: Verifier) -> float:
         def play(randomness: Randomness) -> int:
-            proposal = grow(draft, sampling, randomness)
+            proposal = draw(draft, sampling, randomness)
             logits = target_logits(target, proposal)
             return len(verifier.verify(proposal, logits, sampling, randomness).path)
 
@@ -221,17 +174,17 @@ def forgets_the_weight(target: Tensor, draft: Tensor, weight: float) -> tuple[Te
 @pytest.mark.parametrize("wrong", [keeps_its_weight, forgets_the_weight], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["traversal", "traversal iid"])
 def test_control_a_wrong_traversal_is_found_out(name, wrong, monkeypatch) -> None:
-    verifier, grow = LOSSLESS[name]
+    verifier, draw = LOSSLESS[name]
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
     monkeypatch.setattr(tree_verifiers, "rejected_child", wrong)
-    law = law_of_two(verifier, grow, target, draft, sampling)
+    law = law_of_two(verifier, draw, target, draft, sampling)
     assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 1e-3
 
 
 def test_control_a_traversal_that_draws_rejected_siblings_again_is_found_out(monkeypatch) -> None:
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
     monkeypatch.setattr(tree_verifiers, "without", lambda drafts, token: drafts)
-    law = law_of_two(Traversal, without_replacement((2, 2)), target, draft, sampling)
+    law = law_of_two(Traversal, drawn(Branching((2, 2))), target, draft, sampling)
     assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 1e-3
 
 
@@ -245,29 +198,29 @@ def test_traversal_of_siblings_by_hand() -> None:
 
 
 def play_length(verifier, target, draft, sampling: Sampling, randomness: Randomness) -> int:
-    proposal = iid_paths(1, 2)(draft, sampling, randomness)
+    proposal = drawn(Paths(1))(draft, sampling, randomness)
     verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, randomness)
     return len(verdict.path)
 
 
 WRONG = {
-    "deterministic as independent": (MultiRound, likeliest((2, 2))),
-    "without replacement as independent": (MultiRound, without_replacement((2, 1))),
-    "deterministic, from the leaves up": (Traversal, likeliest((2, 2))),
+    "deterministic as independent": (MultiRound, likeliest(2)),
+    "without replacement as independent": (MultiRound, drawn(Branching((2, 1)))),
+    "deterministic, from the leaves up": (Traversal, likeliest(2)),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rule_for_another_draw_is_biased_and_says_that_it_does_not_take_it(name: str) -> None:
     """Control: pairs that the check refuses would indeed be biased."""
-    verifier, grow = WRONG[name]
+    verifier, draw = WRONG[name]
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), SAMPLINGS["temperature 1"]
 
     def with_rows(table: LogitsTable, sampling: Sampling, randomness: Randomness) -> Proposal:
-        found = grow(table, sampling, randomness)
+        found = draw(table, sampling, randomness)
         if found.draft_probs is not None:
             return found
-        return tree(paths_of(found), table, sampling, "iid")
+        return proposal_of(paths_of(found), table, sampling, "iid")
 
     law = law_of_two(verifier, with_rows, target, draft, sampling)
     assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 0.01
@@ -284,7 +237,7 @@ def test_gamma_of_k_seq_by_hand() -> None:
 
 def test_a_greedy_target_is_walked_down_its_arg_maxes() -> None:
     target, draft = LogitsTable(3, 3), LogitsTable(4, 3)
-    proposal = likeliest((3, 3))(draft, Sampling(), ArgMax())
+    proposal = likeliest(3)(draft, Sampling(), ArgMax())
     verdict = TargetWalk.verify(proposal, target_logits(target, proposal), Sampling(), ArgMax())
     first = int(target[START].argmax())
     second = int(target[(*START, first)].argmax())
