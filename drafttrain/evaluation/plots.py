@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafttrain.build.drafts import shortened
+from drafttrain.config.base import counted
 from drafttrain.config.command_line import hide_folders
 from drafttrain.config.methods import STOPS
 from drafttrain.config.sweep import SWEEPABLE
@@ -35,6 +36,8 @@ QUALITY = {
 }
 """Quality metrics for the x axis; the first one that a report has is used."""
 SPEEDUP = "speedup over plain decoding"
+NOTE = {"textcoords": "offset points", "fontsize": 9, "color": "#444444"}
+"""How points are labelled."""
 
 
 def error_lengths(estimates: Sequence[Estimate]) -> list[list[float]]:
@@ -44,15 +47,24 @@ def error_lengths(estimates: Sequence[Estimate]) -> list[list[float]]:
     return [below, above]
 
 
-def draw_legend(axis: Axes, size: float = 8, **how: object) -> None:
-    axis.legend(fontsize=size, frameon=True, framealpha=0.85, edgecolor="none", **how)
+def style(index: int) -> dict[str, str]:
+    """Returns a curve's colour and marker, both of which tell it from its neighbours."""
+    marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+    return {"color": COLOURS[index % len(COLOURS)], "marker": marker}
+
+
+def draw_head(axis: Axes, title: str, columns: int) -> None:
+    """Draws title and legend above the axes, where they cover no point."""
+    axis.legend(
+        title=title, title_fontproperties={"size": 12, "weight": "bold"}, alignment="left",
+        loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, fontsize=10, frameon=False,
+    )  # fmt: skip
 
 
 def tidy(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#EBEBEB", linewidth=0.8)
     axis.set_axisbelow(True)
-    axis.title.set(fontsize=11, fontweight="bold")
 
 
 def as_png(figure: Figure) -> bytes:
@@ -83,7 +95,9 @@ class Plot(NamedTuple):
     levels: dict[str, float] = {}
     """Horizontal lines by name."""
     ticks: Sequence[float] = ()
-    """Ticks of the x axis, logarithmic for three or more that span a factor of at least 4."""
+    """Ticks of the x axis."""
+    logarithmic: bool = False
+    """Whether the x axis is logarithmic."""
 
 
 def plot_report(report: Report) -> bytes:
@@ -113,10 +127,13 @@ def choose_plot(report: Report) -> Plot:
         return _by_position(methods)
     if sizes := report.batch_sizes[1:]:
         names = dict.fromkeys(run.name for run in report.runs if run.kind != "plain")
-        found = {name: [run for run in report.runs if run.name == name] for name in names}
-        curves = [_curve(name, [run.batch_size for run in own], own) for name, own in found.items()]
+        curves = []
+        for name in names:
+            runs = [run for run in report.runs if run.name == name]
+            curves.append(_curve(name, [run.batch_size for run in runs], runs))
         ylabel, ticks = f"{SPEEDUP} at the same size", [1, *sizes]
-        return Plot("Speed by batch size", "batch size", ylabel, curves, {"plain": 1.0}, ticks)
+        labels = "Speed by batch size", "batch size", ylabel
+        return Plot(*labels, curves, {"plain": 1.0}, ticks, logarithmic=True)
     quality = None
     if any(run.lossy for run in methods):
         quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
@@ -149,63 +166,60 @@ def _by_position(methods: Sequence[Run]) -> Plot:
         run = max(line, key=lambda run: run.sizes.get("depth", run.settings.get("k", 0)))
         rates = run.acceptance_rate_per_position
         known = dict(enumerate([] if rates is None else rates.conditional, start=1))
-        points = {place: rate for place, rate in known.items() if rate is not None}
+        points = {position: rate for position, rate in known.items() if rate is not None}
         curves.append(Curve(label, list(points), list(points.values())))
     deepest = max((max(curve.xs, default=1) for curve in curves), default=1)
-    title, ylabel = "Acceptance by position", "acceptance rate where all before were accepted"
+    title, ylabel = "Acceptance by position", "acceptance rate if all earlier tokens are accepted"
     return Plot(title, "position in the draft", ylabel, curves, ticks=range(1, int(deepest) + 1))
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Groups runs that differ in one setting, or in tree size, and sorts each group by it. Labels
-    name what a group has in common. If beta and tau vary, each beta has a line of its own."""
-    found: dict[tuple[str | None, str], list[tuple[float, Run]]] = {}
+    name what a group has in common; methods of `others` have the user's names. If beta and tau
+    vary, each beta has its own line."""
+    groups: dict[tuple[str | None, str], list[tuple[float, Run]]] = {}
     for run in runs:
         varied = [name for name in SWEEPABLE if name in run.settings]
         chain = run.method in ("chain", "cascade")
         last = varied[-1] if varied and chain else "nodes"  # trees vary in size, whatever their k
         stop = (run.stop or "").partition("(")[0].partition("=")[0]
-        drafter = run.other or (run.called or str(run.drafter)).partition(" ")[0]
+        drafter = (run.called or str(run.drafter)).partition(" ")[0]
         words = [drafter, "" if run.method == "chain" else run.method]
         words += ["" if stop == "k" else stop, (run.verifier or "").partition("(")[0]]
         same = [name for name in varied if name != last and (name != "k" or chain)]
         words += [f"{name}={run.settings[name]:g}" for name in same]
-        place = run.settings.get(last, run.sizes.get("nodes", 0))
-        found.setdefault((run.other, " ".join(filter(None, words))), []).append((place, run))
-    labels = shortened([label for _, label in found], 48)
+        label = run.other or " ".join(filter(None, words))
+        value = run.settings.get(last, run.sizes.get("nodes", 0))
+        groups.setdefault((run.other, label), []).append((value, run))
+    labels = shortened([label for _, label in groups], 48)
     return [
-        (
-            f"{label} (others)" if other is not None and labels.count(label) > 1 else label,
-            [run for _, run in sorted(line, key=lambda one: one[0])],
-        )
-        for label, ((other, _), line) in zip(labels, found.items(), strict=True)
+        (label, [run for _, run in sorted(line, key=lambda one: one[0])])
+        for label, line in zip(labels, groups.values(), strict=True)
     ]
 
 
 def _varied(line: Sequence[Run]) -> list[str]:
     """Returns for each run of a line the settings that vary along it, as text."""
     names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
-    own = ([(n, run.settings[n]) for n in names if n in run.settings] for run in line)
-    return [" ".join(f"{name}={value:g}" for name, value in pairs) for pairs in own]
+    varied = ([(n, run.settings[n]) for n in names if n in run.settings] for run in line)
+    return [" ".join(f"{name}={value:g}" for name, value in pairs) for pairs in varied]
 
 
 def draw_curves(axis: Axes, plot: Plot) -> None:
     """Draws each curve as points with intervals, joined by a line."""
-    for place, curve in enumerate(plot.curves):
-        colour = COLOURS[place % len(COLOURS)]
-        marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
+    for index, curve in enumerate(plot.curves):
+        look = style(index)
         xs = [x.value if isinstance(x, Estimate) else x for x in curve.xs]
         ys = [y.value for y in curve.ys]
         spread = [x for x in curve.xs if isinstance(x, Estimate)]
         axis.errorbar(
             xs, ys, xerr=error_lengths(spread) if spread else None, yerr=error_lengths(curve.ys),
-            fmt=f"{marker}-", color=colour, ecolor="#CFCFCF", elinewidth=1, linewidth=2,
-            markersize=7, markerfacecolor=colour if curve.filled else "white", label=curve.label,
+            linestyle="-" if len(xs) > 1 else "none", linewidth=2, elinewidth=1, capsize=3,
+            markersize=8, markerfacecolor=look["color"] if curve.filled else "white",
+            label=curve.label, **look,
         )  # fmt: skip
         for x, y, note in zip(xs, ys, curve.notes, strict=False):
-            axis.annotate(
-                note, (x, y), textcoords="offset points", xytext=(7, 6), fontsize=9, color="#444444"
-            )
+            axis.annotate(note, (x, y), xytext=(7, 6), **NOTE)
     for name, level in plot.levels.items():
         axis.axhline(level, color=GREY, linewidth=1, linestyle=":", zorder=1)
         axis.annotate(
@@ -213,55 +227,50 @@ def draw_curves(axis: Axes, plot: Plot) -> None:
             xytext=(0, -2 if level < 1.0 else 2), va="top" if level < 1.0 else "bottom",
             ha="right", fontsize=7.5, color="#666666",
         )  # fmt: skip
-    axis.set(title=plot.title, xlabel=plot.xlabel, ylabel=plot.ylabel)
+    axis.set(xlabel=plot.xlabel, ylabel=plot.ylabel)
     if plot.ticks:
-        if len(plot.ticks) > 2 and plot.ticks[-1] >= 4 * plot.ticks[0]:
+        if plot.logarithmic:
             axis.set_xscale("log", base=2)
         axis.set_xticks(list(plot.ticks), [f"{tick:g}" for tick in plot.ticks])
         axis.minorticks_off()
     axis.margins(0.08)
-    if plot.curves:
-        draw_legend(axis, 11, ncols=1 + (len(plot.curves) > 6))
+    draw_head(axis, plot.title, 1 + (len(plot.curves) > 3))
 
 
 def rates_panel(axis: Axes, search: Search) -> None:
     """Draws discard rate against verification rate of chains (SpecDec++ Figure 4), and the oracle.
 
-    Uses the first rung, in which every candidate decoded the same prompts.
+    Uses the first rung, in which every candidate decoded the same prompts. Points have the value of
+    the setting that varies along their line.
     """
+    rung = search.rungs[0]
     groups: dict[tuple[str, str], list[tuple[float, ...]]] = {}  # k=2 and k=4 share a group
     for name, settings in search.candidates.items():
         if not {"tree", "cascade"} & settings.keys():
-            one, stop = search.rungs[0].candidates[name], settings.get("stop") or {}
+            one, stop = rung.candidates[name], settings.get("stop") or {}
             kind = STOPS[stop.get("kind", "fixed")]
             group = groups.setdefault((re.sub(r"[=(][\d.]+\)?", "", name), kind.name), [])
             group.append((stop.get(kind.varied, 0), one.verification_rate, one.discard_rate))
-    for place, ((group, _), points) in enumerate(groups.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
-        _, calls, discarded = zip(*sorted(points), strict=True)  # in the order of the setting
-        axis.plot(calls, discarded, f"{marker}-", color=colour, linewidth=1, label=group)
+    for index, ((group, _), points) in enumerate(groups.items()):
+        values, calls, discarded = zip(*sorted(points), strict=True)  # in the order of the setting
+        axis.plot(calls, discarded, linewidth=1.5, markersize=7, label=group, **style(index))
+        for value, *point in zip(values, calls, discarded, strict=True):
+            axis.annotate(f"{value:g}", point, xytext=(5, 4), **NOTE)
     if search.oracle is not None:
         rate = search.oracle.target_calls / search.oracle.tokens
-        axis.plot(rate, 0.0, "*", color="#B8A800", markersize=13, label="oracle")
-    axis.set(
-        title="Cost of drafts", xlabel="target calls per token", ylabel="discarded tokens per token"
-    )
+        axis.plot(rate, 0.0, "k*", markersize=13, clip_on=False, label="oracle")
+    axis.set(xlabel="target calls per token", ylabel="discarded tokens per token")
     axis.set_ylim(bottom=0.0)
-    draw_legend(axis)
+    draw_head(axis, f"Cost of drafts, first {counted(rung.prompts, 'prompt')}", 4)
 
 
 def reliability_panel(axis: Axes, search: Search) -> None:
     """Draws observed against predicted acceptance of the heads; point area shows positions."""
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    for place, head in enumerate(search.heads):
-        colour = COLOURS[place % len(COLOURS)]
-        bins = head.reliability
+    for index, head in enumerate(search.heads):
+        look, bins = style(index), head.reliability
         sizes = [8 + 70 * count / max(bins.positions) for count in bins.positions]
-        axis.plot(bins.predicted, bins.observed, "-", color=colour, linewidth=1.2)
-        axis.scatter(bins.predicted, bins.observed, s=sizes, color=colour, label=head.name)
-    axis.set(
-        title="Reliability of acceptance heads", xlabel="predicted acceptance", ylabel="acceptance",
-        xlim=(0, 1), ylim=(0, 1),
-    )  # fmt: skip
-    draw_legend(axis, loc="upper left")
+        axis.plot(bins.predicted, bins.observed, "-", color=look["color"], linewidth=1.2)
+        axis.scatter(bins.predicted, bins.observed, s=sizes, label=head.name, clip_on=False, **look)
+    axis.set(xlabel="predicted acceptance", ylabel="acceptance", xlim=(0, 1), ylim=(0, 1))
+    draw_head(axis, "Reliability of acceptance heads", 4)

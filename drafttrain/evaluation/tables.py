@@ -214,7 +214,7 @@ def heading(report: Report) -> tuple[str, str]:
     """Returns a title (target and drafters) and a subtitle (prompts, data type, machine, date)."""
     methods = [run for run in report.runs if run.kind == "method"]
     drafters = dict.fromkeys(run.other or run.called or run.drafter or "" for run in methods)
-    names = ", ".join(drafters) if report.search is None else report.search.drafter
+    names = "; ".join(drafters) if report.search is None else report.search.drafter
     return (
         Path(report.target.path).name + (f" with {names}" if names else ""),
         f"{counted(report.data.prompts, 'prompt')} of {report.data.path}; {report.target.dtype}, "

@@ -100,12 +100,14 @@ def test_why_sequences_of_a_batch_differ_is_said_and_errors_stand_out(report):
 
 
 def test_the_x_axis_of_the_plot_is_what_was_varied(report):
-    assert choose_plot(report).xlabel == "batch size"
+    sizes = choose_plot(report)
+    assert sizes.xlabel == "batch size" and sizes.logarithmic
     swept = [
         method(f"causal k={k} greedy", 1.0 + k / 10, 10 * k, settings={"k": k}) for k in (2, 4)
     ]
     plot = choose_plot(with_runs(report, *swept))
     assert plot.xlabel == "draft tokens per round" and plot.curves[0].xs == [2.0, 4.0]
+    assert not plot.logarithmic
     lossy = method(
         "lossy", 1.5, settings={"k": 4, "beta": 3, "tau": 1.0}, lossless=False,
         metrics={"speedup": estimate(1.5), "bleu_difference": Estimate(-0.5, -1.0, 0.0)},
@@ -142,7 +144,7 @@ def test_two_drafters_of_a_kind_are_two_lines_under_the_users_names():
     assert [label for label, _ in found] == [
         "first greedy",
         "second greedy",
-        "first greedy (others)",
+        "first",
     ]
     assert [len(line) for _, line in found] == [2, 2, 1]
 
@@ -180,6 +182,9 @@ def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
     rates_panel(axis, search)
     assert sorted(len(line.get_xdata()) for line in axis.lines) == [1, 1, *[2] * 9, 3]
     assert list(axis.lines[0].get_xdata()) == [0.6, 0.4, 0.5], "joined by k"
+    assert [note.get_text() for note in axis.texts[:3]] == ["1", "2", "3"]
+    axis.figure.draw_without_rendering()
+    assert axis.get_legend().get_window_extent().y0 >= axis.bbox.y1, "the legend covers no point"
 
 
 def test_a_terminal_shows_the_whole_name_of_every_method(report):
