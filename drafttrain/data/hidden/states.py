@@ -131,11 +131,10 @@ class HiddenCache(Dataset):
         """Reads hidden states [N, D] in the stored dtype and labels [N] float32 of some `rows`."""
         return self.mixes[mix].read(self.rows[list(numbers)], "hidden", "acceptance")
 
-    def lengths(self, mix: int | None = None) -> np.ndarray:
-        """Returns the number of positions of each row in a mix; None: the maximum over all mixes,
-        which bounds the batches of every epoch. Shapes: -> [rows]."""
-        mixes = self.mixes if mix is None else self.mixes[mix : mix + 1]
-        return np.max([one.lengths[self.rows] for one in mixes], axis=0)
+    def lengths(self) -> np.ndarray:
+        """Returns the largest number of positions of each row in any mix, which bounds the batches
+        of every epoch. Shapes: -> [rows]."""
+        return np.max([one.lengths[self.rows] for one in self.mixes], axis=0)
 
 
 def read_states(folder: Path, manifest: CacheManifest) -> list[TensorRows]:

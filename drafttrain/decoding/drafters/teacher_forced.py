@@ -1,13 +1,13 @@
 """Teacher-forced drafting: what a drafter proposes after each prefix of a known target output.
 
-Acceptance heads train on these drafts, and teacher-forced acceptance is measured on them. A drafter
-kind that supports this has a function (`DrafterKind.teacher_forced_probs`) of the drafter, the
-output [L], the longest draft at each prefix [L] and the sampling. Sequences share its model calls
-(`batching.BatchedSteps`). It returns probabilities [L, K] in float64, where K >= 1 is the largest
-of these lengths: entry (p, d) is the probability that a draft after the first p tokens of the
-output holds the output's token p + d at draft position d, given that the earlier draft positions
-hold the output's tokens. In greedy decoding it is 1 or 0. It is 0 after the end of the output,
-where every token is wrong, and NOT_DRAFTED at positions past the end of the draft.
+Teacher-forced acceptance is measured on these drafts. A drafter kind that supports this has a
+function (`DrafterKind.teacher_forced_probs`) of the drafter, the output [L], the longest draft at
+each prefix [L] and the sampling. Sequences share its model calls (`batching.BatchedSteps`). It
+returns probabilities [L, K] in float64, where K >= 1 is the largest of these lengths: entry (p, d)
+is the probability that a draft after the first p tokens of the output holds the output's token
+p + d at draft position d, given that the earlier draft positions hold the output's tokens. In
+greedy decoding it is 1 or 0. It is 0 after the end of the output, where every token is wrong, and
+NOT_DRAFTED at positions past the end of the draft.
 """
 
 from __future__ import annotations
@@ -78,62 +78,34 @@ def read_outputs(
     ]
 
 
-class TeacherForcedSession:
-    """A drafting session that is called at increasing prefixes of a known output."""
-
-    def __init__(self, drafter: Drafter, known: KnownOutput, sampling: Sampling) -> None:
-        self.known = known
-        self.session = drafter.open(known.source, sampling, SampledRandomness(torch.Generator()))
-        self._seen = 0
-        """Number of committed tokens at the last call."""
-
-    def _state(self, tokens: Tensor, prefix: int) -> TargetState | None:
-        """Returns the target state for the tokens committed since the last call; None before the
-        target's first forward pass."""
-        if prefix == 0:
-            return None
-        first, self._seen = self._seen, len(tokens)
-        rows = slice(max(first - 1, 0), len(tokens) - 1)
-        hidden = {layer: states[rows] for layer, states in self.known.hidden.items()}
-        return TargetState(len(tokens), hidden, self.known.columns)
-
-    def draft(self, prefix: int, most: int) -> BatchedSteps[Tensor]:
-        """Drafts up to `most` tokens [N]."""
-        tokens = self.known.committed(prefix)
-        if most == 0:
-            return torch.empty(0, dtype=torch.long)
-        drafted = self.session.propose(tokens, self._state(tokens, prefix), FixedLength(most))
-        return (yield from as_steps(drafted)).tokens
-
-    def slots(self, prefix: int, most: int) -> BatchedSteps[Tensor]:
-        """Returns the logits [N, V] of a block of up to `most` slots, given the output's tokens."""
-        session, tokens = self.session, self.known.committed(prefix)
-        assert isinstance(session, SlotSession)
-        count = session.longest(tokens, most, self._state(tokens, prefix))
-        if count == 0:
-            return torch.empty(0, 0)
-        states, rows = yield from session.slot_rows(tokens, count)
-        if session.correction is not None:
-            output = self.known.tokens
-            previous = torch.arange(prefix - 1, prefix + count - 1).clamp(0, len(output) - 1)
-            before = output[previous]
-            before[0] = session.token_before(tokens)
-            rows = session.correction.after(states, rows, before.to(rows.device))
-        return rows
-
-
 def teacher_forced_probs(
     drafter: Drafter, known: KnownOutput, longest: Sequence[int], sampling: Sampling
 ) -> BatchedSteps[Tensor]:
-    """Probabilities of the output's own tokens, for block drafters and deterministic drafters."""
-    tokens, session = known.tokens, TeacherForcedSession(drafter, known, sampling)
-    probs = torch.full((len(tokens), max(longest)), NOT_DRAFTED, dtype=torch.double)
+    """Probabilities of the output's own tokens, for block drafters and deterministic drafters.
+
+    One session drafts at increasing prefixes, and gets the target's states of the tokens committed
+    since its last draft; None before the target's first forward pass.
+    """
+    session = drafter.open(known.source, sampling, SampledRandomness(torch.Generator()))
+    probs = torch.full((len(known.tokens), max(longest)), NOT_DRAFTED, dtype=torch.double)
+    seen = 0
     for prefix, most in enumerate(longest):
-        if isinstance(session.session, SlotSession):
-            drafted = yield from session.slots(prefix, most)
+        if most == 0:
+            continue
+        tokens, state = known.committed(prefix), None
+        if prefix > 0:
+            rows, seen = slice(max(seen - 1, 0), len(tokens) - 1), len(tokens)
+            hidden = {layer: states[rows] for layer, states in known.hidden.items()}
+            state = TargetState(len(tokens), hidden, known.columns)
+        if isinstance(session, SlotSession):
+            slots = session.longest(tokens, most, state)
+            if slots == 0:
+                continue
+            drafted = yield from _slot_logits(session, known, prefix, slots)
         else:
-            drafted = yield from session.draft(prefix, most)
-        expected = tokens[prefix : prefix + len(drafted)]
+            draft = session.propose(tokens, state, FixedLength(most))
+            drafted = (yield from as_steps(draft)).tokens
+        expected = known.tokens[prefix : prefix + len(drafted)]
         count = len(expected)
         probs[prefix, : len(drafted)] = 0.0
         if drafted.dim() == 1:
@@ -141,3 +113,16 @@ def teacher_forced_probs(
         elif count > 0:
             probs[prefix, :count] = probs_of_tokens(drafted[:count], expected, sampling)
     return probs
+
+
+def _slot_logits(
+    session: SlotSession, known: KnownOutput, prefix: int, slots: int
+) -> BatchedSteps[Tensor]:
+    """Returns the logits of a block's slots, given the output's tokens. Shapes: -> [slots, V]."""
+    tokens, output = known.committed(prefix), known.tokens
+    states, logits = yield from session.slot_rows(tokens, slots)
+    if session.correction is None:
+        return logits
+    before = output[torch.arange(prefix - 1, prefix + slots - 1).clamp(0, len(output) - 1)]
+    before[0] = session.token_before(tokens)
+    return session.correction.after(states, logits, before.to(logits.device))

@@ -168,7 +168,7 @@ def test_rows_without_positions_are_none_of_the_cache(pair):
     assert 1 < len(cache.rows) < 9
     for number, row in enumerate(cache.rows.tolist()):
         hidden, acceptance = cache.read(0, [number])
-        assert len(hidden) == cache.lengths(0)[number]
+        assert len(hidden) == cache.lengths()[number]
         assert torch.equal(hidden, stored["hidden"][stored["rows"] == row])
         assert torch.equal(acceptance, stored["acceptance"][stored["rows"] == row])
 
