@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.runs import head_folders
 from drafttrain.models.draft_states import StateKind, check_has_states, state_size
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import read_config
@@ -125,10 +126,7 @@ def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
     Raises ConfigError if there is no head, or another kind of model.
     """
     folder = Path(folder)
-    if (folder / "config.json").is_file():
-        return dict([_load_head(folder)])
-    parent = folder / "final" if (folder / "final").is_dir() else folder
-    heads = sorted(file.parent for file in parent.glob("*/config.json"))
+    heads = [folder] if (folder / "config.json").is_file() else head_folders(folder)
     if not heads:
         raise ConfigError(
             f"no acceptance head in {str(folder)!r}; give the folder of a head, or the run of "
