@@ -14,12 +14,19 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.tiny_models import VOCAB, tiny_source
 
 GREEDY = Sampling()
 SEEDED = partial(sequence_randomness, 0)
+TREE_RULES = {
+    "deterministic": TargetWalk,
+    "without_replacement": RecursiveRejection,
+    "independent": MultiRound,
+    "iid": MultiRound,
+}
 
 
 def drawn(seed: int = 0) -> SampledRandomness:
@@ -69,12 +76,15 @@ def decoder_of(
     randomness: Callable[[int], Randomness] = SEEDED,
 ) -> Decoder:
     """Returns a decoder. target: a Transformers model or an object with the methods of
-    `CachedModel`. stop: a policy or a fixed length. verifier: None selects greedy match or
-    rejection by the sampling."""
+    `CachedModel`. stop: a policy or a fixed length. verifier: None selects greedy match or a
+    lossless rule by the sampling and the drafter."""
     target = CachedModel(target) if isinstance(target, PreTrainedModel) else target
     stop = FixedLength(stop) if isinstance(stop, int) else stop
-    rule = verifier or (GreedyMatch() if sampling.greedy else RejectionSampling())
-    return Decoder(target, drafter, stop, rule, sampling, randomness)
+    if verifier is None:
+        verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
+        if drafter.drafts_trees and not sampling.greedy:
+            verifier = TREE_RULES[drafter.draw_kind(sampling)]
+    return Decoder(target, drafter, stop, verifier, sampling, randomness)
 
 
 def run(

@@ -22,9 +22,7 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching
-from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.decoding.decoded import decoder_of, generate, sources_for, tokens_of
 from tests.tiny_drafters import block_heads, shared, tiny_drafter
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, SPEECH_FAMILIES, near_copy, tiny_model
@@ -81,13 +79,6 @@ SLOTS |= {
 }
 
 
-RULES = {
-    "deterministic": TargetWalk,
-    "without_replacement": RecursiveRejection,
-    "independent": MultiRound,
-}
-
-
 def decode(
     model: PreTrainedModel,
     drafter: Drafter,
@@ -95,16 +86,9 @@ def decode(
     sampling: Sampling,
     batch_size: int,
 ) -> list[list[int]]:
-    verifier = GreedyMatch()
-    if not sampling.greedy:
-        verifier = (
-            RULES[drafter.draw_kind(sampling)] if drafter.drafts_trees else RejectionSampling()
-        )
-    return tokens_of(
-        decoder_of(
-            model, drafter, stop, verifier, sampling, partial(sequence_randomness, 4)
-        ).decode_all(sources_for(model, 8), NEW, batch_size)
-    )
+    seeded = partial(sequence_randomness, 4)
+    decoder = decoder_of(model, drafter, stop, None, sampling, seeded)
+    return tokens_of(decoder.decode_all(sources_for(model, 8), NEW, batch_size))
 
 
 def check(model: PreTrainedModel, make: Make, stop: StopPolicy, sampling: Sampling) -> None:

@@ -6,7 +6,7 @@ a wrong row, path or rollback changes the output distribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -306,8 +306,3 @@ def toy_source(*prefix: int) -> Source:
 def toy_prompt(*prefix: int) -> Source:
     """Returns the source of a decoder-only model, which continues the prompt."""
     return Source.of_text(torch.tensor([START, *prefix]), torch.tensor([START, *prefix]))
-
-
-def toys_together(make: Callable[..., Source], together: int) -> list[Source]:
-    """Returns the toy source or prompt, followed by others with longer prefixes."""
-    return [make(*[2] * length) for length in range(together)]

@@ -12,13 +12,14 @@ from drafttrain.decoding import loop
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.loop import Decoder, zero_after_eos
+from drafttrain.decoding.loop import zero_after_eos
 from drafttrain.decoding.roles import StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from tests.decoding import test_batch_parity as parity
+from tests.decoding.decoded import decoder_of, drawn
 from tests.devices.pretended import DEVICE, moved, pretended_gpu
 from tests.tiny_drafters import block_heads, shared, tiny_drafter
 
@@ -65,19 +66,8 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
         mock.patch.object(parity, "block_heads", lambda: moved(block_heads())),
     ):
         drafter = EVERY[name](target)
-    if verifier is None:
-        verifier = GreedyMatch()
-        if not sampling.greedy:
-            rule = parity.RULES[drafter.draw_kind(sampling)] if drafter.drafts_trees else None
-            verifier = rule or RejectionSampling()
-    decoder = Decoder(
-        CachedModel(target),
-        drafter,
-        stop,
-        verifier,
-        sampling,
-        lambda row: SampledRandomness(None),  # the device has no generator
-    )
+    alone = SampledRandomness(None)  # the device has no generator
+    decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: alone)
     return decoder, [make_source([5, 9, 7], target), make_source([8, 6], target)]
 
 
@@ -110,10 +100,6 @@ def test_stop_policies_and_lossy_rules_run_on_one_device(name: str) -> None:
     waits_of_rounds(name, Sampling(), SpecVerification(3, 1.0), Entropy(2.0, K))
 
 
-def randomness(row: int) -> SampledRandomness:
-    return SampledRandomness(torch.Generator().manual_seed(row))
-
-
 def fetched(proposal: Proposal) -> Proposal:
     tokens = proposal.tokens.clone()
     tokens.is_known = True
@@ -141,7 +127,7 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(
         cached = CachedModel(target)
         cached.eos_ids = frozenset([ends] if isinstance(ends, int) else ends)
         drafter = EVERY[name](target)
-        decoder = Decoder(cached, drafter, FixedLength(K), verifier, Sampling(), randomness)
+        decoder = decoder_of(cached, drafter, K, verifier, randomness=drawn)
         whole = Engine.forward_batch
         with mock.patch.object(Engine, "forward_batch", autospec=True, side_effect=whole) as call:
             found = [

@@ -32,7 +32,6 @@ from tests.decoding.toys import (
     ToyTarget,
     autoregressive_law,
     toy_source,
-    toys_together,
 )
 from tests.tiny_drafters import shared, tiny_drafter, with_noise
 from tests.tiny_models import EOS, VOCAB
@@ -74,7 +73,7 @@ def test_a_policy_that_looks_at_every_row_it_is_shown_is_exact(name: str) -> Non
         stop = StopPolicy(STOPS["entropy"], looks, digits, 3)
         sampling = Sampling(temperature=1.0, top_k=3)
         decoder = decoder_of(target, drafter, stop, RejectionSampling(), sampling)
-        law = enumerate_output(decoder, toys_together(toy_source, 1), 3)
+        law = enumerate_output(decoder, [toy_source()], 3)
         expected = autoregressive_law(target, sampling, 3)
         assert total_variation(law, expected) < 1e-12
 

@@ -25,11 +25,10 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter, Randomness, Verifier
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
-from tests.decoding.decoded import decoder_of
+from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
+from tests.decoding.decoded import decoder_of, drawn
 from tests.decoding.enumeration import (
     enumerate_law,
     enumerate_output,
@@ -168,7 +167,7 @@ def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(wanted):
         model.eos_ids = frozenset()
     drafter = cascade(levels(*models), [[5, 3, 2], [2, 1], [10]], 1.5)
     for sampling in (Sampling(), Sampling(1.0)):
-        session = drafter.open(toy_prompt(), sampling, SampledRandomness(torch.Generator()))
+        session = drafter.open(toy_prompt(), sampling, drawn())
         proposal = run_single(session.propose(torch.tensor([0]), None, FixedLength(wanted)))
         assert len(proposal.tokens) == min(wanted, 10)
 
@@ -251,13 +250,11 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
         other.generation_config.eos_token_id = None
     target, source = CachedModel(model), make_source([5, 9, 20, 5], model)
     first, second = (CachedModel(other) for other in others)
-    randomness = SampledRandomness(torch.Generator())
 
-    def decode(drafter: Drafter, sampling: Sampling = Sampling(), verifier=None):  # noqa: B008
-        verifier = verifier or GreedyMatch()
-        return decoder_of(target, drafter, 6, verifier, sampling, lambda _: randomness).decode_all(
-            [source], 30
-        )[0]
+    def decode(drafter: Drafter, temperature: float = 0.0) -> Output:
+        return decoder_of(target, drafter, 6, None, Sampling(temperature)).decode_all([source], 30)[
+            0
+        ]
 
     plain = decode(NoDrafter())
     for drafter in (
@@ -268,7 +265,7 @@ def test_greedy_cascades_of_real_models_give_plain_output(family, leniency):
         found = decode(drafter)
         assert found.tokens == plain.tokens
         assert len(found.rounds) < len(plain.rounds)
-        assert len(decode(drafter, Sampling(0.8), RejectionSampling()).tokens) == 30
+        assert len(decode(drafter, 0.8).tokens) == 30
 
 
 LEVELS_OF_ALL_KINDS = {
@@ -295,15 +292,14 @@ def test_drafters_that_draft_blocks_are_levels_too(kind, matrix):
     drafter = cascade([*map(Level, names, drafters)], matrix)
     target, source = CachedModel(model), make_source([5, 9, 20, 5], model)
 
-    def decode(drafter: Drafter, sampling: Sampling, verifier) -> Output:
-        randomness, stop = SampledRandomness(torch.Generator()), FixedLength(sum(matrix[0]))
-        decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: randomness)
+    def decode(drafter: Drafter, temperature: float = 0.0) -> Output:
+        decoder = decoder_of(target, drafter, sum(matrix[0]), None, Sampling(temperature))
         return decoder.decode_all([source], 24)[0]
 
-    drafted = decode(drafter, Sampling(), GreedyMatch())
-    assert drafted.tokens == decode(NoDrafter(), Sampling(), GreedyMatch()).tokens
+    drafted = decode(drafter)
+    assert drafted.tokens == decode(NoDrafter()).tokens
     assert any(kind in (round.calls or {}) for round in drafted.rounds)
-    assert len(decode(drafter, Sampling(0.8), RejectionSampling()).tokens) == 24
+    assert len(decode(drafter, 0.8).tokens) == 24
 
 
 WRONG = {

@@ -14,7 +14,6 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import StopPolicy
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import (
     Confidence,
     Cumulative,
@@ -25,11 +24,10 @@ from drafttrain.decoding.stopping import (
     largest_probability,
 )
 from drafttrain.decoding.types import DraftState, Output, Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.comparing import close
-from tests.decoding.decoded import decoder_of, generate, sources_for
+from tests.decoding.decoded import decoder_of, drawn, generate, sources_for
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import fresh, keys_values, last_hidden
 from tests.tiny_drafters import noisy
@@ -120,15 +118,8 @@ def rows_before(
     return last_hidden(output)[-drafted:], output.logits[0, -drafted:]
 
 
-def decode(model, drafter, stop, sources, sampling=None, verifier=None) -> list[Output]:
-    return decoder_of(
-        model,
-        drafter,
-        stop,
-        verifier or GreedyMatch(),
-        sampling or Sampling(),
-        lambda _: SampledRandomness(torch.Generator().manual_seed(0)),
-    ).decode_all(sources, LONGEST)
+def decode(model, drafter, stop, sources) -> list[Output]:
+    return decoder_of(model, drafter, stop).decode_all(sources, LONGEST)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
@@ -155,9 +146,7 @@ def test_a_drafter_that_is_always_right_is_accepted_whole_and_catches_up():
     model = tiny_model("llama")
     sources = sources_for(model, 3)
     watched = checked(CausalDrafter(CachedModel(model)), [])
-    for output, source in zip(
-        decode(model, watched, FixedLength(3), sources), sources, strict=True
-    ):
+    for output, source in zip(decode(model, watched, 3, sources), sources, strict=True):
         assert [output.tokens] == generate(model, [source], LONGEST)
         assert all(len(played.path) == len(played.drafted) for played in output.rounds)
 
@@ -167,11 +156,9 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
     model, other = tiny_model("bart"), tiny_model("marian", seed=5)
     sources = sources_for(model, 3)
     drafter = CausalDrafter(CachedModel(other))
-    for output, source in zip(
-        decode(model, drafter, FixedLength(3), sources), sources, strict=True
-    ):
+    for output, source in zip(decode(model, drafter, 3, sources), sources, strict=True):
         assert [output.tokens] == generate(model, [source], LONGEST)
-    session = drafter.open(sources[0], Sampling(), SampledRandomness(torch.Generator()))
+    session = drafter.open(sources[0], Sampling(), drawn())
     committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
     proposal = run_single(session.propose(committed, None, FixedLength(2)))
     own = make_source(sources[0].input_ids, other)
@@ -186,7 +173,7 @@ def test_a_draft_ends_with_its_first_eos():
     model.lm_head.weight.data[EOS] = model.lm_head.weight.data[9]  # EOS, the first, wins the tie
     watched = checked(CausalDrafter(CachedModel(model)), drafts := [])
     sources = sources_for(model, 8)
-    outputs = decode(model, watched, FixedLength(8), sources)
+    outputs = decode(model, watched, 8, sources)
     assert [output.tokens for output in outputs] == generate(model, sources, LONGEST)
     drafts = [proposal.tokens.tolist() for proposal in drafts]
     assert any(draft[-1:] == [EOS] and len(draft) < 8 for draft in drafts)
@@ -235,7 +222,7 @@ def test_what_policies_see_says_nothing_of_tokens_that_are_not_drafted(sampling)
         return True
 
     stop = replace(FixedLength(4), state_kind="drawn", continues=look)
-    randomness = SampledRandomness(torch.Generator().manual_seed(0))
+    randomness = drawn()
     source = make_source(torch.tensor([5, 6, 7]), target)
     session = drafter.open(source, sampling, randomness)
     proposal = run_single(session.propose(source.prefix, None, stop))

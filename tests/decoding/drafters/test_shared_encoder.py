@@ -20,23 +20,20 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.trees.verifiers import TargetWalk
-from drafttrain.decoding.types import Output, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
+from drafttrain.decoding.types import Output, Source
 from drafttrain.models.drafters import check_fit
 from drafttrain.models.spec_drafter.build import make_config
 from drafttrain.models.spec_drafter.layout import PREFIX, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.shape import shape_of
-from tests.decoding.decoded import decoder_of, drawn, sources_for
+from tests.decoding.decoded import decoder_of, sources_for
 from tests.decoding.engine.fresh import cross_keys_values
 from tests.tiny_drafters import shared, tiny_drafter, with_noise
 from tests.tiny_models import VOCAB, near_copy, tiny_model, tiny_source
 
 FAMILIES = ("marian", "t5", "whisper")
 NEW = 16
-GREEDY = Sampling()
 
 
 def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDrafter:
@@ -52,18 +49,9 @@ def target_of(family: str) -> CachedModel:
 
 
 def decode(
-    target: CachedModel,
-    drafter: Drafter,
-    sources: list[Source],
-    batch_size: int = 1,
-    sampling: Sampling = GREEDY,
+    target: CachedModel, drafter: Drafter, sources: list[Source], batch_size: int = 1
 ) -> list[Output]:
-    verifier = GreedyMatch() if sampling.greedy else RejectionSampling()
-    if drafter.drafts_trees:
-        verifier = TargetWalk
-
-    decoder = decoder_of(target, drafter, 4, verifier, sampling, drawn)
-    return decoder.decode_all(sources, NEW, batch_size)
+    return decoder_of(target, drafter).decode_all(sources, NEW, batch_size)
 
 
 def encoded(model: PreTrainedModel, source: Source) -> torch.Tensor:

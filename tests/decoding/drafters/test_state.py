@@ -25,9 +25,8 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.decoding.types import Output, Sampling
-from drafttrain.decoding.verifiers import BlockVerification, GreedyMatch, RejectionSampling
+from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from drafttrain.training.objectives.follow_states import FollowStates
 from tests.decoding.decoded import decoder_of, drawn, generate, tokens_of
 from tests.decoding.enumeration import enumerate_output, total_variation
@@ -39,7 +38,6 @@ from tests.tiny_models import tiny_model
 K = 4
 MODES = ["blocks", "linked"]
 PROMPTS = ([5, 9, 20, 7], [9, 20, 7, 30, 11, 6], [20, 7], [8, 15, 33], [21, 4])
-OUTPUT = [11, 30, 12, 8, 25, 1]
 
 
 def tiny_target(family: str = "llama", **changes: object) -> PreTrainedModel:
@@ -47,12 +45,11 @@ def tiny_target(family: str = "llama", **changes: object) -> PreTrainedModel:
 
 
 def decode(
-    target: PreTrainedModel, drafter: Drafter, batch: int = 1, verifier=None, k: int = K
+    target: PreTrainedModel, drafter: Drafter, batch: int = 1, prompts=PROMPTS
 ) -> list[Output]:
     target.generation_config.eos_token_id = None
-    verifier, stop = verifier or GreedyMatch(), FixedLength(k)
-    decoder = decoder_of(target, drafter, stop, verifier)
-    return decoder.decode_all([make_source(ids, target) for ids in PROMPTS], 14, batch)
+    sources = [make_source(ids, target) for ids in prompts]
+    return decoder_of(target, drafter, K).decode_all(sources, 14, batch)
 
 
 def generated(target: PreTrainedModel) -> list[list[int]]:
@@ -85,7 +82,7 @@ def test_trees_over_its_slots_change_no_output(mode: str) -> None:
     target = tiny_target()
     drafter = make_drafter(behind_states(target, [2, 3], mode), target)
     tree = TreeDrafter(drafter, Optimal(6))
-    assert tokens_of(decode(target, tree, 3, TargetWalk)) == generated(target)
+    assert tokens_of(decode(target, tree, 3)) == generated(target)
 
 
 @pytest.mark.parametrize("count", [2, 6])
@@ -146,7 +143,7 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
     if mode == "linked":
         model.previous_token.out.weight.data *= 4.0  # wrong previous tokens change the arg-max
     drafter, prompt = make_drafter(model, target), PROMPTS[1]
-    [output] = decode_one(target, drafter, prompt)
+    [output] = decode(target, drafter, prompts=[prompt])
     tokens = torch.tensor(output.tokens)
     source = make_source(prompt, target)
     [known] = read_outputs(CachedModel(target), [source], [tokens], drafter.requires)
@@ -174,11 +171,6 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
         assert list(played.drafted[:known]) == blocks[place, :known].tolist()
         place += len(played.emitted)
     assert sum(len(played.path) for played in output.rounds) > 3
-
-
-def decode_one(target: PreTrainedModel, drafter: Drafter, prompt: list[int]) -> list[Output]:
-    decoder = decoder_of(target, drafter, K)
-    return decoder.decode_all([make_source(prompt, target)], 14)
 
 
 def test_its_cache_is_the_targets_own_after_every_round() -> None:
