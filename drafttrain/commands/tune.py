@@ -92,7 +92,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
         models.append(pair.drafter.model)
     grows = plan.drafting.grows_trees and all(model.supports_tree_attention for model in models)
     drafting = replace(plan.drafting, grows_trees=grows)
-    threshold = stop_threshold(t_draft, t_target, drafting.kind) if plan.heads else None
+    threshold = stop_threshold(t_draft, t_target) if plan.heads else None
     candidates = make_candidates(settings, drafting, plan.heads, threshold)
     bench = Bench(pair, candidates, prompts, settings)
     compile_calls(settings.compile)

@@ -15,7 +15,7 @@ import torch
 
 from drafttrain.build.pairs import Pair
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.config.kinds import KINDS, DrafterKind
+from drafttrain.config.kinds import KINDS
 from drafttrain.data.hidden.states import open_cache
 from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.teacher_forced import read_outputs
@@ -124,16 +124,14 @@ def area_under_curve(labels: Array, predicted: Array) -> float:
     return float((accepted * (np.cumsum(rejected) - 0.5 * rejected)).sum() / pairs)
 
 
-def stop_threshold(t_draft: float, t_target: float, kind: DrafterKind) -> float | None:
+def stop_threshold(t_draft: float, t_target: float) -> float | None:
     """Returns h by SpecDec++ Theorem 3.1: stop if the probability of a rejection is at least
     (c2 + delta) / (c1 + c2 + delta), with c1 = t_draft and c2 = t_target - t_draft.
 
     The condition is sufficient. delta depends on the policy itself and is taken as 0. Returns None
-    if one pass does not draft one token, or if the drafter is not faster than the target.
+    if the drafter is not faster than the target.
     """
-    if kind.drafts != "tokens" or not 0.0 < t_draft < t_target:
-        return None
-    return (t_target - t_draft) / t_target
+    return (t_target - t_draft) / t_target if 0.0 < t_draft < t_target else None
 
 
 @dataclass(frozen=True)

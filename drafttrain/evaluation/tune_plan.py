@@ -149,7 +149,7 @@ def make_candidates(
         raise ConfigError(
             f"candidates.{repeated[0]} has the name of another candidate; give it another one"
         )
-    later = len(heads) if threshold is None and drafting.kind.drafts == "tokens" else 0
+    later = len(heads) if threshold is None else 0
     if len(names) + later > MOST:
         raise ConfigError(
             f"{len(names) + later} candidates, plain decoding included, but at most {MOST} are "

@@ -8,7 +8,6 @@ import torch
 
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.config.kinds import CAUSAL, SPEC_DRAFTER
 from drafttrain.decoding.types import Output, Round
 from drafttrain.evaluation.calibration import (
     area_under_curve,
@@ -56,9 +55,8 @@ def test_auc_of_soft_labels_is_that_of_positions_split_in_two():
 
 def test_the_threshold_of_theorem_3_1():
     paper = 0.0234, 0.112  # t_draft, t_target
-    assert stop_threshold(*paper, CAUSAL) == pytest.approx((0.112 - 0.0234) / 0.112)
-    assert stop_threshold(5.0, 1.0, CAUSAL) is None
-    assert stop_threshold(*paper, SPEC_DRAFTER) is None, "one pass drafts the whole block"
+    assert stop_threshold(*paper) == pytest.approx((0.112 - 0.0234) / 0.112)
+    assert stop_threshold(5.0, 1.0) is None
 
 
 def test_seconds_are_those_of_the_rounds_own_clocks():

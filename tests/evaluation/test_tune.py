@@ -158,7 +158,7 @@ def drafting(kind: DrafterKind) -> Drafting:
 def test_every_kind_of_drafter_has_candidates_that_fit_it(name: str, temperature: float):
     kind = KINDS[name]
     settings = TuneConfig(drafter="x", sampling=SamplingConfig(temperature=temperature))
-    heads = {"D1-w1": "heads/D1-w1"} if kind.states else {}
+    heads = {"D1-w1": "heads/D1-w1"} if "hidden" in kind.provides else {}
     found = make_candidates(settings, drafting(kind), heads, 0.85)
     assert len(found) < MOST and len({one.name for one in found}) == len(found)
     for one in found:
