@@ -165,7 +165,11 @@ def test_several_drafters_draft_side_by_side(folders):
         ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
         ({"kind": "sequoia"}, {}, "tree.by_rank is missing for a sequoia tree"),
         ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),
-        ({"kind": "opt-tree"}, {"stop": {"kind": "entropy"}}, "'entropy' reads .*; use a fixed"),
+        (
+            {"kind": "opt-tree"},
+            {"stop": {"kind": "entropy"}},
+            "'entropy' reads .*; use stop.kind=fixed or gain",
+        ),
         ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' reads .*, or opt-tree"),
         ({"kind": "paths"}, {"verifier": {"kind": "recursive"}}, "use multi-round or k-seq"),
         (
