@@ -11,18 +11,19 @@ from drafttrain.config.inputs import TargetConfig
 from tests.tiny_models import BOS, EOS, PAD, UNK, VOCAB
 
 
-def tiny_tokenizer(shuffled: bool = False) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per word and EOS after every input. shuffled: w4 and w5
-    are exchanged."""
+def tiny_tokenizer(shuffled: bool = False, end: bool = True) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per word. shuffled: w4 and w5 are exchanged. end: EOS
+    after every input."""
     words = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK, "<s>": BOS}
     words |= {f"w{token}": token for token in range(len(words), VOCAB)}
     if shuffled:
         words |= {"w4": words["w5"], "w5": words["w4"]}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", EOS)]
-    )
+    if end:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", EOS)]
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

@@ -192,34 +192,19 @@ def test_wrong_standard_input_is_refused_in_one_line(capsys, monkeypatch, tiny_t
     assert said.out == ""
 
 
-def test_only_line_ends_separate_inputs(capsys, monkeypatch, tiny_target):
-    monkeypatch.setattr("sys.stdin", io.StringIO("w5\u2028w6\r\nw7\n"))
-    command = ["generate", "--target", tiny_target, "--drafter", "none", "--json"]
-    assert ended(*command, "decode.sampling.max_new_tokens=2") == 0
-    written = capsys.readouterr().out.removesuffix("\n").split("\n")
-    lines = [json.loads(line) for line in written]
-    assert [line["source"] for line in lines] == ["w5\u2028w6", "w7"]
-
-
-def lines_of(capsys, target, *arguments: str) -> list[dict]:
-    texts = [
-        argument for text in ("w5 w6", "w9", "w7 w8 w30", "w4") for argument in ("--text", text)
-    ]
-    command = ["generate", "--target", str(target), *texts, "--json", "--max-new-tokens", "9"]
-    assert ended(*command, *arguments) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert all(line.pop("seconds") > 0 for line in lines)
-    return lines
-
-
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_batches_are_written_in_order_and_equal_single_inputs(capsys, tiny_target, temperature):
     own = ["--drafter", "max-gram", "--temperature", temperature]
+    texts = [f"--text={text}" for text in ("w5 w6", "w9", "w7 w8 w30", "w4")]
+    command, found = ["generate", "--target", tiny_target, *own, *texts, "--json"], []
     capsys.readouterr()
-    single = lines_of(capsys, tiny_target, *own)
-    assert [line["row"] for line in single] == [0, 1, 2, 3]
-    for size in ("2", "4", "9"):
-        assert lines_of(capsys, tiny_target, *own, "--batch-size", size) == single
+    for size in (1, 2, 4, 9):
+        assert ended(*command, "--max-new-tokens", 9, "--batch-size", size) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert all(line.pop("seconds") > 0 for line in lines)
+        found.append(lines)
+    assert [line["row"] for line in found[0]] == [0, 1, 2, 3]
+    assert all(lines == found[0] for lines in found)
 
 
 def test_commands_say_that_a_target_with_beams_is_decoded_with_one(tiny_target, tmp_path, capsys):
@@ -250,7 +235,7 @@ def test_plots_need_no_package_of_a_notebook():
 
 
 def test_lines_stay_aligned_where_some_cannot_be_decoded(capsys, monkeypatch, tiny_target):
-    stdin = b"\xef\xbb\xbfw5\n \nw6\n\nw7 w8\n"
+    stdin = "\ufeffw5\u2028w9\r\n \nw6\n\nw7 w8\n".encode()  # U+2028 ends no line
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
     command = ("generate", "--target", tiny_target, "--drafter", "none", "--max-new-tokens", "4")
     capsys.readouterr()
@@ -259,6 +244,6 @@ def test_lines_stay_aligned_where_some_cannot_be_decoded(capsys, monkeypatch, ti
     lines = said.out.split("\n")
     assert [bool(line) for line in lines] == [True, False, True, False, True, False]
     assert "2 of 5 rows" in said.err and "row 1: empty" in said.err and "row 3: empty" in said.err
-    assert ended(*command, "--text", "w5", "--text", "", "--json") == 0
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ended(*command, "--text", "w5\u2028w9", "--text", "", "--json") == 0
+    first, second = map(json.loads, capsys.readouterr().out.strip().split("\n"))
     assert first["text"] == lines[0] and second == {"row": 1, "source": "", "skipped": "empty"}

@@ -12,11 +12,7 @@ from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.data import teacher
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.data.teacher import (
-    TeacherManifest,
-    top_rows,
-    training_examples,
-)
+from drafttrain.data.teacher import TeacherManifest, top_rows, training_examples
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.models.loading import load_target
 from drafttrain.training.objectives.follow_target import FollowTarget

@@ -25,19 +25,9 @@ from drafttrain.decoding.verifiers import (
     residual,
 )
 from tests.decoding.decoded import decoder_of
-from tests.decoding.enumeration import (
-    enumerate_law,
-    enumerate_output,
-    total_variation,
-)
+from tests.decoding.enumeration import enumerate_law, enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
-from tests.decoding.toys import (
-    LogitsTable,
-    ToyDrafter,
-    ToyTarget,
-    autoregressive_law,
-    toy_source,
-)
+from tests.decoding.toys import LogitsTable, ToyDrafter, ToyTarget, autoregressive_law, toy_source
 
 WIDE = Sampling(temperature=1.0)
 BLOCK = BlockVerification()

@@ -35,11 +35,7 @@ from drafttrain.decoding.trees.verifiers import (
 from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling, verify_rejection
 from tests.decoding.decoded import decoder_of
-from tests.decoding.enumeration import (
-    enumerate_law,
-    enumerate_output,
-    total_variation,
-)
+from tests.decoding.enumeration import enumerate_law, enumerate_output, total_variation
 from tests.decoding.expected import chi_square, expected_probs
 from tests.decoding.test_batch_exactness import law_of_model
 from tests.decoding.toys import (

@@ -22,12 +22,7 @@ from tests.decoding.decoded import GREEDY, decoder_of, generate, run, sources_fo
 from tests.decoding.drafts import ScriptedDrafter, half_right
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.toys import ToyTarget, toy_source
-from tests.tiny_models import (
-    CAUSAL_FAMILIES,
-    EOS,
-    near_copy,
-    tiny_model,
-)
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, near_copy, tiny_model
 
 
 def test_rounds_account_for_every_token():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from drafttrain.build.pairs import Pair
 from drafttrain.config.commands import EvalConfig
@@ -17,7 +16,7 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.loading import LoadedTarget
-from tests.tiny_models import EOS, PAD, UNK, VOCAB
+from tests.tiny_targets import tiny_tokenizer
 
 
 def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
@@ -28,20 +27,9 @@ def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) ->
     return output.tokens
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer in which words w3 .. w39 are tokens 3 .. 39."""
-    words = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK}
-    words |= {f"w{i}": i for i in range(3, VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
-
-
 def loaded(model: PreTrainedModel) -> Pair:
     """Returns a pair with the model as target and no drafter."""
-    target = LoadedTarget(model=model, tokenizer=word_tokenizer(), path="models/tiny")
+    target = LoadedTarget(model=model, tokenizer=tiny_tokenizer(end=False), path="models/tiny")
     return Pair(target, CachedModel(model), {}, {})
 
 

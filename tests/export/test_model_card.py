@@ -8,12 +8,7 @@ from pathlib import Path
 import yaml
 
 from drafttrain.config.commands import ExportConfig
-from drafttrain.export.model_card import (
-    Card,
-    Measured,
-    front_matter,
-    write_card,
-)
+from drafttrain.export.model_card import Card, Measured, front_matter, write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.verify import Verification
 from tests.export.pairs import noisy_copy, save_drafter, save_head

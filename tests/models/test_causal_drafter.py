@@ -61,14 +61,6 @@ def test_layers_are_chosen_by_place_or_by_number(how, count, layers) -> None:
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-def test_a_drafter_of_all_layers_says_what_the_target_says(family: str) -> None:
-    target = deep(family, 3)
-    drafter = start_drafter(recipe(drafter={"layers": 3}), target)
-    assert drafter.dtype == torch.float32 and type(drafter) is type(target)
-    close(drafter(IDS).logits.double(), target(IDS).logits, 1e-4)
-
-
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_a_drafter_of_two_layers_is_the_target_without_the_others(family: str) -> None:
     target = deep(family, 4)
     drafter = start_drafter(recipe(initialise={"layers": [1, 3]}), target)
@@ -82,6 +74,7 @@ def test_a_drafter_of_two_layers_is_the_target_without_the_others(family: str) -
             if getattr(part, "layer_idx", None) is not None:
                 part.layer_idx = number
     close(drafter(IDS).logits.double(), target(IDS, use_cache=False).logits, 1e-4)
+    assert drafter.dtype == torch.float32 and type(drafter) is type(target)
     assert drafter.config.num_hidden_layers == 2
     assert drafter.config.target == {"path": "TARGET"}
     assert drafter.generation_config.eos_token_id == EOS

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from transformers import (
-    LlamaForCausalLM,
-)
+from transformers import LlamaForCausalLM
 
 import drafttrain
 from drafttrain.config.base import ConfigError

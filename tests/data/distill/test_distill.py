@@ -54,6 +54,7 @@ GENERATION = {
     "forced first and last token": {"forced_bos_token_id": 7, "forced_eos_token_id": EOS},
     "bad words": {"bad_words_ids": [[37], [19]]},
     "repetition penalty": {"repetition_penalty": 1.5},
+    "no n-gram of the source": {"encoder_no_repeat_ngram_size": 1},
 }
 
 
@@ -72,14 +73,6 @@ def test_rows_that_end_early_change_nothing(family):
         assert generate_batch(model, sources, greedy) == outputs
         lengths |= {len(tokens) for tokens in outputs}
     assert len(lengths) > 2  # rows ended at different steps
-
-
-def test_settings_that_look_at_the_source_are_honoured(tiny_marian, tmp_path):
-    tiny_marian.generation_config.update(encoder_no_repeat_ngram_size=1)
-    config = settings(save_target(tiny_marian, tmp_path / "target"))
-    distill(config)
-    for row in load_distilled(config.out):
-        assert not set(row["target_ids"]) - {EOS} & set(row["source_ids"])
 
 
 def test_padding_is_cut_by_place_and_not_by_value():

@@ -22,7 +22,7 @@ from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import drawn_state, drawn_states
 from drafttrain.models.loading import load_target, read_config
-from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings, tiny_llama
+from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -42,7 +42,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("family", MODELS)
 def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, family):
     """Compared with each model run on one sequence at a time and tokens drawn separately."""
-    pair = make_pair(tmp_path, family, sentences=5)
+    pair = make_pair(tmp_path, family, sentences=7)
     build_cache(settings(pair, mixing=0.3))
     stored = columns(pair / "out")
     target = load_target(settings(pair).target).model
@@ -223,7 +223,7 @@ def test_outputs_of_another_target_are_refused_before_anything_is_written(pair):
 
 def test_wrong_input_is_refused_before_weights_are_loaded(pair, monkeypatch):
     monkeypatch.setattr(hidden_cache, "load_target", lambda config: pytest.fail("loaded"))
-    tiny_llama(1).save_pretrained(pair / "llama")
+    tiny_model("llama").save_pretrained(pair / "llama")
     ViTConfig().save_pretrained(pair / "vit")
     wrong = [
         ({"drafter": str(pair / "vit")}, "'vit' model, which cannot draft"),

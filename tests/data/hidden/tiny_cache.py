@@ -6,38 +6,22 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.data.distill.distill import distill
-from tests.tiny_models import EOS, PAD, VOCAB, tiny_model
+from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
 SAMPLING = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
 
 
-def tiny_llama(seed: int) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.4,
-    }
-    special = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3}
-    return LlamaForCausalLM(LlamaConfig(**shape, **special)).eval()
-
-
-MODELS = {"marian": lambda seed: tiny_model("marian", seed=seed), "llama": tiny_llama}
+MODELS = ("marian", "llama")
 
 
 def make_pair(folder: Path, family: str = "marian", sentences: int = 9) -> Path:
     """Writes the folders target, drafter and distilled (sampled outputs of the target)."""
-    target = save_target(MODELS[family](3), folder / "target")
-    MODELS[family](9).save_pretrained(folder / "drafter")
+    target = save_target(tiny_model(family), folder / "target")
+    tiny_model(family, seed=9).save_pretrained(folder / "drafter")
     texts = folder / "texts.txt"
     texts.write_text("\n".join(random_sentences(sentences)) + "\n")
     values = {

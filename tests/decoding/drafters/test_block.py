@@ -23,16 +23,9 @@ from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, sources_for
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafts import rounds_along
-from tests.decoding.enumeration import (
-    enumerate_output,
-    total_variation,
-)
+from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
-from tests.decoding.toys import (
-    ToyTarget,
-    autoregressive_law,
-    toy_source,
-)
+from tests.decoding.toys import ToyTarget, autoregressive_law, toy_source
 from tests.tiny_drafters import shared, tiny_drafter, with_noise
 from tests.tiny_models import EOS, VOCAB
 

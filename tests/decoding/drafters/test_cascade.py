@@ -29,11 +29,7 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.decoded import decoder_of, drawn
-from tests.decoding.enumeration import (
-    enumerate_law,
-    enumerate_output,
-    total_variation,
-)
+from tests.decoding.enumeration import enumerate_law, enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt
 from tests.tiny_drafters import block_heads, noisy, tiny_drafter

@@ -25,10 +25,7 @@ from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, tokens_of
-from tests.decoding.enumeration import (
-    enumerate_output,
-    total_variation,
-)
+from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import ToyTarget, autoregressive_law, toy_prompt
 from tests.tiny_drafters import MASK, noisy, parallel

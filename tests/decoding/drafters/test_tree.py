@@ -34,18 +34,9 @@ from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
-from tests.decoding.enumeration import (
-    enumerate_output,
-    total_variation,
-)
+from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.paths import paths_of
-from tests.decoding.toys import (
-    ToyModel,
-    ToyTarget,
-    autoregressive_law,
-    toy_prompt,
-    toy_source,
-)
+from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import tiny_model
 

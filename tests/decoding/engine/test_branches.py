@@ -15,14 +15,7 @@ from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
-from tests.decoding.engine.fresh import (
-    PATHS,
-    TREE,
-    close_caches,
-    fresh,
-    last_hidden,
-    precision_of,
-)
+from tests.decoding.engine.fresh import PATHS, TREE, close_caches, fresh, last_hidden, precision_of
 from tests.decoding.paths import nodes_to, tokens_to
 from tests.tiny_families import ATTENTIONS, any_family
 from tests.tiny_models import VOCAB, tiny_model, tiny_source

@@ -11,17 +11,7 @@ from drafttrain.models.block_heads import BlockHeads
 from drafttrain.training.objectives.predict_ahead import PredictAhead
 from tests.tiny_drafters import block_heads
 from tests.tiny_models import tiny_model
-
-Examples = list[tuple[int, int, list[int], list[int]]]
-
-
-def examples(count: int = 5) -> Examples:
-    random = torch.Generator().manual_seed(0)
-
-    def sentence(length: int) -> list[int]:
-        return [*torch.randint(4, 40, (length,), generator=random).tolist(), 1]
-
-    return [(0, row, sentence(4), sentence(1 + 2 * row)) for row in range(count)]
+from tests.training.tiny_runs import examples
 
 
 def objective(family: str, heads: BlockHeads) -> PredictAhead:
