@@ -16,7 +16,7 @@ import datasets
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
@@ -45,11 +45,9 @@ def text_encoding(target: LoadedTarget) -> Complete:
     return complete
 
 
-def takes_wide_masks(encoder: nn.Module) -> bool:
-    """Whether an encoder accepts additive 4D masks, which need no device synchronisation; encoders
-    with local or sparse attention (LongT5, BigBird-Pegasus) build their own masks."""
-    own = {"attention_type", "encoder_attention_type", "attention_window"}
-    return not own & encoder.config.to_dict().keys()
+OWN_MASKS = {"attention_type", "encoder_attention_type", "attention_window"}
+"""Settings of encoders with local or sparse attention (LongT5, BigBird-Pegasus), which build their
+own masks; all others accept additive 4D masks, which need no device synchronisation."""
 
 
 def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
@@ -61,7 +59,7 @@ def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
             if mask is None:
                 return replace(batch, encoded=encoder(input_ids=ids)[0])
             seen = mask
-            if takes_wide_masks(encoder):
+            if not OWN_MASKS & encoder.config.to_dict().keys():
                 seen = visible_sources(mask, target.model.dtype)
             states = encoder(input_ids=ids, attention_mask=seen)[0]
         return replace(batch, encoded=states.masked_fill(mask[..., None] == 0, 0.0))
@@ -113,16 +111,14 @@ class ClipEncoding:
         self.kept = KeptEncodings(distilled, target.model)
 
     def __call__(self, examples: list[Example]) -> list[Example]:
-        return [one._replace(encoded=self.of(self._numbers[one.row])) for one in examples]
-
-    def of(self, number: int) -> Tensor:
-        """Returns the encoder states of a clip by row number. Shapes: -> [S, E], float16."""
-        place = self._places[number]
-        digest = self._digests[place]
-        if not self.kept.path(digest).is_file():
-            with torch.no_grad():
-                [encoded] = Encoder(self._target.model)(
-                    [clip_source(self._target, self._clips[place])]
-                )
-            self.kept.keep(digest, encoded)
-        return self.kept.read(digest)
+        completed = []
+        for example in examples:
+            place = self._places[self._numbers[example.row]]
+            digest = self._digests[place]
+            if not self.kept.path(digest).is_file():
+                source = clip_source(self._target, self._clips[place])
+                with torch.no_grad():
+                    [encoded] = Encoder(self._target.model)([source])
+                self.kept.keep(digest, encoded)
+            completed.append(example._replace(encoded=self.kept.read(digest)))
+        return completed

@@ -126,14 +126,13 @@ def _choose_policy(
     """
     name = None if head is None else head.config.name
     head_names = () if head is None else (None, HEAD, name)
-    trained = {"max_draft": drafter.k} if kind_of(drafter).drafts == "blocks" else {}
     if file is not None:
         policy = read_policy(file)
     elif head is not None:
-        policy = Policy(stop="head", h=DEFAULT_H, **trained)
+        policy = Policy(stop="head", h=DEFAULT_H)
     else:
-        length = settings.num_assistant_tokens or trained.get("max_draft", DEFAULT_LENGTH)
-        policy = Policy(stop="fixed", k=length)
+        trained = drafter.k if kind_of(drafter).drafts == "blocks" else DEFAULT_LENGTH
+        policy = Policy(stop="fixed", k=settings.num_assistant_tokens or trained)
     if policy.stop == "head" and policy.head not in head_names:
         given = "no head is given" if head is None else f"--head is {name!r}"
         raise ConfigError(

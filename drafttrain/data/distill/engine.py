@@ -12,7 +12,6 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.architectures import check_configuration
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
@@ -21,21 +20,15 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import NotFinite, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
-from drafttrain.models.loading import LoadedTarget, check_target
+from drafttrain.models.loading import LoadedTarget
 
 BATCHES_AT_ONCE, CLIP_BATCHES_AT_ONCE = 16, 4
 """Batches per call of the engine; fewer for clips, whose features take memory. A row enters when
 another ends, so only the last rows of a call decode in a batch that is not full."""
 
 
-def check_engine(config: DistillConfig) -> None:
-    """Raises ValueError if the engine does not support the target's family; reads no weights."""
-    check_configuration(check_target(config.target))
-
-
 def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
-    """Opens the backend `engine`. Raises ValueError as `check_engine` does."""
-    check_engine(config)
+    """Opens the backend `engine`. Raises ValueError if it does not support the target's family."""
     model, chosen = CachedModel(target.model), config.sampling
     sampling, rule = Sampling(), GreedyMatch()
     if config.method == "sample":

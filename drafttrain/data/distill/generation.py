@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
-    GenerationConfig,
     GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
@@ -42,12 +41,6 @@ class Draws:
     """[B, max_new_tokens] in [0, 1)"""
 
 
-def decodes_alone(config: GenerationConfig) -> bool:
-    """Whether logits processors read the sources, so that padding would change the result."""
-    penalty, ngram = config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size
-    return bool(ngram) or penalty not in (None, 1.0)
-
-
 def needs_equal_lengths(model: PreTrainedModel) -> bool:
     """Whether logits processors would treat the left padding of a prompt as text."""
     config = model.generation_config
@@ -58,8 +51,10 @@ def needs_equal_lengths(model: PreTrainedModel) -> bool:
 
 def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     """Opens the backend `transformers`, with batches by token budget."""
-    model, settings = target.model, generate_settings(config)
-    budget = 1 if decodes_alone(model.generation_config) else config.batch_tokens
+    model, settings, budget = target.model, generate_settings(config), config.batch_tokens
+    own = model.generation_config
+    if own.encoder_no_repeat_ngram_size or own.encoder_repetition_penalty not in (None, 1.0):
+        budget = 1  # logits processors read the sources: padding would change the result
 
     def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
         draws, chosen = None, config.sampling

@@ -10,7 +10,6 @@ import datasets
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.engine import check_engine
 from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, check_unread
 from drafttrain.data.inputs.prompts import load_prompts
@@ -18,7 +17,11 @@ from drafttrain.data.inputs.rows import describe_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST, check_folder
-from drafttrain.decoding.engine.architectures import position_limit, source_limit
+from drafttrain.decoding.engine.architectures import (
+    check_configuration,
+    position_limit,
+    source_limit,
+)
 from drafttrain.models.loading import check_target, choose_device, load_tokenizer
 from drafttrain.models.speech import takes_audio
 
@@ -115,6 +118,6 @@ def check_distill_settings(config: DistillConfig) -> None:
             "use sampling.temperature=1.0, or method=greedy"
         )
     if backend == "engine":
-        check_engine(config)
+        check_configuration(check_target(config.target))
     if backend == "server":
         resolve_name("drafttrain.data.distill.server:check_server")(config)
