@@ -245,7 +245,6 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
                 target_seconds=shared_seconds + perf_counter() - began,
                 finished=sequence.remaining == 0,
                 too_long=sequence.session is None,
-                shared_by=len(active),
             )
         )
     return rounds

@@ -312,6 +312,7 @@ class Round:
     passes: int = 0
     """Sequential calls of draft models."""
     draft_seconds: float = 0.0
+    """Its share of the time of the batch, as `target_seconds`."""
     target_seconds: float = 0.0
     finished: bool = False
     """Whether the sequence ended with this round (EOS or maximal length)."""
@@ -323,8 +324,6 @@ class Round:
     """`Proposal.calls`."""
     too_long: bool = False
     """Whether nothing is drafted because the source is too long for the drafter."""
-    shared_by: int = 1
-    """Batch size of the round; the seconds are this sequence's share."""
 
     @property
     def levels(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -200,8 +201,7 @@ def test_no_sources_give_no_outputs():
 def test_a_prefix_of_several_tokens_is_decoded_from_as_generate_does(family):
     model = tiny_model(family)
     [plain] = sources_for(model)[:1]
-    source = make_source(plain.input_ids, model, forced=[7, 20])
-    assert source.prefix.tolist() == [*plain.prefix.tolist(), 7, 20]
+    source = replace(plain, prefix=torch.cat([plain.prefix, torch.tensor([7, 20])]))
     expected = model.generate(
         source.input_ids[None],
         decoder_input_ids=source.prefix[None],

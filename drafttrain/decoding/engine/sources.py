@@ -13,20 +13,17 @@ from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.types import Source
 
 
-def make_source(
-    input_ids: Sequence[int] | Tensor, model: PreTrainedModel, forced: Sequence[int] = ()
-) -> Source:
+def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> Source:
     """Returns a source from the tokenizer's ids, on the model's device.
 
     The prefix of a decoder-only model is the prompt itself. The prefix of an encoder-decoder model
-    is its start token, as in `generate`, followed by `forced`. Tokens that the generation_config
-    forces are left to the logits processors.
+    is its start token, as in `generate`. Tokens that the generation_config forces are left to the
+    logits processors.
     """
     ids = torch.as_tensor(input_ids, dtype=torch.long, device=device_of(model))
     if not model.config.is_encoder_decoder:
         return Source.of_text(ids, ids)
-    prefix = torch.tensor([start_token(model), *forced], device=device_of(model))
-    return Source.of_text(ids, prefix)
+    return Source.of_text(ids, torch.tensor([start_token(model)], device=device_of(model)))
 
 
 def source_for_model(source: Source, model: PreTrainedModel) -> Source:
