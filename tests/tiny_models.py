@@ -6,49 +6,14 @@ import copy
 from collections.abc import Sequence
 
 import torch
+import transformers
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BlenderbotConfig,
-    BlenderbotForConditionalGeneration,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LEDConfig,
-    LEDForConditionalGeneration,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LongT5Config,
-    LongT5ForConditionalGeneration,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    MistralConfig,
-    MistralForCausalLM,
-    MT5Config,
-    MT5ForConditionalGeneration,
-    OPTConfig,
-    OPTForCausalLM,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    PretrainedConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
     T5GemmaConfig,
     T5GemmaForConditionalGeneration,
-    UMT5Config,
-    UMT5ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
 )
 
 from drafttrain.decoding.engine.sources import make_source
@@ -128,30 +93,48 @@ CAUSAL_SHAPE = SPECIAL | {
     "max_position_embeddings": 64,
     "initializer_range": 0.15,
 }
+GROUPED = {"num_key_value_heads": 2}
 CAUSAL = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2}),
-    "mistral": (
-        MistralForCausalLM,
-        MistralConfig,
-        {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": None},
-    ),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 2}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 4}),
-    "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
-    "gpt-neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
-    "opt": (OPTForCausalLM, OPTConfig, {"ffn_dim": 32, "word_embed_proj_dim": 16}),
+    "llama": ("Llama", GROUPED),
+    "mistral": ("Mistral", GROUPED | {"head_dim": 4, "sliding_window": None}),
+    "qwen2": ("Qwen2", GROUPED),
+    "qwen3": ("Qwen3", GROUPED | {"head_dim": 4}),
+    "gpt2": ("GPT2", {}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "opt": ("OPT", {"ffn_dim": 32, "word_embed_proj_dim": 16}),
 }
+SEQ2SEQ = {
+    "marian": ("Marian", BART_SHAPE | {"decoder_start_token_id": PAD, "scale_embedding": True}),
+    "bart": ("Bart", BART_SHAPE | {"decoder_start_token_id": 1}),
+    "mbart": ("MBart", BART_SHAPE | {"decoder_start_token_id": EOS, "scale_embedding": True}),
+    "pegasus": ("Pegasus", BART_SHAPE | {"decoder_start_token_id": PAD}),
+    "t5": ("T5", T5_SHAPE | {"scale_decoder_outputs": True}),
+    "flan-t5": (
+        "T5",
+        T5_SHAPE | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
+    ),
+}
+SHAPES = {family: (name, CAUSAL_SHAPE | own) for family, (name, own) in CAUSAL.items()} | SEQ2SEQ
+SHAPES["whisper"] = ("Whisper", WHISPER_SHAPE)
+"""The name of the configuration class and the settings of each family."""
 CAUSAL_FAMILIES = tuple(CAUSAL)
 SPEECH_FAMILIES = ("whisper",)
-FAMILIES = ("marian", "bart", "mbart", "pegasus", "t5", "flan-t5")
+FAMILIES = tuple(SEQ2SEQ)
+
+
+def random_model(name: str, settings: dict[str, object], seed: int) -> PreTrainedModel:
+    """Returns a random model of a configuration class in float64 and eval mode."""
+    config = getattr(transformers, f"{name}Config")(**settings)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    kind = AutoModelForSpeechSeq2Seq if name == "Whisper" else kind
+    torch.manual_seed(seed)
+    return kind.from_config(config).double().eval()
 
 
 def tiny_model(family: str, seed: int = 3, **changes: object) -> PreTrainedModel:
     """Returns a random model of a family in eval mode. changes: settings of its configuration."""
-    kind, config_kind, settings = _shape(family)
-    config: PretrainedConfig = config_kind(**(settings | changes))
-    torch.manual_seed(seed)
-    model = kind(config).double().eval()
+    name, settings = SHAPES[family]
+    model = random_model(name, settings | changes, seed)
     # a separate head: tied to the embeddings, random models would repeat their last token
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
@@ -190,32 +173,6 @@ def tiny_source(ids: Sequence[int] | torch.Tensor, model: PreTrainedModel) -> So
     return speech_source(drawn[:, 1:] + 4.0 * drawn[:, :1], model)
 
 
-def _shape(family: str):
-    if family == "whisper":
-        return WhisperForConditionalGeneration, WhisperConfig, WHISPER_SHAPE
-    if family in CAUSAL:
-        kind, config_kind, settings = CAUSAL[family]
-        return kind, config_kind, CAUSAL_SHAPE | settings
-    if family == "marian":
-        start = {"decoder_start_token_id": PAD, "scale_embedding": True}
-        return MarianMTModel, MarianConfig, BART_SHAPE | start
-    if family == "bart":
-        return BartForConditionalGeneration, BartConfig, BART_SHAPE | {"decoder_start_token_id": 1}
-    if family == "mbart":
-        start = {"decoder_start_token_id": EOS, "scale_embedding": True}
-        return MBartForConditionalGeneration, MBartConfig, BART_SHAPE | start
-    if family == "pegasus":
-        start = {"decoder_start_token_id": PAD}
-        return PegasusForConditionalGeneration, PegasusConfig, BART_SHAPE | start
-    if family == "t5":
-        return T5ForConditionalGeneration, T5Config, T5_SHAPE | {"scale_decoder_outputs": True}
-    gated = {
-        "feed_forward_proj": "gated-gelu",
-        "scale_decoder_outputs": False,
-    }
-    return T5ForConditionalGeneration, T5Config, T5_SHAPE | gated
-
-
 def near_copy(model: PreTrainedModel, noise: float, seed: int) -> PreTrainedModel:
     """Returns a noisy copy of a target, which often agrees with it."""
     torch.manual_seed(seed)
@@ -247,14 +204,13 @@ def tiny_seq2seq(family: str) -> PreTrainedModel:
     t5 = T5_SHAPE | {"tie_word_embeddings": True}
     led = bart | {"attention_window": [4, 8], "max_decoder_position_embeddings": 64}
     two = {"decoder_vocab_size": 36, "share_encoder_decoder_embeddings": False}
-    kind, settings, shape = {
-        "m2m100": (M2M100ForConditionalGeneration, M2M100Config, bart),
-        "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, bart),
-        "led": (LEDForConditionalGeneration, LEDConfig, led),
-        "longt5": (LongT5ForConditionalGeneration, LongT5Config, t5),
-        "mt5": (MT5ForConditionalGeneration, MT5Config, t5),
-        "umt5": (UMT5ForConditionalGeneration, UMT5Config, t5),
-        "two vocabularies": (MarianMTModel, MarianConfig, bart | two | SPECIAL),
+    name, shape = {
+        "m2m100": ("M2M100", bart),
+        "blenderbot": ("Blenderbot", bart),
+        "led": ("LED", led),
+        "longt5": ("LongT5", t5),
+        "mt5": ("MT5", t5),
+        "umt5": ("UMT5", t5),
+        "two vocabularies": ("Marian", bart | two | SPECIAL),
     }[family]
-    torch.manual_seed(0)
-    return kind(settings(**shape)).double().eval()
+    return random_model(name, shape, seed=0)

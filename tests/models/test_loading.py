@@ -49,29 +49,27 @@ def test_a_decoder_only_model_loads_as_one(tmp_path):
     assert (target.model.training, target.model.dtype) == (False, torch.float32)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"vocab_size": 4}', "\x00"])
-def test_a_config_json_that_is_none_is_refused_by_what_is_wrong(folder, text):
-    (folder / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json does not describe a model \("):
-        load_target(target_at(folder))
+NONE = ("", "{", "[1]", "null")
+"""Texts of JSON files that hold no object."""
+TOKENIZER = r"its tokenizer cannot be loaded \("
+SPOILED = {
+    "config.json": (r"does not describe a model \(", (*NONE, '{"vocab_size": 4}', "\x00")),
+    "tokenizer.json": (TOKENIZER, (*NONE, '{"model": {"type": "BPE"}}')),
+    "tokenizer_config.json": (TOKENIZER, (*NONE, '{"added_tokens_decoder": 3}')),
+    "generation_config.json": (r"generation_config\.json cannot be read \(", NONE[:3]),
+}
+"""What is said of each file with each of these texts."""
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"model": {"type": "BPE"}}'])
-def test_a_tokenizer_that_is_none_is_refused_before_weights_are_read(folder, file, text):
-    if (file, text[:2]) == ("tokenizer_config.json", '{"'):
-        text = '{"added_tokens_decoder": 3}'
+@pytest.mark.parametrize(
+    ("file", "text"), [(file, text) for file, (_, texts) in SPOILED.items() for text in texts]
+)
+def test_a_spoiled_file_is_refused_before_weights_are_read(folder, file, text):
     (folder / file).write_text(text)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"its tokenizer cannot be loaded \("):
+    if "tokenizer" in file:
+        (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=SPOILED[file][0]):
         load_target(target_at(folder))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_a_generation_config_that_is_none_is_not_passed_over(folder, text):
-    (folder / "generation_config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read \("):
-        check_target(target_at(folder))
 
 
 @pytest.mark.parametrize("kept", [0, 7, 400])

@@ -48,7 +48,7 @@ def make_project(folder: Path) -> list[str]:
     return arguments
 
 
-def test_one_command_leaves_a_drafter_that_eval_and_generate_take_as_exact(
+def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     arguments, run = make_project(tmp_path), tmp_path / "run"
@@ -79,26 +79,20 @@ def test_one_command_leaves_a_drafter_that_eval_and_generate_take_as_exact(
         json.loads(line)["tokens"] for line in said
     ]
 
-
-def layer(model, number: int) -> torch.Tensor:
-    return model.model.layers[number].mlp.up_proj.weight
-
-
-def test_an_export_has_the_run_s_settings_and_scores_of_all_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    assert exit_code(main, *make_project(tmp_path)) == 0
-    export(ExportConfig(drafter=str(tmp_path / "run"), out=tmp_path / "out"), reload=compare)
+    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     said = capsys.readouterr().out
     assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in said
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert settings["num_assistant_tokens"] == 3  # as in validation
-    final, out = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("run/final", "out"))
-    assert same_but_undrafted(final, out)
-    assert out.config.draftable_tokens == final.config.draftable_tokens
+    out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert same_but_undrafted(drafter, out)  # has scores of all tokens
+    assert out.config.draftable_tokens == tokens
     logits = out(torch.tensor([[5, 6], [7, 8]])).logits
-    assert logits.isfinite().all()
-    assert torch.isin(logits.argmax(-1), torch.tensor(out.config.draftable_tokens)).all()
+    assert logits.isfinite().all() and torch.isin(logits.argmax(-1), torch.tensor(tokens)).all()
+
+
+def layer(model, number: int) -> torch.Tensor:
+    return model.model.layers[number].mlp.up_proj.weight
 
 
 def test_another_model_trains_too_in_the_type_that_is_asked_for(tmp_path: Path) -> None:

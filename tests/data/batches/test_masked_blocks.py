@@ -76,10 +76,6 @@ def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
     assert before == [2, 8, 3, 10, 4, 12, 5, 14, 6]
 
 
-def test_texts_of_one_row_a_sequence_need_no_mask_where_the_target_reads_them() -> None:
-    assert collator().alone(EXAMPLES).text.mask(torch.float32) is None
-
-
 def test_rows_of_the_target_are_found_by_their_place_in_the_text() -> None:
     batch = collator(kept=1.0)([EXAMPLES, EXAMPLES[1:]])
     labels = batch.text.labels[batch.text.labels != IGNORED]
