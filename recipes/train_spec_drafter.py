@@ -78,9 +78,6 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     if (tokens := config.draftable_tokens) is not None:
         accelerator.print(f"{len(tokens):,} of {drafter.shape.vocab_size:,} tokens can be drafted")
     task = make_task(settings, drafter, rows, held_out, target)
-    if settings.objective.copied_rate != 1.0:
-        share = settings.objective.copied_rate
-        task = replace(task, slowed={f"model.{name}": share for name in copied})
     del target, run  # frees the target, unless the task keeps it
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:

@@ -117,9 +117,6 @@ class DrafterConfig(Config):
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
     """causal: the prefix does not see the masks, so its keys and values are cached between rounds.
     bidirectional (the paper): prefix and masks see each other; every round recomputes both."""
-    slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
-    """bidirectional (the paper): the slots of a block see each other. causal (ours): they see
-    earlier slots only, so a shorter draft is the start of a longer one."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Parts that are initialised from the target's weights."""
     overrides: dict[str, Any] = {}
@@ -154,12 +151,10 @@ class ObjectiveConfig(Config):
     freeze_embeddings: bool = False
     """Do not train embeddings and output projection, which hold most weights if the vocabulary is
     large. Needs initialise=encoder or both."""
-    copied_rate: PositiveFloat = 1.0
-    """Learning rate of weights copied from the target, as a share of the learning rate (ours)."""
 
 
 _ANCHORED = CountsFor("drafter.slots=anchored", ("prefix_weight",))
-_COPIES = CountsFor("drafter.initialise=encoder|both", ("copied_rate", "freeze_embeddings"))
+_COPIES = CountsFor("drafter.initialise=encoder|both", ("freeze_embeddings",))
 
 
 class SpecDrafterRecipe(DistillingRecipe):

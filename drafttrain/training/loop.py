@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,6 @@ class Task:
     """Creates the objective's batch; random draws are seeded with the examples' epochs and rows."""
     validate: Callable[[Objective], dict[str, float]] | None = None
     """Returns metrics on held-out rows; called in evaluation mode on the main process."""
-    slowed: Mapping[str, float] = field(default_factory=dict)
-    """Factors of the learning rate, by name of the objective's parameter; 1 for others."""
     complete: Callable[[Batch], Batch] | None = None
     """Adds the target's encoder states to a batch, on its device."""
     in_process: bool = False
@@ -170,7 +168,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
         while step < total:
             rate = learning_rate(settings, step, total)
             for group in optimizer.param_groups:
-                group["lr"] = rate * group["share"]
+                group["lr"] = rate
             with advice_on_memory(settings, step):
                 found = take_step(prepared, batches, progress=step / max(total - 1, 1))
             sums = found if sums is None else sums + found
@@ -287,23 +285,17 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
 
 
 def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
-    """Creates AdamW without weight decay for norms and biases; `share` scales the learning rate."""
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in task.objective.named_parameters():
-        if parameter.requires_grad:
-            decay = settings.weight_decay if parameter.ndim > 1 else 0.0
-            groups.setdefault((decay, task.slowed.get(name, 1.0)), []).append(parameter)
+    """Creates AdamW without weight decay for norms and biases."""
+    trained = [one for one in task.objective.parameters() if one.requires_grad]
+    matrices = [one for one in trained if one.ndim > 1]
+    others = [one for one in trained if one.ndim <= 1]
+    groups = ((matrices, settings.weight_decay), (others, 0.0))
     return torch.optim.AdamW(
-        [
-            {"params": own, "weight_decay": decay, "share": share}
-            for (decay, share), own in sorted(
-                groups.items(), key=lambda item: item[0], reverse=True
-            )
-        ],
+        [{"params": params, "weight_decay": decay} for params, decay in groups if params],
         lr=settings.learning_rate,
         betas=settings.adam_betas,
         eps=settings.adam_eps,
-        fused=all(one.device.type == "cuda" for own in groups.values() for one in own) or None,
+        fused=all(one.device.type == "cuda" for one in trained) or None,
     )
 
 

@@ -64,16 +64,12 @@ SLOTS: dict[str, Make] = {
     name: partial(lambda model, settings: BlockDrafter(tiny_drafter(**settings)), settings=settings)
     for name, settings in {
         "anchored": {"previous_token_rank": 3},
-        "causal slots": {"previous_token_rank": 3, "slot_attention": "causal"},
         "paper": {"slots": "paper"},
         "target's encoder": {"encoder": "target", "previous_token_rank": 3},
         "bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
     }.items()
 }
 SLOTS |= {
-    "target's encoder, causal slots": lambda model: BlockDrafter(
-        tiny_drafter(encoder="target", slot_attention="causal")
-    ),
     "opt-tree over slots": over_slots(Optimal(9), previous_token_rank=3),
     "rsd-s over slots": over_slots(Beam(3)),
 }

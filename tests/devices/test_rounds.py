@@ -25,7 +25,7 @@ from tests.tiny_drafters import block_heads, shared, tiny_drafter
 
 K, ROUNDS, BATCH = 3, 3, 2
 EVERY = parity.ANY | parity.TREES | parity.SLOTS
-MERGED = {"causal slots", "opt-tree over slots"}
+MERGED = {"opt-tree over slots"}
 """Combinations of two ways to draft, each of which is tested by itself."""
 NAMES = [name for name in EVERY if name not in MERGED]
 WAITS = {

@@ -118,7 +118,6 @@ def test_rows_padded_on_either_side_become_what_they_become_alone(family, inputs
     [
         {},
         {"encoder": "target", "output_tokens": 30},
-        {"slot_attention": "causal"},
     ],
 )
 def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, shape):

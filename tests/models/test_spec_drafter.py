@@ -163,7 +163,8 @@ def test_one_slot_after_a_kept_prefix_is_read_as_with_it() -> None:
         together = reader(layout.rows, encoded).hidden
         prefix = reader(layout.rows.part(0, layout.prefix_rows), encoded, keep=True)
         close(
-            reader(layout.input_rows(), encoded, prefix).hidden, together[:, layout.prefix_rows :]
+            reader(layout.rows.part(layout.prefix_rows), encoded, prefix).hidden,
+            together[:, layout.prefix_rows :],
         )
 
 
@@ -234,19 +235,19 @@ def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding() ->
         assert (drafter.logits(hidden) - expected).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prefix_attention": "bidirectional"}, "drafter.slots=paper"),
-        (
-            {"slot_attention": "causal", "prefix_attention": "bidirectional", "slots": "paper"},
-            "drafter.slot_attention=bidirectional",
-        ),
-    ],
-)
-def test_impossible_shapes_are_refused_with_the_remedy(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DraftShape(9, 10, **settings)
+def test_anchored_slots_with_a_bidirectional_prefix_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="drafter.slots=paper"):
+        DraftShape(9, 10, prefix_attention="bidirectional")
+
+
+def test_a_drafter_of_another_version_is_refused_by_the_entry_it_has(tmp_path: Path) -> None:
+    drafter = tiny_drafter()
+    drafter.config.spec_drafter |= {"fused_layer": 2}
+    drafter.save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"spec_drafter\.fused_layer in the drafter's config.json"
+    ):
+        SpecDrafter.from_pretrained(tmp_path)
 
 
 def test_other_sizes_than_the_targets_are_fields_of_its_family() -> None:

@@ -45,11 +45,7 @@ class SlotBatch(Batch):
 
 @dataclass(frozen=True)
 class SlotCollator:
-    """Draws random prefix lengths and priorities for each (seed, epoch, row).
-
-    If slots are causal, slots after the end of the sentence are left out, and more blocks are
-    drawn until they have as many slots as `blocks` whole blocks; the last one is truncated.
-    """
+    """Draws random prefix lengths and priorities for each (seed, epoch, row)."""
 
     shape: DraftShape
     k: int
@@ -69,41 +65,23 @@ class SlotCollator:
         )
         targets, lengths = pad([[*one.given_ids, *one.target_ids] for one in examples], 0)
         given = torch.tensor([len(example.given_ids) for example in examples])
-        drawn, priorities = [], []
-        for example in examples:
+        masks = self.shape.masks(self.k)
+        prefixes = torch.full((len(examples), self.blocks), -1)
+        priority = torch.ones(len(examples), self.blocks, masks)
+        for i, example in enumerate(examples):
             random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
-            drawn.append(self._draw(len(example.target_ids), random))
-            shape = len(drawn[-1]), self.shape.masks(self.k)
-            priorities.append(random.random(shape, dtype=np.float32))
-        most = max(self.blocks, *map(len, drawn))
-        prefixes = torch.full((len(examples), most), -1)
-        priority = torch.ones(len(examples), most, self.shape.masks(self.k))
-        for i, (own, of_slots) in enumerate(zip(drawn, priorities, strict=True)):
-            prefixes[i, : len(own)] = torch.from_numpy(own) + given[i]
-            priority[i, : len(own)] = torch.from_numpy(of_slots)
+            length = len(example.target_ids)
+            blocks = min(self.blocks, length)
+            drawn = random.choice(length, size=blocks, replace=False)
+            prefixes[i, :blocks] = torch.from_numpy(drawn) + given[i]
+            priority[i, :blocks] = torch.from_numpy(random.random((blocks, masks), np.float32))
         layout = lay_out(targets, lengths, prefixes, self.shape, self.k, self.start_token, given)
-        if self._leaves_out:
-            layout = layout.only_learned(self.blocks * self.shape.masks(self.k))
         mask, encoded = None, None  # no mask without padding: it would synchronise the device
         if source_lengths.min() < source_lengths.max():
             mask = padding_mask(source_lengths)
         if self.shape.encoder == "target" and self.encoded:
             encoded, mask = pad_encoded(examples)
         return SlotBatch(input_ids, mask, layout, priority, targets, given, encoded)
-
-    @property
-    def _leaves_out(self) -> bool:
-        return self.shape.slot_attention == "causal" and self.shape.masks(self.k) > 0
-
-    def _draw(self, length: int, random: np.random.Generator) -> np.ndarray:
-        """Draws distinct prefix lengths for the blocks of an output of this length."""
-        if not self._leaves_out:
-            return random.choice(length, size=min(self.blocks, length), replace=False)
-        drawn = random.permutation(length)
-        masks = self.shape.masks(self.k)
-        learned = length - drawn - (1 if self.shape.anchored else 0)
-        filled = np.minimum(learned, masks).cumsum()
-        return drawn[: 1 + np.searchsorted(filled, self.blocks * masks)]
 
 
 def glancing_ratio(start: float, end: float, progress: float) -> float:

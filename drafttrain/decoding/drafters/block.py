@@ -72,11 +72,10 @@ class BlockDrafter(Drafter):
         tokens after the prefix. The first slot of an anchored drafter is the row of the last prefix
         token.
 
-        Mask tokens attend to the prefix and to each other (causal slots: only to earlier masks).
-        Only the prefix stays cached.
+        Mask tokens attend to the prefix and to each other. Only the prefix stays cached.
         """
         shape, batch = self.model.shape, []
-        causal_slots, first = shape.slot_attention == "causal", 1 if shape.anchored else 0
+        first = 1 if shape.anchored else 0
         for state, prefix, masks in requests:
             if shape.bidirectional:
                 state.forget(0)
@@ -84,7 +83,7 @@ class BlockDrafter(Drafter):
             ids = missing + [shape.mask_id] * masks
             visible = np.ones((len(ids), state.cached + len(ids)), dtype=bool)
             if not shape.bidirectional:
-                for row in range(len(ids) if causal_slots else len(missing)):
+                for row in range(len(missing)):
                     visible[row, state.cached + row + 1 :] = False
             batch.append(ForwardRequest(state, ids, masks + first, torch.from_numpy(visible)))
         outputs = self.cached.forward_batch(batch)

@@ -90,7 +90,7 @@ def make_config(
             for name in names:
                 if hasattr(part, name):
                     setattr(part, name, value)
-    given = {"slots", "prefix_attention", "slot_attention", "source_pooling", "previous_token_rank"}
+    given = {"slots", "prefix_attention", "source_pooling", "previous_token_rank"}
     shape = DraftShape(
         mask_id,
         vocabulary,

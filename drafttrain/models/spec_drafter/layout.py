@@ -29,7 +29,7 @@ class Rows:
     """Decoder input rows: the prefix and the blocks of slots of each sequence. Shapes: all [B, T].
 
     A prefix row attends to prefix rows up to position `limit`. A row of block b attends to prefix
-    rows up to `limit` and to all rows of block b, or with causal slots to those up to itself.
+    rows up to `limit` and to all rows of block b.
     """
 
     tokens: Tensor
@@ -44,8 +44,6 @@ class Rows:
         is_prefix = keys.block == PREFIX
         prefix = is_prefix[:, None, :] & (keys.positions[:, None, :] <= self.limit[:, :, None])
         same = (keys.block[:, None, :] == self.block[:, :, None]) & (self.block >= 0)[:, :, None]
-        if shape.slot_attention == "causal":
-            same &= keys.positions[:, None, :] <= self.positions[:, :, None]
         seen = prefix | same
         if shape.bidirectional:  # one block: the prefix sees it too
             seen = seen | ((self.block == PREFIX)[:, :, None] & (keys.block == 0)[:, None, :])
@@ -54,10 +52,6 @@ class Rows:
     def part(self, start: int, end: int | None = None) -> Rows:
         """Returns rows start..end-1 of each sequence."""
         return Rows(*(value[:, start:end] for value in vars(self).values()))
-
-    def at(self, columns: Tensor) -> Rows:
-        """Returns the rows with these indices of each sequence. Shapes: columns [B, R]."""
-        return Rows(*(value.gather(1, columns) for value in vars(self).values()))
 
     def after(self, before: Rows) -> Rows:
         """Concatenates `before` and these rows."""
@@ -89,9 +83,6 @@ class Layout:
     """Token before the predicted one."""
     blocks: int
     mask_rows: int
-    columns: Tensor | None = None
-    """[B, R] indices of the block rows to feed, counted from the first block row; None: all."""
-
     learned: Tensor | None = None
     """[N] indices of the labels in the flattened [B, T]; computed on the CPU when the layout is
     made, to avoid a device synchronisation."""
@@ -107,41 +98,6 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         return moved(self, lambda tensor: tensor.to(device))
-
-    def only_learned(self, most: int) -> Layout:
-        """Keeps only the first `most` labelled slots of each sequence as inputs.
-
-        For causal slots only: no kept slot attends to a dropped one.
-        """
-        labels = self.labels[:, self.prefix_rows :]
-        learned = labels != IGNORED
-        learned &= learned.cumsum(1) <= most
-        width = int(learned.sum(1).max())
-        # a stable sort puts the indices of the kept rows first, in rising order
-        columns = learned.int().argsort(dim=1, descending=True, stable=True)[:, :width]
-        kept = torch.ones_like(self.labels, dtype=torch.bool)
-        kept[:, self.prefix_rows :] = learned
-        return replace(
-            self,
-            rows=replace(self.rows, block=self.rows.block.where(kept, PADDING)),
-            labels=self.labels.where(kept, IGNORED),
-            fill=self.fill.where(kept, -1),
-            columns=columns,
-            learned=None,
-        )
-
-    def input_rows(self) -> Rows:
-        """Returns the block rows to feed."""
-        rows = self.rows.part(self.prefix_rows)
-        return rows if self.columns is None else rows.at(self.columns)
-
-    def scatter(self, hidden: Tensor) -> Tensor:
-        """Scatters the hidden states of fed rows to all block rows, 0 for rows that are not fed.
-        Shapes: [B, R, D] -> [B, blocks * mask rows, D]."""
-        if self.columns is None:
-            return hidden
-        every = hidden.new_zeros(len(hidden), self.blocks * self.mask_rows, hidden.shape[-1])
-        return every.scatter(1, self.columns[..., None].expand_as(hidden), hidden)
 
     def of_blocks(self, x: Tensor) -> Tensor:
         """Returns the block rows of [B, T, ...] as [B, A, M, ...]."""

@@ -7,10 +7,12 @@ entry `spec_drafter`, which marks the kind.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from transformers import PretrainedConfig
+
+from drafttrain.config.base import ConfigError
 
 MARK = "spec_drafter"
 """Name of the entry in config.json."""
@@ -28,8 +30,6 @@ class DraftShape:
     """anchored: the last committed token predicts the first draft token, k - 1 masks the others.
     paper: k masks follow the prefix, and each predicts the token at its own position."""
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
-    slot_attention: Literal["bidirectional", "causal"] = "bidirectional"
-    """causal: slots attend only to earlier slots of their block."""
     encoder: Literal["own", "target"] = "own"
     """target: it reads the target's encoder states."""
     source_pooling: int = 1
@@ -40,17 +40,10 @@ class DraftShape:
     """Factor of last hidden states before the output projection (T5)."""
 
     def __post_init__(self) -> None:
-        if self.prefix_attention == "causal":
-            return
-        if self.slots == "anchored":
+        if self.bidirectional and self.anchored:
             raise ValueError(
                 "anchored slots need a causal prefix (a bidirectional prefix would see its own "
                 "labels); set drafter.slots=paper or drafter.prefix_attention=causal"
-            )
-        if self.slot_attention == "causal":
-            raise ValueError(
-                "slots are not causal if a bidirectional prefix attends to all of them; set "
-                "drafter.prefix_attention=causal or drafter.slot_attention=bidirectional"
             )
 
     @property
@@ -67,8 +60,15 @@ class DraftShape:
 
 
 def shape_of(config: PretrainedConfig) -> DraftShape:
-    """Reads the shape from a Spec-Drafter's configuration."""
-    return DraftShape(**getattr(config, MARK))
+    """Reads the shape from a Spec-Drafter's configuration. Raises ConfigError for unknown entries,
+    as other versions of drafttrain wrote them."""
+    entries = getattr(config, MARK)
+    if unknown := sorted(entries.keys() - {field.name for field in fields(DraftShape)}):
+        raise ConfigError(
+            f"{MARK}.{unknown[0]} in the drafter's config.json is not known to this version of "
+            "drafttrain, so it would draft otherwise than it was trained to; train it again"
+        )
+    return DraftShape(**entries)
 
 
 def mark(config: PretrainedConfig, shape: DraftShape) -> None:

@@ -44,7 +44,7 @@ class MaskPredict(nn.Module):
         if self.prefix_apart:
             prefix = rows.part(0, layout.prefix_rows)
             prefix = read(prefix, encoded, keep=True)
-            rows = layout.input_rows()
+            rows = rows.part(layout.prefix_rows)
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
@@ -54,10 +54,10 @@ class MaskPredict(nn.Module):
             tokens, labels = reveal(layout, revealed, self.anchored)
         rows = replace(layout.rows, tokens=tokens)
         if prefix is not None:
-            rows = replace(layout, rows=rows).input_rows()
+            rows = rows.part(layout.prefix_rows)
         hidden = read(rows, encoded, prefix).hidden
         if prefix is not None:
-            hidden = torch.cat((prefix.hidden, layout.scatter(hidden)), dim=1)
+            hidden = torch.cat((prefix.hidden, hidden), dim=1)
         return self._loss(hidden, labels, layout)
 
     def _count_wrong(
@@ -78,7 +78,7 @@ class MaskPredict(nn.Module):
             hidden = read(rows, encoded, prefix).hidden
         if prefix is None:
             hidden = hidden[:, layout.prefix_rows :]
-        hidden = layout.scatter(hidden).unflatten(1, (layout.blocks, layout.mask_rows))
+        hidden = hidden.unflatten(1, (layout.blocks, layout.mask_rows))
         labels = self.model.draftable_labels(layout.of_blocks(layout.labels), IGNORED)
         learned, shape = layout.learned_in_blocks, labels.shape
         labels, previous = labels.flatten(), layout.of_blocks(layout.previous).flatten()[learned]

@@ -54,7 +54,7 @@ def test_sampling_from_slots_follows_the_target_exactly(settings: dict, sampling
     assert max(abs(law[x] - expected[x]) for x in expected) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["anchored, previous tokens", "causal slots"])
+@pytest.mark.parametrize("name", ["anchored, previous tokens", "paper"])
 def test_a_policy_that_looks_at_every_row_it_is_shown_is_exact(name: str) -> None:
     """No row that depends on a token is passed to the policy before it decides on that token."""
 

@@ -11,11 +11,6 @@ from tests.tiny_drafters import small_drafter
 CONVENTIONS = {
     "anchored": {"slots": "anchored"},
     "anchored, previous tokens": {"slots": "anchored", "previous_token_rank": 3},
-    "causal slots": {
-        "slots": "anchored",
-        "slot_attention": "causal",
-        "previous_token_rank": 3,
-    },
     "paper": {"slots": "paper"},
     "paper, previous tokens": {"slots": "paper", "previous_token_rank": 3},
     "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},

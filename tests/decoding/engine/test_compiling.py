@@ -61,7 +61,7 @@ def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("marian", {"slots": "paper"}), ("t5", {"slot_attention": "causal"})],
+    [("marian", {"slots": "paper"}), ("t5", {"previous_token_rank": 3})],
     ids=str,
 )
 def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):

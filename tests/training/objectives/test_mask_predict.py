@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ import torch
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.examples import PairCollator
 from drafttrain.decoding.engine.spec_drafter import RowReader
-from drafttrain.models.spec_drafter.layout import IGNORED, PADDING
+from drafttrain.models.spec_drafter.layout import PADDING
 from drafttrain.training.losses import followed_cross_entropy, smoothed_cross_entropy
 from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
@@ -26,12 +25,9 @@ SLOTS = [
     {"slots": "anchored"},
     {"slots": "anchored", "k": 1},
     {"slots": "anchored", "previous_token_rank": 4},
-    {"slot_attention": "causal", "previous_token_rank": 4},
-    {"slot_attention": "causal", "slots": "paper"},
     {"slots": "paper"},
     {"slots": "paper", "prefix_attention": "bidirectional"},
 ]
-CAUSAL = [slots for slots in SLOTS if "slot_attention" in slots]
 
 
 @pytest.mark.parametrize("changes", SLOTS, ids=str)
@@ -108,42 +104,6 @@ def test_validation_does_not_glance() -> None:
     objective = MaskPredict(slot_drafter(slots="paper"), ObjectiveConfig()).eval()
     batch = collator(objective.model, 1)(examples())
     assert objective(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
-
-
-@pytest.mark.parametrize("changes", CAUSAL, ids=str)
-def test_causal_slots_behind_the_end_give_way_to_further_blocks(changes: dict) -> None:
-    drafter, rows = slot_drafter(**changes), examples()
-    paper = not drafter.shape.anchored
-    masks = drafter.shape.masks(4)
-    layout = collator(drafter, 2)(rows).layout
-    learned = layout.of_blocks(layout.labels) != IGNORED
-    for own, (_, _, _, target) in zip(learned, rows, strict=True):
-        behind = [min(masks, len(target) - p - (0 if paper else 1)) for p in range(len(target))]
-        assert int(own.sum()) == min(2 * masks, sum(behind))  # no row is unused
-        lengths = own.sum(-1)
-        assert (own == (torch.arange(masks) < lengths[:, None])).all()  # no gaps
-    prefixes = layout.of_blocks(layout.rows.limit)[:, :, 0]
-    for own, has in zip(prefixes, learned.any(-1), strict=True):
-        assert len(set(own[has].tolist())) == int(has.sum())  # distinct blocks
-
-
-@pytest.mark.parametrize("changes", CAUSAL, ids=str)
-def test_slots_that_are_left_out_were_seen_by_none(changes: dict) -> None:
-    """With all slots, the same blocks have the same loss and gradients."""
-    found = []
-    for whole in (False, True):
-        objective = MaskPredict(slot_drafter(**changes), ObjectiveConfig()).train()
-        batch = collator(objective.model, 2)(examples())
-        if whole:
-            batch = replace(batch, layout=replace(batch.layout, columns=None))
-        sums = objective(batch, 0.5)
-        sums.loss.backward()
-        found.append((sums, [p.grad for p in objective.parameters() if p.grad is not None]))
-    (few, few_grads), (all_sums, all_grads) = found
-    assert few.counted == all_sums.counted and few.weight == all_sums.weight
-    assert abs(few.loss - all_sums.loss) < 1e-9
-    for one, other in zip(few_grads, all_grads, strict=True):
-        assert (one - other).abs().max() < 1e-10
 
 
 def test_prefix_rows_weigh_what_was_asked_and_slots_decay() -> None:
