@@ -92,8 +92,8 @@ def test_interruptions_and_bugs_are_one_line_and_an_exit_code(
 
     monkeypatch.setattr("drafttrain.commands.options.load_settings", end)
     assert ended("distill") == code
-    said = capsys.readouterr().err
-    assert said.endswith(says) and said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.endswith(says) and message.count("\n") == 1
 
 
 # runs

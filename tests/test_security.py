@@ -215,7 +215,7 @@ def coded(tmp_path: Path) -> Path:
     return folder
 
 
-def test_code_of_a_model_is_refused_unless_it_is_asked_for(coded, tmp_path, monkeypatch):
+def test_code_of_a_model_is_refused_unless_it_is_allowed(coded, tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
     remedy = "target.trust_remote_code=true if you trust its author"
     for read in (check_target, load_target):
@@ -233,7 +233,7 @@ def test_code_of_a_model_is_refused_unless_it_is_asked_for(coded, tmp_path, monk
     (tmp_path / MARK).unlink()
 
 
-def test_code_beside_a_model_of_a_known_family_is_left_alone(coded):
+def test_code_next_to_a_model_of_a_known_family_is_ignored(coded):
     config = json.loads((coded / "config.json").read_text())
     (coded / "config.json").write_text(json.dumps(config | {"model_type": "marian"}))
     tokenizer = json.loads((coded / "tokenizer_config.json").read_text())
@@ -245,7 +245,7 @@ def test_code_beside_a_model_of_a_known_family_is_left_alone(coded):
     load_drafter(coded, read_drafter_settings(str(coded)))
 
 
-def test_a_script_beside_inputs_is_not_run(tmp_path):
+def test_a_script_next_to_inputs_is_not_run(tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
     (folder / "rows.py").write_text(CODE)

@@ -130,7 +130,7 @@ def noisy(model: PreTrainedModel, family: str, scale: float = 0.15) -> PreTraine
     return drafter
 
 
-def behind_states(
+def state_drafter(
     target: PreTrainedModel, layers: Sequence[int], mode: str = "blocks", k: int = 4
 ) -> StateDrafter:
     """Returns a state drafter with layers of a decoder-only target, fitted on random texts.

@@ -97,7 +97,7 @@ def write_policy(folder: Path, **values) -> None:
     ],
 )
 @pytest.mark.parametrize("place", [".", "acceptance_head"])
-def test_h_and_the_cap_of_the_head_beside_the_drafter(
+def test_h_and_the_cap_of_the_head_next_to_the_drafter(
     tmp_path, drafter, place, policy, stop, found
 ):
     save_head(tmp_path / "drafter" / "acceptance_head", drafter)
@@ -153,7 +153,7 @@ def test_a_drafter_rounded_to_half_precision_is_still_the_same(tmp_path, drafter
     assert stop.continues.head.dtype == torch.float32
 
 
-def test_other_sampling_than_the_heads_is_told_once_and_allowed(tmp_path, drafter, capsys):
+def test_other_sampling_than_the_heads_is_reported_once_and_allowed(tmp_path, drafter, capsys):
     head = str(save_head(tmp_path / "head", drafter))
     same = decode(tmp_path, {"kind": "head", "head": head})
     build_stop(same, drafter)

@@ -58,7 +58,7 @@ def folders(tmp_path_factory) -> Folders:
     return Folders(root)
 
 
-# --- built as asked ------------------------------------------------------------------------------
+# --- built as set ------------------------------------------------------------------------------
 
 TREES = {
     "paths": ({"kind": "paths", "width": 4}, Paths(4), "k-seq"),
@@ -79,7 +79,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("kind", TREES)
-def test_a_tree_is_of_the_shape_asked_for_and_gets_its_own_rule(folders, kind):
+def test_a_tree_has_the_requested_shape_and_its_own_rule(folders, kind):
     settings, shape, rule = TREES[kind]
     decode = folders.decode(settings, sampling=SAMPLED)
     check_methods(decode)
@@ -98,7 +98,7 @@ def test_trees_over_slots_are_scored_as_training_fitted_them(folders):
     fitted = [0.1, 0.8, 0.9]
     wanted = {
         "as fitted": ({"kind": "opt-tree"}, {}, tuple(fitted)),
-        "as asked": ({"kind": "opt-tree", "draft_temperature": 0.6}, {}, (0.6,)),
+        "as set": ({"kind": "opt-tree", "draft_temperature": 0.6}, {}, (0.6,)),
         "sampled": ({"kind": "opt-tree"}, {"sampling": SAMPLED}, None),
     }
     for tree, sampling, expected in wanted.values():

@@ -49,9 +49,9 @@ def test_a_larger_report_stays_where_it_is(inside, capsys):
     before = Path("kept.json").read_bytes()
     for smaller in (["--k", "2"], ["--sweep", "k=2,4", "--limit", "1"]):
         assert ended(*command, *smaller) == 0
-        said = capsys.readouterr()
-        assert "kept.json holds more (2 inputs and 2 methods) and stays" in said.err
-        assert "report: kept.smaller.json" in said.out
+        printed = capsys.readouterr()
+        assert "kept.json holds more (2 inputs and 2 methods) and stays" in printed.err
+        assert "report: kept.smaller.json" in printed.out
         assert Path("kept.json").read_bytes() == before
         assert Path("kept.smaller.html").is_file()
     assert ended(*command, "--sweep", "k=2,4") == 0
@@ -91,10 +91,10 @@ def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkey
     command += ["repeats=2", "warmup=0", "baselines=[]"] if mode == "decode" else []
     command += ["--sweep", "k=2,4", "decode.sampling.max_new_tokens=4", "--report", f"{mode}.json"]
     assert ended(*command) == 130
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f"{mode}.json holds them" in said
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert f"{mode}.json holds them" in printed
     report = json.loads(Path(f"{mode}.json").read_text())
-    assert report["data"]["prompts"] == 1 and report["partial"] in said
+    assert report["data"]["prompts"] == 1 and report["partial"] in printed
     assert all(run["totals"]["prompts"] == 1 for run in report["runs"])
     assert report["partial"] in Path(f"{mode}.html").read_text()
     assert ended(*command) == 0

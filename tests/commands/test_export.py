@@ -133,7 +133,7 @@ def test_a_check_with_a_target_that_does_not_fit_is_refused(tmp_path, drafter):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_draft_length_is_that_of_the_policy_beside_the_drafter_else_a_short_one(
+def test_the_draft_length_is_that_of_the_policy_next_to_the_drafter_else_a_short_one(
     tmp_path, drafter
 ):
     """`drafttrain tune --write` writes the policy there."""

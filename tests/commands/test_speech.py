@@ -89,9 +89,9 @@ def test_generate_writes_down_what_generate_does(inside, capsys, how):
         assert [line["source"] for line in lines][:2] == ["clip0.wav", "clip1.flac"]
 
 
-def test_language_and_task_are_those_asked_for(inside, capsys):
-    asked = ["target.language=de", "target.task=translate"]
-    lines = generated(capsys, *asked, "--drafter", "none")
+def test_language_and_task_are_as_set(inside, capsys):
+    settings = ["target.language=de", "target.task=translate"]
+    lines = generated(capsys, *settings, "--drafter", "none")
     assert [line["tokens"] for line in lines] == theirs(language="de", task="translate") != theirs()
 
 
@@ -139,7 +139,7 @@ def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
 
 @pytest.mark.parametrize("command", ["generate", "distill"])
 @pytest.mark.parametrize("bad", ["texts.txt", "empty.wav", "missing.flac"])
-def test_what_cannot_be_heard_is_refused_before_anything_is_written(inside, capsys, command, bad):
+def test_inputs_that_are_no_audio_are_refused_before_any_output(inside, capsys, command, bad):
     Path("empty.wav").write_bytes(b"")
     arguments = ["--target", "whisper", "--data", bad, "target.device=cpu"]
     arguments += {"distill": ["--out", "none", "sampling.max_new_tokens=8"]}.get(

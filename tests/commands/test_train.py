@@ -84,9 +84,9 @@ def test_an_interrupted_recipe_ends_with_130(capsys, monkeypatch):
 def test_under_a_launcher_our_line_is_the_last(tmp_path):
     variables = os.environ | {"ACCELERATE_MIXED_PRECISION": "no", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", LAUNCHER, FAILING]
-    said = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
     line = "recipe.py: train.seed is wrong"
-    assert said.stderr.splitlines() == [line, "Traceback", "code 2", line]
+    assert done.stderr.splitlines() == [line, "Traceback", "code 2", line]
 
 
 def test_a_wheel_has_recipes_and_launch_files(tmp_path):
@@ -95,5 +95,5 @@ def test_a_wheel_has_recipes_and_launch_files(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     for folder in ("recipes", "launch"):
         built = {one.name for one in (tmp_path / "drafttrain" / folder).iterdir()}
-        beside = {one.name for one in (ROOT / folder).glob("[a-z]*.[psy]*")}
-        assert beside <= built
+        files = {one.name for one in (ROOT / folder).glob("[a-z]*.[psy]*")}
+        assert files <= built

@@ -204,6 +204,6 @@ def test_other_kinds_of_drafters_are_tuned(
 def test_a_dry_run_loads_nothing_and_says_what_would_be_decoded(project: Path, capsys):
     with recorded() as loaded:
         assert ended("tune", "--heads", project / "run", "--dry-run", *small(h=[0.5])) == 0
-    said = capsys.readouterr().out
-    assert "11: plain, k=2, k=5," in said and "D1-w1 h=0.5 block" in said
-    assert "6 of" in said and "3 of" in said and not loaded
+    printed = capsys.readouterr().out
+    assert "11: plain, k=2, k=5," in printed and "D1-w1 h=0.5 block" in printed
+    assert "6 of" in printed and "3 of" in printed and not loaded

@@ -89,8 +89,8 @@ def test_a_mapping_replaces_the_one_before_it(tmp_path):
 
 
 def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):
-    said = message(file=yaml_file(tmp_path, "out: a\nout: b\n"))
-    assert "line 2" in said and "duplicate key out" in said
+    error = message(file=yaml_file(tmp_path, "out: a\nout: b\n"))
+    assert "line 2" in error and "duplicate key out" in error
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):
 )
 def test_an_unknown_name_is_sought_among_all_settings(override, kind, meant):
     """The suggestion is the most similar name of any group, with its group."""
-    said = message(override, kind=kind)
-    assert said == f"unknown setting {override.partition('=')[0]!r}; did you mean {meant}?"
+    error = message(override, kind=kind)
+    assert error == f"unknown setting {override.partition('=')[0]!r}; did you mean {meant}?"
 
 
 def test_an_unknown_name_in_a_group_is_shown_as_the_user_wrote_it():
@@ -144,8 +144,8 @@ def test_an_override_without_key_or_equals_sign_is_refused(text):
 
 
 def test_a_value_cannot_be_used_as_a_group():
-    said = message(*NEEDED, "target.path.revision=main")
-    assert "target.path = {'revision': 'main'}" in said and "valid string" in said
+    error = message(*NEEDED, "target.path.revision=main")
+    assert "target.path = {'revision': 'main'}" in error and "valid string" in error
     assert (
         "target = 't5-small': this is a group of settings; give one of them, as target.path="
         in (message(*NEEDED[1:], "target=t5-small"))

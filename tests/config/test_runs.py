@@ -100,7 +100,7 @@ def test_a_lossless_rule_counts_where_chains_are_sampled(drafter, decode, verifi
         ({"verifier": {"kind": "greedy"}}, False),
     ],
 )
-def test_a_lossy_rule_counts_wherever_it_is_right_and_none_is_asked_for(tmp_path, decode, counts):
+def test_a_lossy_rule_is_used_wherever_it_fits_and_no_other_is_set(tmp_path, decode, counts):
     lossy = {"kind": "spec-verification", "beta": 3, "tau": 1.0}
     policy = {"stop": "fixed", "k": 3, "verifier": lossy}
     found = filled(tmp_path, policy, decode=decode).get("verifier") or {}
@@ -143,7 +143,7 @@ def test_a_stop_policy_of_chains_is_left_out_for_trees(tmp_path):
     ],
     ids=str,
 )
-def test_it_is_left_out_where_chains_or_other_drafts_are_asked_for(tmp_path, values):
+def test_it_is_left_out_if_chains_or_other_drafts_are_set(tmp_path, values):
     found = filled(tmp_path, FASTER, **values)
     assert not found.get("tree") and found["stop"].get("kind", "fixed") == "fixed"
 

@@ -18,7 +18,7 @@ def test_no_sweep_is_the_method_itself_and_one_over_k_changes_nothing_else():
     assert {(decode.drafter, decode.verifier.kind) for decode in found} == {("d", "auto")}
 
 
-def test_beta_and_tau_add_spec_verification_at_each_pair_to_the_verifier_asked_for():
+def test_beta_and_tau_add_spec_verification_at_each_pair_to_the_set_verifier():
     found = expand_sweep(METHOD, {"beta": [1, 3], "tau": [1, 2.5]})
     points = [(d.verifier.kind, d.verifier.beta, d.verifier.tau) for d in found[1:]]
     assert found[0] == METHOD
@@ -35,7 +35,7 @@ def test_beta_and_tau_add_spec_verification_at_each_pair_to_the_verifier_asked_f
     assert [(d.stop.k, d.verifier.kind) for d in swept] == [(k, r) for k in (5, 10) for r in kinds]
 
 
-def test_settings_that_are_not_swept_are_taken_from_the_verifier_asked_for_which_is_not_repeated():
+def test_settings_that_are_not_swept_are_taken_from_the_set_verifier_which_is_not_repeated():
     given = {"verifier": {"kind": "spec-verification", "beta": 5}}
     found = expand_sweep(DecodeConfig.model_validate(given), {"tau": [1, 2]})
     assert [(d.verifier.beta, d.verifier.tau) for d in found] == [(5, 1.0), (5, 2.0)]
@@ -68,7 +68,7 @@ def test_a_policy_takes_only_its_own_settings_into_a_sweep():
     ]
 
 
-def test_the_policy_asked_for_is_measured_beside_a_sweep_over_others():
+def test_the_set_policy_is_measured_in_a_sweep_over_others():
     head = {"stop": {"kind": "head", "h": 0.7, "head": "folder"}}
     found = stops(DecodeConfig.model_validate(head), {"k": [2, 4]})
     assert found[0] == ("head", {"h": 0.7, "head": "folder"})

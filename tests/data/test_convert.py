@@ -70,7 +70,7 @@ def test_pickles_that_hold_more_than_tensors_are_refused_and_not_run(pickled: Pa
     assert not Path("whole").exists() and not list(Path().glob(".whole*"))
 
 
-def test_what_cannot_be_converted_is_said_in_one_line(
+def test_models_that_cannot_be_converted_are_refused_in_one_line(
     pickled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("there").mkdir()

@@ -99,7 +99,7 @@ def test_distillation_leaves_what_it_encoded(audio, tmp_path):
     )
 
 
-def test_clips_are_encoded_when_first_asked_for_and_read_afterwards(audio, tmp_path):
+def test_clips_are_encoded_on_first_use_and_read_afterwards(audio, tmp_path):
     target, data = audio
     rows, clips = outputs(audio, tmp_path / "out"), load_inputs(data, audio=True)
     encoding = ClipEncoding(target, rows, clips, tmp_path / "other" / "out")

@@ -47,7 +47,7 @@ ASKED = ("texts.txt", "rows.jsonl:prompt", "--clips", "6", "--voices", "slt,rms"
 ASKED += ("--shortest", "3", "--longest", "8")
 
 
-def test_clips_are_of_the_lengths_asked_for_and_come_out_again(inside):
+def test_clips_have_the_requested_lengths_and_are_reproducible(inside):
     done = make(*ASKED, "--out", "one")
     assert done.returncode == 0, done.stderr
     assert "112 texts, 110 of them speakable and different" in done.stdout

@@ -109,7 +109,7 @@ CASES = [("llama", 1, 4, name) for name in ANY] + [("marian", 3, 2, name) for na
 
 
 @pytest.mark.parametrize(("family", "place", "batch_size", "name"), CASES)
-def test_a_row_beside_others_follows_the_target_exactly(family, place, batch_size, name):
+def test_a_row_in_a_batch_follows_the_target_exactly(family, place, batch_size, name):
     model = small(family)
     make, stop, verifier = (ANY | SLOTS)[name]
     decoder = decoder_of(model, make(model), stop, verifier, SAMPLING)

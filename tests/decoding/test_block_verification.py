@@ -90,7 +90,7 @@ def variant(choose: Callable):
     [first_rejected_coin, residual_without_weight, weights_as_coins],
     ids=lambda f: f.__name__,
 )
-def test_control_a_wrong_variant_is_found_out(wrong):
+def test_control_a_wrong_variant_is_detected(wrong):
     assert bias(variant(right)) < 1e-12
     assert bias(variant(wrong)) > 1e-3
 

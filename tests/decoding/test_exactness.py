@@ -183,7 +183,7 @@ def without_residual(
     return Verdict(verdict.path, int(randomness.categorical(row[None])))
 
 
-def test_control_a_verifier_without_residual_is_found_out():
+def test_control_a_verifier_without_residual_is_detected():
     target, sampling = ToyTarget(1), Sampling(temperature=1.0)
     verifier = replace(RejectionSampling(), function=without_residual)
     law = output_law(target, ToyDrafter(2), sampling, 2, 3, verifier=verifier)

@@ -139,7 +139,7 @@ def test_an_accepted_eos_ends_the_sequence_and_drops_what_follows():
     output = scripted([2, 3, EOS, 4, 5], draft=[2, 3, EOS, 4, 5], k=4)
     assert output.tokens == [2, 3, EOS]
     [played] = output.rounds
-    assert (played.drafted, played.path) == ([2, 3, EOS], [0, 1, 2])  # 4 is not fed
+    assert (played.drafted, played.path) == ([2, 3, EOS], [0, 1, 2])  # 4 is not an input
     assert (played.emitted, played.finished) == ([2, 3, EOS], True)
 
 

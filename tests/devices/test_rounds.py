@@ -134,8 +134,8 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(
                 (one.sequence, one.drafted, one.path, one.emitted)
                 for one in decoder.decode(sources, 12, BATCH)
             ]
-        fed = [request.size for given in call.call_args_list for request in given.args[1]]
-        return [*found, fed]
+        sizes = [request.size for given in call.call_args_list for request in given.args[1]]
+        return [*found, sizes]
 
     unending = play(-1)
     drafted = [token for _, tokens, *_ in unending[:-1] for token in tokens[:-1]]

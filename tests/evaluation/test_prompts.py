@@ -28,14 +28,14 @@ def test_inputs_of_the_drafters_training_are_counted(capsys):
     Path("new.txt").write_text("w5 w6\n\nw7\n")
     rows = load_inputs(DataConfig(path="new.txt"))
     capsys.readouterr()
-    for text, said in (
+    for text, message in (
         ("w4\nw5 w6\n\n", "the drafter's training data hold 1 of 2 inputs too\n"),
         ("w4\n", ""),
         ("", ""),
     ):
         Path("texts.txt").write_text(text)
         say_training_inputs(str(run), rows)
-        assert capsys.readouterr().err.endswith(said) and (said or True)
+        assert capsys.readouterr().err.endswith(message) and (message or True)
     say_training_inputs("max-gram", rows)
     assert capsys.readouterr().err == ""
 
@@ -47,8 +47,8 @@ def test_clips_of_the_drafters_training_are_counted(capsys):
     rows = load_inputs(DataConfig(path=str(save_clips(Path("new"), 3))), audio=True)
     capsys.readouterr()
     say_training_inputs(str(run), rows)
-    said = capsys.readouterr().err
-    assert said.endswith("the drafter's training data hold 2 of 3 inputs too\n")
+    message = capsys.readouterr().err
+    assert message.endswith("the drafter's training data hold 2 of 3 inputs too\n")
 
 
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
@@ -64,8 +64,8 @@ def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
         own = ["--mode", mode, "--report", f"{wanted}.json"]
         own += ["repeats=1", "warmup=0", "baselines=generate"] if mode == "decode" else []
         assert ended("eval", *arguments, *own) == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert (f"{counted(cut, 'output')} cut where the target's" in said) == bool(cut)
+        message = " ".join(capsys.readouterr().out.split())
+        assert (f"{counted(cut, 'output')} cut where the target's" in message) == bool(cut)
         report = json.loads(Path(f"{wanted}.json").read_text())
         assert report["data"]["cut_by_positions"] == cut
     if mode == "decode":

@@ -87,22 +87,22 @@ def test_the_paired_bleu_difference_is_positive_for_the_better_system_and_antisy
 
 
 def test_errors_are_counted_after_whispers_normaliser():
-    said = ["mister smith is here", "it is ten o'clock", "one two three", None]
+    references = ["mister smith is here", "it is ten o'clock", "one two three", None]
     transcripts = ["Mr. Smith is here!", "It's 10 o'clock.", "one two three four", "whatever"]
-    errors, words = word_errors(transcripts, said)
+    errors, words = word_errors(transcripts, references)
     assert errors.tolist() == [0, 0, 1, 0]
     assert words[0] == 4 and words[3] == 0
 
 
-def test_what_is_heard_in_silence_is_put_in():
+def test_words_transcribed_in_silence_are_insertions():
     errors, words = word_errors(["thank you", ""], ["", "hello there"])
     assert (errors.tolist(), words.tolist()) == ([2, 2], [0, 2])
 
 
 def test_rates_are_sums_over_sums_and_differences_are_paired():
-    said, plain, ours = ["a b c d", "e f"], ["a b c x", "e f"], ["a b c d", "e"]
+    references, plain, ours = ["a b c d", "e f"], ["a b c x", "e f"], ["a b c d", "e"]
     resamples = np.array([[1.0, 1.0], [2.0, 0.0]])
-    found = estimate_all(word_error_figures(ours, said, plain), resamples)
+    found = estimate_all(word_error_figures(ours, references, plain), resamples)
     assert found["wer"].value == 100.0 / 6 and found["wer_difference"].value == 0.0
     assert estimate_all(word_error_figures(plain, [None, None]), resamples) == {}
 
@@ -144,7 +144,7 @@ def test_differences_of_batches_are_ties_in_bfloat16(family, kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "chain"])
-def test_an_engine_that_is_wrong_in_batches_is_found_out(kind):
+def test_an_engine_that_is_wrong_in_batches_is_detected(kind):
     parity = compare(Shaky(tiny_model("llama").float(), 0.3), kind, "llama")
     assert parity.unexplained > 0
 

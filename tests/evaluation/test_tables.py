@@ -82,7 +82,7 @@ def test_sizes_of_trees_settings_of_rules_and_lossy_marks_are_columns(report):
     assert "16" in table[3] and "(lossy)" in table[4] and "(lossy)" not in table[3]
 
 
-def test_why_sequences_of_a_batch_differ_is_said_and_errors_stand_out(report):
+def test_reasons_for_differences_in_a_batch_are_stated_and_errors_stand_out(report):
     parts = [{"row": row, "position": 3, "gap": gap} for row, gap in enumerate((2e-7, 4e-2, 5e-2))]
     values = {"against": "batch size 1", "compared": 40, "bound": 1e-5}
     ties = Parity(**values, identical=39, differences=parts[:1])

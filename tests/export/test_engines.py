@@ -49,12 +49,12 @@ def test_one_folder_serves_every_engine(capsys, tmp_path, pair):
     settings = wanted(pair, tmp_path / "out", ALL, num_assistant_tokens=4)
     export(settings, reload=compare)
     out = tmp_path / "out"
-    said, card = capsys.readouterr().out, (out / "README.md").read_text()
+    printed, card = capsys.readouterr().out, (out / "README.md").read_text()
     for engine in ENGINES.values():
-        assert f"{engine.title}:" in said and f"### {engine.title}" in card
-    assert f"convert_hf_to_gguf.py {out} --outtype f16 --outfile {out}/drafter-f16.gguf" in said
-    assert f"-md {out}/drafter-f16.gguf --spec-type draft-simple" in said
-    assert "--spec-draft-n-max 4 --spec-draft-p-min 0" in said
+        assert f"{engine.title}:" in printed and f"### {engine.title}" in card
+    assert f"convert_hf_to_gguf.py {out} --outtype f16 --outfile {out}/drafter-f16.gguf" in printed
+    assert f"-md {out}/drafter-f16.gguf --spec-type draft-simple" in printed
+    assert "--spec-draft-n-max 4 --spec-draft-p-min 0" in printed
     assert str(tmp_path) not in card
 
 
@@ -129,7 +129,7 @@ def test_the_servers_take_a_family_with_its_names_and_settings(
     assert ("lm_head.weight" in weights) is not tied
 
 
-def test_tensors_that_are_no_part_of_the_drafter_are_left_behind(tmp_path, pair):
+def test_tensors_that_are_no_part_of_the_drafter_are_not_exported(tmp_path, pair):
     """Loaders fail on such tensors or read them silently."""
     folder = save_drafter(tmp_path / "headed")
     weights = load_file(folder / "model.safetensors")
@@ -151,7 +151,7 @@ def settings_in(serving: Serving) -> tuple[dict, dict]:
     return json.loads(vllm_command(serving).split("'")[1]), yaml.safe_load(written)
 
 
-def test_drafters_are_told_their_length_and_parallel_ones_their_mask():
+def test_engine_notes_name_the_draft_length_and_the_mask_of_parallel_drafters():
     vllm = {"method": "draft_model", "model": "exports/mine", "num_speculative_tokens": 5}
     tensorrt = {"max_draft_len": 5, "speculative_model": "exports/mine"}
     assert settings_in(SERVING) == (
@@ -173,7 +173,7 @@ def test_commands_are_quoted_for_the_shell():
     assert "-md '/a b/c/drafter-f16.gguf'" in llama_command(serving)
 
 
-def test_every_engine_can_be_asked_for_and_has_notes_that_can_be_filled():
+def test_every_engine_can_be_chosen_and_has_notes_that_can_be_filled():
     assert set(get_args(EngineName)) == ENGINES.keys()
     for engine in ENGINES.values():
         assert "{" not in engine.notes.format(SERVING)

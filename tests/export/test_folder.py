@@ -295,7 +295,7 @@ def test_names_that_mislead_vllm_are_refused():
             check_name(trap, "out")
 
 
-def test_only_an_earlier_export_is_replaced_and_only_when_asked_to(tmp_path, drafter, head):
+def test_only_an_earlier_export_is_replaced_and_only_on_request(tmp_path, drafter, head):
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")

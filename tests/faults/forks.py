@@ -48,7 +48,7 @@ class Ended:
     seconds: float
     operations: int | None
     """Number of file operations in its folder; None if it was killed."""
-    said: str
+    printed: str
 
 
 def run_in_child(
@@ -70,8 +70,8 @@ def run_in_child(
         child.kill()
         raise AssertionError(f"a child hung at {point}:\n{log.read_text()}")
     operations = int(counted.read_text()) if counted.exists() else None
-    said = log.read_text(errors="replace")
-    return Ended(child.exitcode, time.monotonic() - start, operations, said)
+    printed = log.read_text(errors="replace")
+    return Ended(child.exitcode, time.monotonic() - start, operations, printed)
 
 
 def call_in_child(function: Callable[[], Any], folder: Path) -> Any:
@@ -83,7 +83,7 @@ def call_in_child(function: Callable[[], Any], folder: Path) -> Any:
         answer.write_text(json.dumps(function()))
 
     ended = run_in_child(work, folder, folder / "call.log")
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.printed
     return json.loads(answer.read_text())
 
 

@@ -61,7 +61,7 @@ def prepare(base: Path, stages: Sequence[str]) -> dict[str, Whole]:
         folder = base / "whole" / stage
         folder.mkdir(parents=True)
         ended = run_in_child(lambda run=STAGES[stage]: run(base), folder, base / f"{stage}.log")
-        assert ended.status == 0, ended.said
+        assert ended.status == 0, ended.printed
         assert ended.operations is not None
         wholes[stage] = Whole(folder, ended.seconds, ended.operations)
     return wholes
@@ -117,12 +117,12 @@ def _break_once(
         return False
     wrong = call_in_child(lambda: damage(stage, work, whole.folder), base)
     if number == signal.SIGKILL and ended.status not in (-signal.SIGKILL, -signal.SIGXFSZ):
-        wrong.append(f"ended by itself with {ended.status}: {ended.said[-500:]}")
+        wrong.append(f"ended by itself with {ended.status}: {ended.printed[-500:]}")
     if number == signal.SIGTERM and ended.status != -signal.SIGTERM:  # else it had not begun
-        line = (ended.said.strip().splitlines() or [""])[-1]
+        line = (ended.printed.strip().splitlines() or [""])[-1]
         stopped = re.search(r"stopped at step (\d+)", line)
         if ended.status != INTERRUPTED or not re.search("interrupted|run the same command", line):
-            wrong.append(f"left with {ended.status}: {ended.said[-500:]}")
+            wrong.append(f"left with {ended.status}: {ended.printed[-500:]}")
         elif stopped and newest_step(work) != int(stopped[1]):
             wrong.append(f"{line!r}, but the newest checkpoint is of step {newest_step(work)}")
     account.wrong += [f"{stage} at {point} in {work.name}: {one}" for one in wrong]
@@ -133,7 +133,7 @@ def finish(base: Path, work: Path, stage: str, whole: Whole, account: Account) -
     """Runs to the end and compares with the uninterrupted run."""
     ended = run_in_child(lambda: STAGES[stage](base), work, base / f"{work.name}.log")
     if ended.status != 0:
-        account.wrong.append(f"{work.name}: {stage} again: {ended.said[-1000:]}")
+        account.wrong.append(f"{work.name}: {stage} again: {ended.printed[-1000:]}")
     lost, doubled = call_in_child(lambda: lost_and_doubled(stage, work), base)
     other = call_in_child(lambda: differences(work, whole.folder), base)
     account.runs += 1

@@ -45,7 +45,7 @@ def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> 
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_processes_stop_together_a_step_after_any_was_asked_to() -> None:
+def test_processes_stop_together_a_step_after_any_got_the_signal() -> None:
     """No process acts on its own flag: flags are summed in each step and read one step later."""
     others = iter([0.0, 1.0, 0.0, 0.0])
 
@@ -70,6 +70,6 @@ def test_sigterm_ends_a_command_in_one_line(
     )
     with pytest.raises(SystemExit) as left:
         run_command(app, "drafttrain", ["distill"], resumable)
-    said = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr().err.splitlines()
     assert left.value.code == 130
-    assert len(said) == 1 and said[0].startswith(f"drafttrain: interrupted{says}")
+    assert len(printed) == 1 and printed[0].startswith(f"drafttrain: interrupted{says}")

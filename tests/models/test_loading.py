@@ -100,7 +100,7 @@ def test_weights_for_other_programs_are_named(folder, file, says, configured):
         check_target(target_at(folder))
 
 
-def test_a_whole_model_beside_an_adapter_is_not_taken_for_the_two_of_them(folder):
+def test_a_whole_model_next_to_an_adapter_is_not_taken_for_the_two_of_them(folder):
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds an adapter"):
         check_target(target_at(folder))
@@ -188,7 +188,7 @@ def test_devices_that_are_not_there_are_refused(monkeypatch):
         ({}, (1.0,), None),
     ],
 )
-def test_a_target_that_decodes_otherwise_by_default_is_said_once(
+def test_a_target_that_decodes_otherwise_by_default_is_reported_once(
     tmp_path, capsys, own, wanted, says
 ):
     model = tiny_model("marian")

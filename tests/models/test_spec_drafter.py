@@ -209,7 +209,7 @@ def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_slots_know_the_token_before_them_also_right_behind_the_end(slots: str) -> None:
+def test_slots_have_the_previous_token_also_right_after_the_end(slots: str) -> None:
     drafter = tiny_drafter(slots=slots)
     layout = block_after(drafter, torch.tensor([[5, 6, 1]]), 0, 1, 2)
     shift = 1 if slots == "anchored" else 0  # the first slot of an anchored block is a prefix row

@@ -39,7 +39,7 @@ def test_a_ridge_by_hand() -> None:
     close(constant, torch.tensor([1.0]), 1e-5)
 
 
-def test_layers_are_the_targets_and_what_it_is_told_twice_is_once_as_large() -> None:
+def test_layers_are_the_targets_and_normalised_states_have_no_scale() -> None:
     target = tiny_model("llama", num_hidden_layers=4)
     drafter = StateDrafter(make_config(target.config, (1, 3), (0, -1), k=3)).double()
     copy_layers(drafter, target)
@@ -51,7 +51,7 @@ def test_layers_are_the_targets_and_what_it_is_told_twice_is_once_as_large() -> 
     close(normalised(3 * states), normalised(states), 1e-6)
 
 
-def test_slots_are_fed_as_near_as_can_be_what_the_target_feeds_its_layer() -> None:
+def test_slot_inputs_are_fitted_to_the_inputs_of_the_targets_layer() -> None:
     """On the texts of the fit, inputs are closer to the target's than the mean is: the first slot
     much, as it knows the token; the second a little, as random tokens cannot be predicted."""
     target = tiny_model("llama", num_hidden_layers=4)
@@ -60,18 +60,18 @@ def test_slots_are_fed_as_near_as_can_be_what_the_target_feeds_its_layer() -> No
     torch.manual_seed(1)
     texts = [(draw(3, 40), draw(20, 40)) for _ in range(40)]
     assert fit_start(drafter, target, texts) == 40 * 19
-    anchors, fed, wanted = torch.arange(3, 22), [[], []], [[], []]
+    anchors, inputs, wanted = torch.arange(3, 22), [[], []], [[], []]
     for prompt, output in texts:
         ids = torch.tensor([[*prompt, *output[:-1]]])
         reading = read_target(target, drafter.config, ids)
-        said = drafter.anchor_inputs(reading.states[0, anchors - 1])
+        of_anchors = drafter.anchor_inputs(reading.states[0, anchors - 1])
         embedded = target.get_input_embeddings()(ids[0, anchors])
         for depth, places in enumerate((anchors, anchors[1:])):
             count = len(places)
             depths = torch.full((count,), depth)
-            fed[depth].append(drafter.slot_inputs(said[:count], embedded[:count], depths))
+            inputs[depth].append(drafter.slot_inputs(of_anchors[:count], embedded[:count], depths))
             wanted[depth].append(reading.layer_inputs[0, places])
-    for own, theirs, share in zip(fed, wanted, (0.5, 1.0), strict=True):
+    for own, theirs, share in zip(inputs, wanted, (0.5, 1.0), strict=True):
         theirs = torch.cat(theirs)
         missed = (torch.cat(own) - theirs).square().sum()
         assert missed < share * (theirs - theirs.mean(0)).square().sum()

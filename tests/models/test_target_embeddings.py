@@ -63,14 +63,14 @@ def test_the_folder_holds_the_layers_alone(folders) -> None:
     assert json.loads((final / "config.json").read_text())["embeddings"] == "target"
 
 
-def test_beside_its_target_it_shares_the_target_s_modules(folders) -> None:
+def test_loaded_with_its_target_it_shares_the_targets_modules(folders) -> None:
     target, final = folders
-    beside, alone = loaded(target), drafter_of(final, None)
-    drafter = drafter_of(final, beside)
-    assert drafter.get_input_embeddings() is beside.model.get_input_embeddings()
-    assert drafter.get_output_embeddings() is beside.model.get_output_embeddings()
+    loaded_target, alone = loaded(target), drafter_of(final, None)
+    drafter = drafter_of(final, loaded_target)
+    assert drafter.get_input_embeddings() is loaded_target.model.get_input_embeddings()
+    assert drafter.get_output_embeddings() is loaded_target.model.get_output_embeddings()
     close(drafter(IDS).logits.double(), alone(IDS).logits.double(), 1e-5)
-    stock = start_drafter(recipe(target), beside.model)
+    stock = start_drafter(recipe(target), loaded_target.model)
     assert not torch.allclose(stock(IDS).logits, alone(IDS).logits)
 
 
@@ -86,10 +86,10 @@ def test_saved_again_it_is_whole(folders, tmp_path: Path) -> None:
 
 def test_training_goes_on_from_it_with_embeddings_of_its_own(folders) -> None:
     target, final = folders
-    beside = loaded(target).model
+    loaded_target = loaded(target).model
     settings = recipe(target, initialise={"path": str(final)})
-    drafter = start_drafter(settings, beside)
-    assert drafter.get_input_embeddings() is not beside.get_input_embeddings()
+    drafter = start_drafter(settings, loaded_target)
+    assert drafter.get_input_embeddings() is not loaded_target.get_input_embeddings()
     close(drafter(IDS).logits.double(), drafter_of(final, None)(IDS).logits.double(), 1e-5)
     tied = drafter.lm_head.weight is drafter.model.embed_tokens.weight
     assert tied == drafter.config.tie_word_embeddings

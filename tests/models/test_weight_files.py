@@ -95,14 +95,14 @@ def test_tied_weights_lie_in_the_files_once_under_either_name(tmp_path: Path) ->
         read_weights(MarianMTModel, folder, "target")
 
 
-def test_parts_that_a_language_model_does_not_have_are_left_out_and_said(
+def test_parts_that_a_language_model_does_not_have_are_left_out_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value = {"v_head.summary.weight": torch.ones(1, 16)}
     folder = edited(tiny_model("llama"), tmp_path, lambda weights: weights.update(value))
     read_weights(LlamaForCausalLM, folder, "my model")
-    said = capsys.readouterr().err.splitlines()[-1]  # after Transformers' report
-    assert said.startswith("my model: 1 weights") and "'v_head.summary.weight'" in said
+    warning = capsys.readouterr().err.splitlines()[-1]  # after Transformers' report
+    assert warning.startswith("my model: 1 weights") and "'v_head.summary.weight'" in warning
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -73,15 +73,15 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     texts = (tmp_path / "val.txt").read_text().splitlines()
     given = [word for text in texts for word in ("--text", text)]
     assert exit_code(drafttrain, "generate", *rows[:2], *rows[-1:], "--chat", *given, *short) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert len(own) == len(said) == 3
+    printed = capsys.readouterr().out.splitlines()
+    assert len(own) == len(printed) == 3
     assert [json.loads(line)["tokens"] for line in own] == [
-        json.loads(line)["tokens"] for line in said
+        json.loads(line)["tokens"] for line in printed
     ]
 
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
-    said = capsys.readouterr().out
-    assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in said
+    printed = capsys.readouterr().out
+    assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in printed
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert settings["num_assistant_tokens"] == 3  # as in validation
     out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -95,7 +95,7 @@ def layer(model, number: int) -> torch.Tensor:
     return model.model.layers[number].mlp.up_proj.weight
 
 
-def test_another_model_trains_too_in_the_type_that_is_asked_for(tmp_path: Path) -> None:
+def test_another_model_trains_too_in_the_set_dtype(tmp_path: Path) -> None:
     own = [f"initialise={{path: {tmp_path / 'target'}}}"]
     own += ["train.max_steps=2", "save_dtype=float16", "objective.packed_tokens=null"]
     own += ["drafter.output_tokens=null"]
@@ -111,8 +111,8 @@ def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits
     arguments = [*make_project(tmp_path), "teacher={kind: cached, top_k: 4}"]
     assert exit_code(main, *arguments, "--dry-run") == 0
     resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")
-    said = capsys.readouterr().err
-    assert "the 4 likeliest of 12 tokens hold 0." in said
+    printed = capsys.readouterr().err
+    assert "the 4 likeliest of 12 tokens hold 0." in printed
     shards = list((tmp_path / "whole" / "distilled-teacher").glob("*.safetensors"))
     assert len(shards) == 1
     stamp = shards[0].stat().st_mtime_ns

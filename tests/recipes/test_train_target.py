@@ -81,8 +81,8 @@ def test_trained_target_loads_and_its_perplexity_was_logged(
     family: str, settings: dict, tmp_path: Path, run: Run
 ) -> None:
     settings["model"] = {"model_type": family} | SHAPES[family]
-    code, said = run(settings, "save_dtype=float16")
-    assert code == 0 and "nothing was learned" in said, said  # after so few steps
+    code, printed = run(settings, "save_dtype=float16")
+    assert code == 0 and "nothing was learned" in printed, printed  # after so few steps
     final = tmp_path / "run" / "final"
     model = AutoModelForSeq2SeqLM.from_pretrained(final, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(final)
@@ -101,8 +101,8 @@ def test_decoder_only_target_continues_its_prompts_with_their_references(
     settings["data"]["suffix"] = " -> "
     settings["held_out"]["suffix"] = " -> "
     settings["train"] |= {"max_steps": 150, "learning_rate": 2e-2, "checkpoint_every": 150}
-    code, said = run(settings)
-    assert code == 0 and "nothing was learned" not in said, said
+    code, printed = run(settings)
+    assert code == 0 and "nothing was learned" not in printed, printed
     final = tmp_path / "run" / "final"
     model = AutoModelForCausalLM.from_pretrained(final, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(final)

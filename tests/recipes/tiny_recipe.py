@@ -125,11 +125,11 @@ def decodes_as_validated(run: Path, capsys: pytest.CaptureFixture) -> dict[str, 
     length = runs[1]["metrics"]["mean_acceptance_length"]["value"]
     assert length == pytest.approx(validation["mean_acceptance_length"])
     assert forced_length(run) == pytest.approx(length)
-    said = []
+    plans = []
     capsys.readouterr()
     for name in (str(run), "none"):
         given = ["--target", str(run.parent / "target"), "--text", "w5 w6 w7", "--drafter", name]
         assert exit_code(drafttrain, "generate", *given, "--max-new-tokens", "5") == 0
-        said.append(capsys.readouterr().out.splitlines()[-1])
-    assert said[0] == said[1]
+        plans.append(capsys.readouterr().out.splitlines()[-1])
+    assert plans[0] == plans[1]
     return runs[1] | {"validation": validation}

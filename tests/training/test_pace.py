@@ -143,9 +143,9 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint(
 @pytest.mark.parametrize(("best", "says"), [(100.0, False), (1e-9, True)])
 def test_a_run_says_whether_it_waited_or_learned(best: float, says: bool, tmp_path, capsys) -> None:
     train_small(replace(small_task(), constant_loss=best), SIX_STEPS, tmp_path)
-    said = capsys.readouterr().out
-    assert re.search(r"6 steps at \S+ a second; waiting for batches took \d+\.\d%", said)
-    assert ("nothing was learned" in said) == says
+    printed = capsys.readouterr().out
+    assert re.search(r"6 steps at \S+ a second; waiting for batches took \d+\.\d%", printed)
+    assert ("nothing was learned" in printed) == says
 
 
 def test_a_checkpoint_holds_what_is_trained_once(tmp_path: Path) -> None:

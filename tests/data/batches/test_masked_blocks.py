@@ -95,7 +95,7 @@ def test_shares_fall_with_the_place_in_the_block_to_the_floor() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_block_has_a_token_only_if_it_has_one_before_in_the_shares_asked_for(seed: int) -> None:
+def test_a_block_has_a_token_only_if_it_has_the_previous_one_in_the_set_shares(seed: int) -> None:
     tasks = tasks_of_blocks(1000, 8, 0.7, 0.2, np.random.default_rng(seed))
     assert tasks.max() == 8 and tasks[-1] == 1 and (tasks <= 1000 - np.arange(1000)).all()
     kept = [(tasks[:990] > task).mean() for task in range(8)]

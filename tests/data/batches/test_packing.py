@@ -29,7 +29,7 @@ def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
     ("most", "taught", "sequences", "sizes"),
     [(None, [1, 4], [[1], [4]], [6, 9]), (8, [0, 2, 3, 5], [[2, 5], [0, 3]], [8, 5])],
 )
-def test_rows_that_are_not_taught_are_in_no_sequence(most, taught, sequences, sizes) -> None:
+def test_rows_without_labels_are_in_no_sequence(most, taught, sequences, sizes) -> None:
     packed, lengths = share_sequences(None, np.array([3, 6, 4, 2, 9, 4]), most, taught)
     assert packed.sequences == sequences and lengths.tolist() == sizes
 

@@ -108,9 +108,9 @@ def test_every_input_row_is_accounted_for(tiny_target, capsys):
     assert {number for number, row in rows.items() if row["status"] == "skipped"} == {3, 4, 7, 9}
     assert rows[3]["reason"] == rows[9]["reason"] == "empty"
     assert rows[7]["reason"] == "8 tokens where max_source_tokens is 6"
-    said = capsys.readouterr().err
-    assert "row 7: skipped, 8 tokens where" in said and "row 3: skipped, empty" in said
-    assert re.search(r"11 rows in \d+ s, [\d.]+ a second", said)
+    printed = capsys.readouterr().err
+    assert "row 7: skipped, 8 tokens where" in printed and "row 3: skipped, empty" in printed
+    assert re.search(r"11 rows in \d+ s, [\d.]+ a second", printed)
     kept = load_distilled(config.out)
     assert kept.column_names == ["row", "source_ids", "target_ids"]
     assert list(kept["row"]) == [1, 2, 5, 6, 8, 10, 11]

@@ -112,7 +112,7 @@ TROUBLES = {
 }
 
 
-def test_rows_that_fail_once_are_asked_for_again(ask, fake, own_rows, tmp_path):
+def test_rows_that_fail_once_are_requested_again(ask, fake, own_rows, tmp_path):
     troubles = dict(zip((0, 3, 6), TROUBLES.values(), strict=True))
     fake.trouble = lambda number, prompt: troubles.get(number % 9)
     with serving(fake):
@@ -267,7 +267,7 @@ def test_a_folder_goes_on_at_another_address_but_not_with_another_model(ask, fak
     assert Manifest.read(tmp_path / "rows").served_model == "tiny"
 
 
-def test_what_servers_are_not_told_is_refused(local, ask, fake):
+def test_settings_that_are_not_sent_to_servers_are_refused(local, ask, fake):
     file = local / "generation_config.json"
     before = file.read_text()
     try:

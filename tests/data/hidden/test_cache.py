@@ -70,7 +70,7 @@ def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, 
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_drawn_states_are_those_of_tokens_drawn_behind_the_targets_own(tmp_path, family):
+def test_drawn_states_are_those_of_tokens_drawn_after_the_targets_prefixes(tmp_path, family):
     """Every position is drafted; each is compared with the drafter run on the output before it."""
     pair = make_pair(tmp_path, family, sentences=5)
     manifest = build_cache(settings(pair, state="drawn", mixes=2))

@@ -69,7 +69,7 @@ def test_the_mean_label_is_one_minus_the_total_variation():
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.15, 0.5, 1.0])
-def test_mixes_keep_the_share_of_the_output_that_was_asked_for(keep):
+def test_mixes_keep_the_set_share_of_the_output(keep):
     output = torch.full((400,), 3)  # a token that this drafter never proposes
     draft = torch.tensor([0.5, 0.25, 0.25, 0.0]).expand(400, -1)
     mixes = mix_tokens(output, draft, draft, keep, uniforms(20, 400))

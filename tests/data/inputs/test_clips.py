@@ -23,7 +23,7 @@ def load(path: Path | str, **settings) -> datasets.Dataset:
     return load_inputs(DataConfig(path=str(path), **settings), audio=True)
 
 
-def test_a_jsonl_names_files_beside_it_and_what_was_said(tmp_path):
+def test_a_jsonl_names_files_next_to_it_and_their_transcripts(tmp_path):
     rows = load(save_clips(tmp_path))
     assert rows["row"][:] == [0, 1, 2]
     assert rows["source"][:] == ["clip0.wav", "clip1.flac", "clip2.wav"]

@@ -120,7 +120,7 @@ def test_rows_of_a_folder_are_read_one_by_one_as_those_of_a_file(tmp_path, kind)
         load(tmp_path / "rows")
 
 
-def test_splits_of_a_folder_are_told_by_the_names_of_its_files(tmp_path):
+def test_splits_of_a_folder_are_recognised_by_file_names(tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
     for name in ("train", "test"):
@@ -137,7 +137,7 @@ def test_skip_and_limit_keep_the_original_numbers(tmp_path):
     assert [row["row"] for row in load(write_rows(tmp_path, "csv"), skip=1, limit=99)] == [1, 2, 3]
 
 
-def test_columns_are_found_by_their_usual_names_or_as_told(tmp_path):
+def test_columns_are_found_by_their_usual_names_or_as_set(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"document": "d", "summary": "s", "title": "t", "id": 7}\n')
     assert load(path) == [{"row": 0, "source": "d", "reference": "s"}]
     chosen = {"input_column": "title", "reference_column": "id", "prefix": "Q: ", "suffix": " A:"}
@@ -209,7 +209,7 @@ def test_chats_without_a_users_text_keep_their_rows_and_hold_nothing(tmp_path):
     assert rows[3]["chat"][-1]["content"] == "Q: two?"
 
 
-def test_a_text_becomes_a_users_message_where_asked(tmp_path):
+def test_a_text_becomes_a_users_message_on_request(tmp_path):
     path = write(tmp_path / "a.txt", "one\n\n")
     rows = load(path, chat=True, suffix="?")
     assert [row["chat"] for row in rows] == [[{"role": "user", "content": "one?"}], None]
@@ -334,11 +334,11 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}
 
 def test_turns_keep_what_templates_know(tmp_path):
     """Optional keys, tool calls with arguments as objects, reasoning, content parts, ShareGPT."""
-    wanted, said = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    wanted, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     chats = [
-        [{**wanted, "name": "bob"}, said],
+        [{**wanted, "name": "bob"}, answer],
         [wanted, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}],
-        [wanted, {**said, "reasoning_content": "r"}, wanted],
+        [wanted, {**answer, "reasoning_content": "r"}, wanted],
         [{"role": "user", "content": [{"type": "text", "text": "q"}, "more"]}],
         [{"from": who, "value": who[0]} for who in ("system", "human", "gpt")],
         [{"role": "user", "content": [{"type": "image"}]}],

@@ -44,7 +44,7 @@ def opened(folder: Path) -> TensorRows:
 @pytest.mark.parametrize(
     "rows", [[0], [3, 4], [4, 2, 1, 0], [0, 1, 2, 3, 4], [1], [], [2, 2]], ids=str
 )
-def test_rows_come_in_the_order_asked_for(tmp_path: Path, rows: list[int]) -> None:
+def test_rows_come_in_the_requested_order(tmp_path: Path, rows: list[int]) -> None:
     write(tmp_path)
     numbers, pairs = opened(tmp_path).read(rows, "number", "pair")
     expected = torch.cat([ROWS[0][:0], *(ROWS[row] for row in rows)])
@@ -60,13 +60,13 @@ def test_a_damaged_shard_and_one_of_another_folder_are_named(tmp_path: Path) -> 
     write(tmp_path)
     first, last = MANIFEST.path(tmp_path, 0), MANIFEST.path(tmp_path, 2)
     content = first.read_bytes()
-    for wrong, said in (
+    for wrong, text in (
         (content[:-1], "shard-00000.safetensors cannot be read"),
         (b"", "shard-00000.safetensors cannot be read"),
         (last.read_bytes(), "holds 1 rows .* where 2 rows"),
     ):
         first.write_bytes(wrong)
-        with pytest.raises(ConfigError, match=f"{said}.*delete it and run the same command again"):
+        with pytest.raises(ConfigError, match=f"{text}.*delete it and run the same command again"):
             opened(tmp_path)
     first.write_bytes(content)
     with pytest.raises(ConfigError, match=r"'pair': \[2, 3\]"):

@@ -103,7 +103,7 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3, 5])
-def test_behind_drafts_of_others_later_heads_go_on(others: int) -> None:
+def test_after_drafts_of_others_later_heads_continue(others: int) -> None:
     """In a horizontal cascade; this may already be the session's first call."""
     drafts, state, rows = session()
     proposal = run_single(drafts.propose(torch.arange(6 + others), state, FixedLength(10)))
@@ -112,7 +112,7 @@ def test_behind_drafts_of_others_later_heads_go_on(others: int) -> None:
     assert proposal.draw_kind == "deterministic"
 
 
-def test_nothing_is_drafted_before_the_target_has_said_anything() -> None:
+def test_nothing_is_drafted_before_the_targets_first_token() -> None:
     drafts, state, _ = session()
     assert len(run_single(drafts.propose(torch.arange(2), None, FixedLength(3))).tokens) == 0
     assert len(run_single(drafts.propose(torch.arange(6), state, FixedLength(3))).tokens) == 3

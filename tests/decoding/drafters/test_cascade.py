@@ -149,14 +149,14 @@ class HidesItsRow(ReviewedDrafter):
         return session
 
 
-def test_control_a_lenient_token_with_the_reviewers_row_is_found_out():
+def test_control_a_lenient_token_with_the_reviewers_row_is_detected():
     drafter = HidesItsRow(ToyReviewer(2), small(), 2, leniency=3.0)
     expected = autoregressive_law(ToyTarget(1), Sampling(1.0), 3)
     assert total_variation(law_of(drafter, Sampling(1.0)), expected) > 0.01
 
 
 @pytest.mark.parametrize("wanted", range(1, 12))
-def test_no_more_tokens_come_than_are_asked_for_and_no_fewer(wanted):
+def test_a_cascade_drafts_exactly_as_many_tokens_as_requested(wanted):
     """The original code drafted 19 tokens if 10 were requested."""
     models = [ToyReviewer(2), ToyReviewer(3)]
     for model in models:
@@ -210,7 +210,7 @@ def test_a_models_tokens_are_reviewed_leniently_though_copies_follow(copies):
     assert emitted == [1, 0]
 
 
-def test_copies_behind_a_models_tokens_are_reviewed_strictly():
+def test_copies_after_a_models_tokens_are_reviewed_strictly():
     """Token 1 is accepted with min(1, 3 x 0.3 / 0.4) = 1, the copy of 2 with its 0.3."""
     rows = [[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [1.0, 0.0, 0.0]]
     logits = torch.tensor(rows, dtype=torch.float64).log()

@@ -38,16 +38,16 @@ LONGEST = 16
 
 def stops() -> dict[str, StopPolicy]:
     torch.manual_seed(0)
-    fed = AcceptanceHead(AcceptanceHeadConfig(hidden_size=16, depth=1))
+    one_pass_later = AcceptanceHead(AcceptanceHeadConfig(hidden_size=16, depth=1))
     drawn = AcceptanceHead(
         AcceptanceHeadConfig(hidden_size=16 + ROW_FEATURES, depth=1, state="drawn")
     )
-    for head in (fed, drawn):
+    for head in (one_pass_later, drawn):
         head.out.bias.data.fill_(1.0)
     return {
         "fixed": FixedLength(4),
         "shown": replace(FixedLength(4), state_kind="drawn"),
-        "fed": HeadPolicy(fed, 0.5, 6),
+        "one_pass_later": HeadPolicy(one_pass_later, 0.5, 6),
         "drawn": HeadPolicy(drawn, 0.5, 6),
         "entropy": Entropy(2.0, 6),
         "confidence": Confidence(0.4, 6),

@@ -86,7 +86,7 @@ def test_the_match_may_cross_the_seam_of_source_and_output_but_not_the_start_tok
     assert draft([], 3, source=[5, 6, 7]) == []  # no repetition and no table
 
 
-def test_too_few_tokens_behind_a_match_are_continued_and_no_more_than_asked_come():
+def test_too_few_tokens_after_a_match_are_continued_up_to_the_requested_length():
     assert draft([4, 5, 4, 5], 5) == [4, 5, 4, 5, 4]
     assert draft([1, 2, 3, 1], 1) == [2]
     assert draft([1, 2, 3, 1], 9) == [2, 3, 1, 2, 3, 1, 2, 3, 1]

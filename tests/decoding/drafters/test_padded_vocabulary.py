@@ -83,7 +83,7 @@ def turned(target: PreTrainedModel, rows: int) -> Drafter:
     return cascade(several, [[1, 1], [1]], 1.5)
 
 
-def beside(target: PreTrainedModel, rows: int) -> Drafter:
+def several_drafters(target: PreTrainedModel, rows: int) -> Drafter:
     both = (TreeDrafter(chain(target, rows, seed), Paths(1)) for seed in (1, 2))
     return SeveralDrafters([*both])
 
@@ -105,7 +105,7 @@ SAMPLED: dict[str, tuple[Make, StopPolicy, object]] = {
     "cascade, turned round": (turned, FixedLength(2), RejectionSampling()),
     "opt-tree": (tree(Optimal(4)), FixedLength(2), TargetWalk),
     "rsd-c": (tree(Branching((2, 1))), FixedLength(2), RecursiveRejection),
-    "several drafters": (beside, FixedLength(1), MultiRound),
+    "several drafters": (several_drafters, FixedLength(1), MultiRound),
 }
 
 

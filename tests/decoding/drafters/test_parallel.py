@@ -88,8 +88,8 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
         tokens = torch.tensor([*PROMPT, *output])
         proposal = run_single(session.propose(tokens, None, FixedLength(4)))
         with torch.no_grad():
-            fed = torch.tensor([[*tokens, *[MASK] * 3]])
-            fresh = drafter.model.model(fed)
+            ids = torch.tensor([[*tokens, *[MASK] * 3]])
+            fresh = drafter.model.model(ids)
         close(proposal.draft_probs, expected_probs(fresh.logits[0, -4:], sampling))
         assert session.sequence.state.tokens == tokens.tolist()
         assert proposal.passes == 1 and len(proposal.tokens) == 4

@@ -32,7 +32,7 @@ from tests.decoding.decoded import decoder_of, drawn, generate, tokens_of
 from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.expected import expected_probs
 from tests.decoding.test_batch_exactness import law_of_model
-from tests.tiny_drafters import behind_states
+from tests.tiny_drafters import state_drafter
 from tests.tiny_models import tiny_model
 
 K = 4
@@ -64,23 +64,23 @@ def test_greedy_output_is_plain_output_whatever_shares_its_calls(family: str, mo
     target = tiny_target(family)
     plain = generated(target)
     assert tokens_of(decode(target, NoDrafter())) == plain
-    drafter = make_drafter(behind_states(target, [2, 3], mode), target)
+    drafter = make_drafter(state_drafter(target, [2, 3], mode), target)
     one, three = decode(target, drafter), decode(target, drafter, batch=3)
     assert tokens_of(one) == tokens_of(three) == plain
     drafts = [[list(played.drafted) for played in output.rounds] for output in one]
     assert drafts == [[list(played.drafted) for played in output.rounds] for output in three]
     assert all(own[0] == [] for own in drafts)  # no draft before the target's first call
     assert sum(len(output.rounds) for output in one) < sum(map(len, plain))
-    levels = [Level("behind", drafter), Level("max-gram", MaxGramDrafter())]
+    levels = [Level("state", drafter), Level("max-gram", MaxGramDrafter())]
     assert tokens_of(decode(target, cascade(levels, [[2, 2], [0]], 1.0), 3)) == plain
-    levels = [Level("max-gram", MaxGramDrafter()), Level("behind", drafter)]
+    levels = [Level("max-gram", MaxGramDrafter()), Level("state", drafter)]
     assert tokens_of(decode(target, cascade(levels, [[1, 3], [0]], 1.0), 3)) == plain
 
 
 @pytest.mark.parametrize("mode", ["blocks", "linked"])
 def test_trees_over_its_slots_change_no_output(mode: str) -> None:
     target = tiny_target()
-    drafter = make_drafter(behind_states(target, [2, 3], mode), target)
+    drafter = make_drafter(state_drafter(target, [2, 3], mode), target)
     tree = TreeDrafter(drafter, Optimal(6))
     assert tokens_of(decode(target, tree, 3)) == generated(target)
 
@@ -91,7 +91,7 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
     the first slot has no previous-token features."""
     monkeypatch.setattr(candidates, "CANDIDATES", count)
     target, sampling = tiny_target(), Sampling(1.0)
-    drafter = make_drafter(behind_states(target, [2, 3], "linked"), target)
+    drafter = make_drafter(state_drafter(target, [2, 3], "linked"), target)
     features, rows = drafter.model.previous_token, []
     stop, verifier = FixedLength(K), RejectionSampling()
     decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: drawn())
@@ -126,7 +126,7 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
 def test_sampling_follows_the_target_exactly(mode: str, verifier) -> None:
     """The second of three sequences at batch size 2; four tokens leave room for a draft of two."""
     target, sampling = tiny_target(vocab_size=4, bos_token_id=2), Sampling(1.3, top_k=2)
-    drafter = make_drafter(behind_states(target, [1, 3], mode, k=2), target)
+    drafter = make_drafter(state_drafter(target, [1, 3], mode, k=2), target)
     stop = FixedLength(2)
     decoder = decoder_of(target, drafter, stop, verifier(), sampling)
     sources = [make_source(ids, target) for ids in ([3, 2], [2, 3, 2], [3, 3])]
@@ -139,7 +139,7 @@ def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
     """Decoding, teacher-forced drafts and training agree block by block."""
     target = tiny_target()
     target.generation_config.eos_token_id = None
-    model = behind_states(target, [2, 3], mode)
+    model = state_drafter(target, [2, 3], mode)
     if mode == "linked":
         model.previous_token.out.weight.data *= 4.0  # wrong previous tokens change the arg-max
     drafter, prompt = make_drafter(model, target), PROMPTS[1]
@@ -177,7 +177,7 @@ def test_its_cache_is_the_targets_own_after_every_round() -> None:
     """Columns of verified tokens hold the target's keys and values, whatever was drafted."""
     target = tiny_target()
     target.generation_config.eos_token_id = None
-    drafter, model = make_drafter(behind_states(target, [1, 3]), target), CachedModel(target)
+    drafter, model = make_drafter(state_drafter(target, [1, 3]), target), CachedModel(target)
     opened = []
     open_session = drafter.open
     drafter.open = lambda *given: opened.append(open_session(*given)) or opened[-1]

@@ -81,7 +81,7 @@ def test_windows_are_read_off_the_configuration(config, windows):
     assert attention_windows(config) == windows
 
 
-def test_models_that_answer_otherwise_with_a_cache_are_found_out():
+def test_models_that_answer_otherwise_with_a_cache_are_detected():
     """FSMT is not causal without a cache, and uses only its last token with a cache."""
     shape = BART_SHAPE | {"decoder_start_token_id": 1, "langs": ["a", "b"]}
     shape |= {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB}
@@ -91,7 +91,7 @@ def test_models_that_answer_otherwise_with_a_cache_are_found_out():
         CachedModel(model)
 
 
-def test_models_that_look_ahead_are_found_out():
+def test_models_that_look_ahead_are_detected():
     """BERT's language model attends in both directions unless it is configured as a decoder."""
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     shape |= {"vocab_size": VOCAB, "intermediate_size": 32, "max_position_embeddings": 64}
@@ -102,7 +102,7 @@ def test_models_that_look_ahead_are_found_out():
         CachedModel(model)
 
 
-def test_models_that_answer_otherwise_after_a_single_token_are_found_out():
+def test_models_that_answer_otherwise_after_a_single_token_are_detected():
     """GIT in Transformers 5.15 does so; plain decoding feeds one token per call."""
     model = tiny_model("llama")
 

@@ -108,7 +108,7 @@ def test_room_is_made_once_and_kept():
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bart", "llama"])
-def test_padding_beside_the_last_position_stands_anywhere(family):
+def test_padding_next_to_the_last_position_can_be_anywhere(family):
     """A sequence that uses the last of 64 positions shares a call with one that has more tokens."""
     model = tiny_model(family)
     target, sources = CachedModel(model), sources_of(model)[:2]

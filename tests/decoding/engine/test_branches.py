@@ -108,7 +108,7 @@ def test_cached_branches_are_kept_or_forgotten_before_a_chain_goes_on():
     ("columns", "path"), [([0, 1, 2, 4, 6], [9, 11]), ([0, 1, 2, 3], [8]), ([0, 1, 2], [])]
 )
 @pytest.mark.parametrize("family", ["qwen3", "opt"])
-def test_the_columns_of_a_branch_can_be_kept_and_fed_again(family, columns, path):
+def test_the_columns_of_a_branch_can_be_kept_and_computed_again(family, columns, path):
     model = tiny_model(family)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state = two_branches(drafter, source)

@@ -37,27 +37,27 @@ def test_catching_up_equals_a_fresh_prefill_wherever_the_cache_diverges(family):
         close_caches(state, reference.past_key_values)
 
 
-def test_only_tokens_that_are_missing_are_fed(monkeypatch):
+def test_only_tokens_missing_from_the_cache_are_computed(monkeypatch):
     model = tiny_model("llama")
     cached, source = CachedModel(model), tiny_source([5, 9, 17], model)
-    fed: list[int] = []
+    computed: list[int] = []
     call = cached.engine.forward_batch
     monkeypatch.setattr(
         cached.engine,
         "forward_batch",
         lambda requests, layers: (
-            fed.extend(len(f.tokens) for f in requests) or call(requests, layers)
+            computed.extend(len(f.tokens) for f in requests) or call(requests, layers)
         ),
     )
     state = cached.encode(source)
     for path in ([5, 9, 17], [5, 9, 17, 8, 9], [5, 9, 17, 8, 9], [5, 9, 17, 8, 11, 12], [5, 9]):
         cached.extend_cache(state, torch.tensor(path))
     cached.extend_chains([(state, torch.tensor([3, 4]))])
-    assert fed == [3, 2, 1, 2, 1, 2]
+    assert computed == [3, 2, 1, 2, 1, 2]
     assert state.tokens == [5, 9, 3, 4]
 
 
-def test_long_catch_ups_behind_a_cache_see_all_of_it_and_nothing_ahead():
+def test_long_extensions_of_a_cache_attend_to_all_of_it_and_nothing_ahead():
     """More tokens than the mask buffer has rows, after more columns than it had at first."""
     for attention in ("sdpa", "eager"):
         model = tiny_model("qwen2", max_position_embeddings=400)
@@ -72,7 +72,7 @@ def test_long_catch_ups_behind_a_cache_see_all_of_it_and_nothing_ahead():
 
 
 @pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, "GPTJ"])
-def test_rows_that_nobody_asked_for_do_not_meet_the_vocabulary(family, monkeypatch):
+def test_rows_that_nothing_needs_are_not_projected_to_the_vocabulary(family, monkeypatch):
     model = any_family(family)
     projected: list[int] = []
     cached = CachedModel(model)

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[3] / "docs" / "make_models.py"
 
 
-def test_classes_that_work_and_those_that_do_not_are_told_apart(
+def test_classes_that_work_are_distinguished_from_those_that_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RoBERTa's positions differ from those of `generate`, Switch reads router logits from the

@@ -159,7 +159,7 @@ def test_a_chain_is_processed_alike_with_its_parents_and_without():
     assert torch.equal(process(tokens, nothing, logits[:1], nothing), with_parents[:1])
 
 
-def test_logits_pass_untouched_where_nothing_is_asked():
+def test_logits_are_unchanged_without_processors():
     model = tiny_model("marian")
     process = TargetProcessors(model, GREEDY).start(make_source([5, 6], model), 10)
     logits = torch.zeros(3, VOCAB)

@@ -42,7 +42,7 @@ def test_what_is_missing_begins_where_the_tokens_first_differ(length: int) -> No
         assert state.tokens == known[:place]
 
 
-def test_the_last_token_is_fed_anew_though_it_is_cached() -> None:
+def test_the_last_token_is_computed_again_though_it_is_cached() -> None:
     state = state_of([5, 6, 7])
     assert state.align(torch.tensor([5, 6, 7])) == [7]
     assert state.align(torch.tensor([5])) == [5]

@@ -50,7 +50,7 @@ def clips(model: PreTrainedModel, count: int = 6) -> list:
 
 
 STARTS = {
-    "nothing asked": ({}, [START, None, NO_TIMESTAMPS]),
+    "nothing set": ({}, [START, None, NO_TIMESTAMPS]),
     "task": ({"task": "translate"}, [START, None, TRANSLATE, NO_TIMESTAMPS]),
     "language": ({"language": "German"}, [START, GERMAN, TRANSCRIBE, NO_TIMESTAMPS]),
     "its code": ({"language": "fr"}, [START, FRENCH, TRANSCRIBE, NO_TIMESTAMPS]),
@@ -67,7 +67,7 @@ STARTS = {
         {"forced_decoder_ids": [[1, FRENCH], [2, TRANSCRIBE], [3, NO_TIMESTAMPS]]},
         [START, FRENCH, TRANSCRIBE, NO_TIMESTAMPS],
     ),
-    "forced, but asked": (
+    "forced, but set": (
         {"forced_decoder_ids": [[1, FRENCH]], "language": "en"},
         [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS],
     ),
@@ -158,7 +158,7 @@ def test_outputs_end_where_generate_ends_them_for_want_of_positions():
     ],
     ids=str,
 )
-def test_what_a_model_cannot_be_asked_for_is_refused(settings, message):
+def test_settings_that_a_speech_model_does_not_support_are_refused(settings, message):
     model = whisper(**settings)
     with pytest.raises(ValueError, match=message):
         read_start(model.generation_config, model.config)
@@ -171,7 +171,7 @@ def test_settings_that_add_to_the_rows_are_refused(name):
         run(model, clips(model, 1), NoDrafter(), 5)
 
 
-def test_features_are_fed_in_the_models_precision():
+def test_features_have_the_models_precision():
     model = whisper().to(torch.bfloat16)
     [state] = CachedModel(model).encode_all(clips(model, 1))
     assert state.encoded.dtype == torch.bfloat16

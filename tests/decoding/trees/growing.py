@@ -18,12 +18,12 @@ START = (0,)
 
 def grow(tree: Tree, table: LogitsTable, levels: int) -> Proposal:
     """Grows a tree from the rows of a table, as a session does."""
-    fed = [-1]
+    nodes = [-1]
     for _ in range(levels):
-        paths = [(*START, *path_of(tree, node)) for node in fed]
+        paths = [(*START, *path_of(tree, node)) for node in nodes]
         rows = torch.stack([table[path] for path in paths])
-        fed = tree.grow(rows)
-        if not fed:
+        nodes = tree.grow(rows)
+        if not nodes:
             break
     return tree.proposal(levels)
 

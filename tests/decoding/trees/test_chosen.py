@@ -70,7 +70,7 @@ def test_levels_can_have_temperatures_of_their_own():
     assert found.expected == pytest.approx(sum(scored[path] for path in best), abs=1e-6)
 
 
-def test_a_node_whose_children_cannot_enter_is_not_fed():
+def test_a_node_whose_children_cannot_enter_is_not_computed():
     """One node: the best first token, because no descendant can have a higher score."""
     growth = Optimal(1).new_tree(Sampling(), drawn(), ())
     assert growth.grow(LogitsTable(3, 4)[START][None]) == []

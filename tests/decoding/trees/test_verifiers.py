@@ -173,7 +173,7 @@ def forgets_the_weight(target: Tensor, draft: Tensor, weight: float) -> tuple[Te
 
 @pytest.mark.parametrize("wrong", [keeps_its_weight, forgets_the_weight], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["traversal", "traversal iid"])
-def test_control_a_wrong_traversal_is_found_out(name, wrong, monkeypatch) -> None:
+def test_control_a_wrong_traversal_is_detected(name, wrong, monkeypatch) -> None:
     verifier, draw = LOSSLESS[name]
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
     monkeypatch.setattr(tree_verifiers, "rejected_child", wrong)
@@ -181,7 +181,7 @@ def test_control_a_wrong_traversal_is_found_out(name, wrong, monkeypatch) -> Non
     assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 1e-3
 
 
-def test_control_a_traversal_that_draws_rejected_siblings_again_is_found_out(monkeypatch) -> None:
+def test_control_a_traversal_that_draws_rejected_siblings_again_is_detected(monkeypatch) -> None:
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
     monkeypatch.setattr(tree_verifiers, "without", lambda drafts, token: drafts)
     law = law_of_two(Traversal, drawn(Branching((2, 2))), target, draft, sampling)

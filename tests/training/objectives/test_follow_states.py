@@ -11,7 +11,7 @@ from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.models.state_drafter import read_target
 from drafttrain.training.objectives.follow_states import FollowStates
 from tests.comparing import close
-from tests.tiny_drafters import behind_states
+from tests.tiny_drafters import state_drafter
 from tests.tiny_models import EOS, tiny_model
 from tests.training.tiny_runs import numbered
 
@@ -25,7 +25,7 @@ MODES = ["blocks", "linked"]
 
 def objective_of(mode: str, draftable=None, **settings: object) -> FollowStates:
     target = tiny_model("llama", num_hidden_layers=4)
-    drafter = behind_states(target, [1, 3], mode, k=K).train()
+    drafter = state_drafter(target, [1, 3], mode, k=K).train()
     return FollowStates(drafter, FollowInBlocksConfig(**settings), target, draftable).train()
 
 
@@ -41,14 +41,14 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
         text = torch.tensor([source + answer])
         for anchor in range(len(source), text.shape[1] - 1):
             reading = read_target(target, model.config, text[:, :anchor])
-            said = model.anchor_inputs(reading.states[:, -1])
+            of_anchors = model.anchor_inputs(reading.states[:, -1])
             for slot in range(min(K, text.shape[1] - 1 - anchor)):
                 depths = torch.arange(slot + 1)
                 previous = embed(text[0, [anchor] * (slot + 1)])
-                fed = model.slot_inputs(said.expand(slot + 1, -1, -1), previous, depths)
+                inputs = model.slot_inputs(of_anchors.expand(slot + 1, -1, -1), previous, depths)
                 mask = torch.zeros(slot + 1, anchor + slot + 1, dtype=torch.double)
                 mask = mask.masked_fill(~torch.ones_like(mask).bool().tril(anchor), -1e9)
-                given = (fed[None], anchor + depths[None], mask[None, None], reading.keys_values)
+                given = (inputs[None], anchor + depths[None], mask[None, None], reading.keys_values)
                 hidden = model(*given)[0, -1]
                 if mode == "linked" and slot > 0:
                     previous = model.previous_token

@@ -106,7 +106,7 @@ def test_validation_does_not_glance() -> None:
     assert objective(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
 
 
-def test_prefix_rows_weigh_what_was_asked_and_slots_decay() -> None:
+def test_prefix_rows_have_the_set_weight_and_slots_decay() -> None:
     settings = ObjectiveConfig(prefix_weight=0.25, position_decay=2.0)
     objective = MaskPredict(slot_drafter(), settings).eval()
     batch = collator(objective.model, 1)([(0, 0, [5, 1], [4, 5, 6, 7, 8, 1])])

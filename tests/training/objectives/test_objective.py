@@ -24,7 +24,7 @@ from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from tests.tiny_drafters import behind_states, block_heads, collator, tiny_drafter
+from tests.tiny_drafters import block_heads, collator, state_drafter, tiny_drafter
 from tests.tiny_models import tiny_model
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
@@ -64,7 +64,7 @@ def follow_blocks() -> tuple[Objective, Batch]:
 
 def follow_states() -> tuple[Objective, Batch]:
     target = tiny_model("llama", num_hidden_layers=4)
-    drafter = behind_states(target, [1, 3], "linked", k=3)
+    drafter = state_drafter(target, [1, 3], "linked", k=3)
     collate = BlocksCollator(0, 0, 3, reads_prompt=False)
     return FollowStates(drafter, BLOCKS, target), collate.alone(EXAMPLES)
 
