@@ -78,8 +78,9 @@ def head_run_of(heads: Path) -> Run | None:
 
 
 def head_folders(path: Path) -> list[Path]:
-    """Returns the folders of acceptance heads: the path, or folders in it or in its final/."""
-    for folders in ([path], sorted(path.glob("*")), sorted((path / "final").glob("*"))):
+    """Returns the folders of acceptance heads: the path, or those in its final/, else in it."""
+    parent = path / "final" if (path / "final").is_dir() else path
+    for folders in ([path], sorted(parent.glob("*"))):
         heads = [folder for folder in folders if read_config(folder).get("model_type") == HEAD]
         if heads:
             return heads
