@@ -78,7 +78,7 @@ def make_task(
     target: LoadedTarget,
 ) -> Task:
     check_positions(drafter.config, rows)
-    lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never fed
+    lengths = row_lengths(rows).sum(axis=1) - 1  # an output's last token is never an input
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
     collate = BlocksCollator(target.tokenizer.pad_token_id or 0)
     objective = FollowTarget(drafter, settings.objective, target.model, draftable)

@@ -1,7 +1,7 @@
 """The states of draft tokens that acceptance heads read: their kinds and sizes.
 
 `token`: the drafter's last hidden state at the draft token's own position (SpecDec++, Section 3.2).
-It is known only after the token has been fed back, so drafting stops one forward pass late.
+It is known only after the token has been an input, so drafting stops one forward pass late.
 `drawn`: what is known when the token is drawn: the hidden state that predicted it, and statistics
 of the predicted distribution. It costs no extra forward pass, and contains the probability of the
 draft token, which the acceptance probability min(1, target / draft) depends on.

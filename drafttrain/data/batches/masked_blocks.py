@@ -191,7 +191,7 @@ class BlocksCollator:
 def lay_out_texts(
     sequences: Sequence[Sequence[Example]], reads_prompt: bool = True
 ) -> list[Columns]:
-    """Returns the text columns of each sequence. A row's last token is a label only, never fed.
+    """Returns the text columns of each sequence. A row's last token is only a label.
 
     reads_prompt: whether the drafter reads prompts itself and so predicts the output's first token
     at the prompt's last token. Otherwise the target supplies that token.
@@ -258,7 +258,7 @@ def lengths_with_masks(lengths: np.ndarray, k: int, kept: float, floor: float) -
 def blocks_of_rows(batch: BlocksBatch, tokens: Tensor, k: int, length: int) -> Tensor:
     """Arranges the predicted tokens of a single row by output prefix, one block for each.
 
-    The last block starts after the last fed token. Shapes: tokens [N], one per labelled position
+    The last block starts after the last input token. Shapes: tokens [N], one per labelled position
     -> [L, k]; -1 if nothing was predicted.
     """
     blocks = tokens.new_full((length, k), -1)

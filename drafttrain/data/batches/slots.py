@@ -101,7 +101,7 @@ def choose_revealed(wrong: Tensor, revealable: Tensor, priority: Tensor, ratio: 
 
 
 def reveal(layout: Layout, revealed: Tensor, anchored: bool) -> tuple[Tensor, Tensor]:
-    """Returns tokens and labels after revealing: the reference token is fed, its label is ignored.
+    """Returns tokens and labels after revealing: inputs are reference tokens, their labels ignored.
 
     In `paper` slots, a row predicts the token at its own position; in `anchored` slots, the row
     before does. Shapes: revealed [B, A, M] bool -> tokens [B, T], labels [B, T].

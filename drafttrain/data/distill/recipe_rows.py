@@ -120,7 +120,7 @@ def choose_mask(
 def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
     """Raises ConfigError if a row has more tokens than a decoder-only drafter has positions."""
     limit = position_limit(drafter)
-    longest = int(row_lengths(rows).sum(axis=1).max()) - 1  # an output's last token is never fed
+    longest = int(row_lengths(rows).sum(axis=1).max()) - 1  # the last token is no input
     if limit is not None and longest > limit:
         raise ConfigError(
             f"the longest row has {longest} tokens, but the drafter has {limit} positions; leave "

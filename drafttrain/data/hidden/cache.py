@@ -146,7 +146,7 @@ def make_labelling(
 
 
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
-    """Truncates an output to the positions of both models; its last token is fed too."""
+    """Truncates an output to the positions of both models; its last token is an input too."""
     source_ids, target_ids, positions = row["source_ids"], row["target_ids"], labelling.positions
     if positions is not None:
         before = 1 if labelling.target.model.config.is_encoder_decoder else len(source_ids)

@@ -72,9 +72,9 @@ def label_outputs(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator
                 [drawn_states(forced.before, forced.logits, one.tokens) for one in mixes]
                 for forced, mixes in zip(along, mixed, strict=True)
             )
-        else:  # at the tokens' own positions, after feeding them
-            fed = [[one.tokens.tolist() for one in of_mix] for of_mix in zip(*mixed, strict=True)]
-            by_mix = [teacher_forced_states(drafter, own, tokens) for tokens in fed]
+        else:  # at the tokens' own positions, after a forward pass of them
+            texts = [[one.tokens.tolist() for one in of_mix] for of_mix in zip(*mixed, strict=True)]
+            by_mix = [teacher_forced_states(drafter, own, tokens) for tokens in texts]
             states = zip(*by_mix, strict=True)
         for output, mixes, of_mixes in zip(group, mixed, states, strict=True):
             labelled = []

@@ -112,7 +112,7 @@ class BlockSession(SlotSession):
         self.state: SequenceState | None = None
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
-        limit = self.drafter.position_limit  # the last slot's token is never fed
+        limit = self.drafter.position_limit  # the last slot's token is never an input
         return most if limit is None else max(0, min(most, limit + 1 - len(tokens)))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[BlockOutput]:

@@ -86,7 +86,7 @@ class DrafterSequence:
         return torch.cat((self.prefix, committed[self.replaced :]))
 
     def longest(self, most: int, committed: int) -> int:
-        """Most tokens of a draft. The last token is never fed, so it needs no position."""
+        """Most tokens of a draft. The last token is never an input, so it needs no position."""
         return most if self.limit is None else max(0, min(most, self.limit + 1 - committed))
 
 

@@ -1,8 +1,8 @@
 """A drafter that reads the target's KV cache and hidden states (`models/state_drafter.py`).
 
-For verified tokens the drafter's cache holds the target's keys and values. Its slots are fed the
-target's hidden states that the last committed token was predicted from. It drafts a block in one
-forward pass; later slots may have previous-token features. A draft depends only on committed tokens
+For verified tokens the drafter's cache holds the target's keys and values. Its slots read the
+target's hidden states that predicted the last committed token. It drafts a block in one forward
+pass; later slots may have previous-token features. A draft depends only on committed tokens
 and on earlier draws, so rejection sampling stays lossless. Nothing is drafted before the target's
 first forward pass.
 """

@@ -78,7 +78,7 @@ class Layout:
     labels: Tensor
     """Token that the row predicts; IGNORED on padding, past EOS, and on unshifted prefix rows."""
     fill: Tensor
-    """Output token at the row's own position, fed if glancing reveals the slot; -1: none."""
+    """Output token at the row's own position, the input if glancing reveals the slot; -1: none."""
     previous: Tensor
     """Token before the predicted one."""
     blocks: int
