@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.decoding.engine.teacher_forcing import project, states_before, teacher_force
+from drafttrain.decoding.engine.teacher_forcing import project, teacher_force, teacher_forced_states
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.identity import check_same_target, hash_target
 from tests.comparing import close, same_weights
@@ -23,12 +23,12 @@ OUTPUTS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1]]
 @pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2", "opt"])
 def test_untrained_heads_say_what_the_target_says_next(family: str) -> None:
     target, heads = tiny_model(family), block_heads(std=None)
-    before = states_before(target, SOURCES, OUTPUTS)
+    found = teacher_forced_states(target, SOURCES, OUTPUTS)
     forced = teacher_force(target, SOURCES, OUTPUTS)
-    for states, known in zip(before, forced, strict=True):
-        close(states, known.before, 1e-12)
-        logits = project(target, heads.each(states))
-        assert logits.shape == (3, len(states), VOCAB)
+    for states, known in zip(found, forced, strict=True):
+        close(states[:-1], known.before, 1e-12)
+        logits = project(target, heads.each(states[:-1]))
+        assert logits.shape == (3, len(known.before), VOCAB)
         assert (logits - known.logits).abs().max() < 1e-10
 
 

@@ -75,7 +75,7 @@ def label_outputs(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator
         else:  # at the tokens' own positions, after a forward pass of them
             texts = [[one.tokens.tolist() for one in of_mix] for of_mix in zip(*mixed, strict=True)]
             by_mix = [teacher_forced_states(drafter, own, tokens) for tokens in texts]
-            states = zip(*by_mix, strict=True)
+            states = ([rows[1:] for rows in of_mixes] for of_mixes in zip(*by_mix, strict=True))
         for output, mixes, of_mixes in zip(group, mixed, states, strict=True):
             labelled = []
             for one, hidden in zip(mixes, of_mixes, strict=True):

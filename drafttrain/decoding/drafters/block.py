@@ -46,7 +46,6 @@ class BlockDrafter(Drafter):
         shape = model.shape
         self.cached = CachedModel(model, model.draftable, shape.vocab_size)
         self.cached.check_tree_attention()
-        self.position_limit = self.cached.position_limit
         self.requires = TargetRequirements(encoder=shape.encoder == "target")
         self.correction = None if model.previous_token is None else make_correction(model)
         self.eos_ids, self.vocabulary = self.cached.eos_ids, self.cached.vocabulary
@@ -112,7 +111,7 @@ class BlockSession(SlotSession):
         self.state: SequenceState | None = None
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
-        limit = self.drafter.position_limit  # the last slot's token is never an input
+        limit = self.drafter.cached.position_limit  # the last slot's token is never an input
         return most if limit is None else max(0, min(most, limit + 1 - len(tokens)))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[BlockOutput]:

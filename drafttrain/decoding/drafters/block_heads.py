@@ -16,7 +16,11 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps
 from drafttrain.decoding.drafters.slots import SlotSession
-from drafttrain.decoding.engine.teacher_forcing import check_projection, project, states_before
+from drafttrain.decoding.engine.teacher_forcing import (
+    check_projection,
+    project,
+    teacher_forced_states,
+)
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
@@ -85,7 +89,7 @@ def predict_blocks(
     Nothing is drafted at the empty prefix; -1 marks a missing token. Shapes: [S], [L] ->
     [L, heads].
     """
-    [before] = states_before(target, [source_ids.tolist()], [target_ids.tolist()])
-    logits = project(target, heads.each(before[:-1]).transpose(0, 1))
+    [states] = teacher_forced_states(target, [source_ids.tolist()], [target_ids.tolist()])
+    logits = project(target, heads.each(states[:-2]).transpose(0, 1))
     nothing = torch.full((1, heads.config.heads), -1)
     return torch.cat((nothing, logits.argmax(-1).cpu()))

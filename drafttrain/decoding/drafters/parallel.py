@@ -16,7 +16,6 @@ from torch import Tensor
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps
 from drafttrain.decoding.drafters.causal import CausalDrafter, DrafterSequence
 from drafttrain.decoding.drafters.slots import SlotSession
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
@@ -29,10 +28,6 @@ class ParallelDrafter(CausalDrafter):
     """Drafts blocks with a decoder-only language model that has `pard_token` in its config.json."""
 
     name = "parallel"
-
-    def __init__(self, model: CachedModel) -> None:
-        super().__init__(model)
-        self.position_limit = model.position_limit
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
         """Opens a session. Raises ValueError for a source longer than the drafter's positions."""

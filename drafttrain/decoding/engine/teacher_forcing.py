@@ -34,12 +34,10 @@ SourceLike = Source | Sequence[int]
 
 @dataclass(frozen=True)
 class TeacherForced:
-    """Logits and hidden states of one known output y_1..y_L; row i - 1 belongs to y_i."""
+    """Logits of one known output y_1..y_L and their hidden states; row i - 1 belongs to y_i."""
 
     logits: Tensor
     """[L, V] row i - 1 predicts y_i: it was computed from y_1..y_{i-1}; float32 at least."""
-    hidden: Tensor
-    """[L, D] last hidden state (after the final norm) at the position of y_i."""
     before: Tensor
     """[L, D] last hidden state that row i - 1 of the logits was computed from."""
 
@@ -48,7 +46,7 @@ class TeacherForced:
 def teacher_force(
     model: PreTrainedModel, sources: Sequence[SourceLike], targets: Sequence[Sequence[int]]
 ) -> list[TeacherForced]:
-    """Returns logits and hidden states of each output, given its source or prompt.
+    """Returns the logits of each output, given its source or prompt.
 
     The decoder starts from `Source.prefix` if a source is given, else from decoder_start_token_id,
     or from the prompt of a decoder-only model. The last token is an input too and needs a position.
@@ -63,28 +61,21 @@ def teacher_force(
         logits = masked.index_copy_(-1, draftable, logits.index_select(-1, draftable))
     by_output = logits.split([len(target) for target in targets])
     return [
-        TeacherForced(at_least_float32(own), rows[1:], rows[:-1])
+        TeacherForced(at_least_float32(own), rows[:-1])
         for own, rows in zip(by_output, hidden, strict=True)
     ]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def teacher_forced_states(
     model: PreTrainedModel, sources: Sequence[SourceLike], targets: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Returns `TeacherForced.hidden` without computing logits. B x [L_b, D]."""
-    return [rows[1:] for rows in _forward(model, sources, targets)[0]]
-
-
-@torch.no_grad()
-def states_before(
-    model: PreTrainedModel, sources: Sequence[SourceLike], targets: Sequence[Sequence[int]]
-) -> list[Tensor]:
-    """Returns `TeacherForced.before`, the states that logits are computed from. B x [L_b, D].
+    """Returns the last hidden states (after the final norm) at the token before each output and at
+    its own tokens, without computing logits: B x [L_b + 1, D].
 
     They have no gradient, but can be used with autograd. Errors as in `teacher_force`.
     """
-    return [rows[:-1] for rows in _forward(model, sources, targets)[0]]
+    return _forward(model, sources, targets)[0]
 
 
 def _forward(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.data.batches.block_rows import BlockRowsBatch
-from drafttrain.decoding.engine.teacher_forcing import project, states_before
+from drafttrain.decoding.engine.teacher_forcing import project, teacher_forced_states
 from drafttrain.models.block_heads import BlockHeads
 from drafttrain.training.losses import LossSums, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
@@ -39,4 +39,5 @@ class PredictAhead(nn.Module):
     def states(self, batch: BlockRowsBatch) -> Tensor:
         """Returns the target's hidden states at `batch.rows`, without gradient, [M, D]."""
         target = self.teacher.on(batch.rows.device)
-        return torch.cat(states_before(target, batch.sources, batch.targets))[batch.rows]
+        states = teacher_forced_states(target, batch.sources, batch.targets)
+        return torch.cat([rows[:-1] for rows in states])[batch.rows]

@@ -17,7 +17,7 @@ from drafttrain.data.hidden.cache import build_cache, estimate_cache
 from drafttrain.data.hidden.labels import row_uniforms
 from drafttrain.data.hidden.states import open_cache
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.decoding.engine.teacher_forcing import teacher_force
+from drafttrain.decoding.engine.teacher_forcing import teacher_force, teacher_forced_states
 from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import drawn_state, drawn_states
@@ -63,8 +63,8 @@ def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, 
             label = min(1.0, float(target_probs[position, token] / draft_probs[position, token]))
             at = int((mine & (stored["positions"] == position)).nonzero())
             assert stored["acceptance"][at] == pytest.approx(label, abs=1e-5)
-            [alone] = teacher_force(drafter, [source], [mixed[: position + 1]])
-            torch.testing.assert_close(stored["hidden"][at], alone.hidden[-1], rtol=0, atol=1e-4)
+            [alone] = teacher_forced_states(drafter, [source], [mixed[: position + 1]])
+            torch.testing.assert_close(stored["hidden"][at], alone[-1], rtol=0, atol=1e-4)
             found += 1
     assert found == len(stored["rows"]) > 20
 

@@ -23,11 +23,11 @@ TARGETS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1], [22]]
 
 
 def alone(model: PreTrainedModel, source: list[int], target: list[int]):
-    """Returns logits [L, V] and hidden states [L, D] of one sequence from the model's forward."""
+    """Returns logits [L, V] and states [L + 1, D] of one sequence from the model's forward."""
     given = make_source(source, model)
     output = fresh(model, given, [*given.prefix.tolist(), *target])
     first = len(given.prefix)
-    return output.logits[0, first - 1 : -1], last_hidden(output)[first:]
+    return output.logits[0, first - 1 : -1], last_hidden(output)[first - 1 :]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_padded_batch_equals_each_sequence_run_alone(family):
     for source, target, seen, state in zip(SOURCES, TARGETS, forced, states, strict=True):
         logits, hidden = alone(model, source, target)
         torch.testing.assert_close(seen.logits, logits, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(seen.hidden, hidden, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(seen.before, hidden[:-1], rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(state, hidden, rtol=1e-10, atol=1e-10)
 
 
@@ -62,12 +62,12 @@ def test_logits_are_float32_where_the_model_is_narrower():
     model = tiny_model("llama").to(torch.bfloat16)
     [forced, *_] = teacher_force(model, SOURCES, TARGETS)
     assert forced.logits.dtype == torch.float32
-    assert forced.hidden.dtype == torch.bfloat16
+    assert forced.before.dtype == torch.bfloat16
 
 
 def test_an_output_without_tokens_has_no_rows():
     [empty, full] = teacher_force(tiny_model("gpt2"), [[5, 6], [7]], [[], [8]])
-    assert empty.logits.shape == (0, VOCAB) and empty.hidden.shape == (0, 16)
+    assert empty.logits.shape == (0, VOCAB) and empty.before.shape == (0, 16)
     assert full.logits.shape == (1, VOCAB)
 
 
