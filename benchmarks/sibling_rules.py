@@ -3,26 +3,50 @@
     python benchmarks/sibling_rules.py
     python benchmarks/sibling_rules.py --siblings 3 --cells 20 --figure three.png
 
-Draft Ber(p), target Ber(q). The production rules run on all draws of the siblings; the optimum
-(OTM) is a linear programme. Results are exact: no sampling, no model. The square of p and q is
-divided into cells, each evaluated at its centre. Prints a table, with one pair of distributions
-over three tokens, and draws heat maps. Takes a minute on one core.
+Draft Ber(p), target Ber(q). Enumerates all draws of K siblings at one node with their probabilities
+and runs the production rules (`decoding/trees/verifiers.py`) on each; also computes the optimum of
+all lossless rules for independent siblings. Results are exact: no sampling, no model. The square of
+p and q is divided into cells, each evaluated at its centre. Prints a table, with one pair of
+distributions over three tokens, and draws heat maps. Takes a minute on one core.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
 from pathlib import Path
 
 from drafttrain.config.progress import tracking
 from drafttrain.data.shards.writing import renamed_when_whole
+from drafttrain.decoding.trees.verifiers import Children, Rule, k_seq, multi_round, recurse
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from sibling_acceptance import SiblingAcceptance, sibling_acceptance
+from torch import Tensor
+
+Draws = Sequence[tuple[tuple[int, ...], float]]
+"""(tokens of the siblings in draw order, probability of this draw)."""
+
+
+@dataclass(frozen=True)
+class SiblingAcceptance:
+    """Probability that one of K siblings at a node is accepted, by rule."""
+
+    single: float
+    """One sibling (speculative sampling): 1 - total variation between target and draft."""
+    multi_round: float
+    k_seq: float
+    optimum: float
+    """Maximum over all lossless rules for K independent siblings: the optimal transport plan with
+    membership cost (OTM; SpecTr, Sun et al. 2023, Section 4)."""
+    recursive: float
+    """K siblings drawn without replacement, or all possible tokens if they are fewer."""
+
 
 RULES: dict[str, Callable[[SiblingAcceptance], float]] = {
     "single draft": lambda one: one.single,
@@ -90,8 +114,87 @@ def bernoulli(p: float, q: float, siblings: int) -> SiblingAcceptance:
 
 
 def acceptance(draft: Sequence[float], target: Sequence[float], siblings: int) -> SiblingAcceptance:
-    rows = (torch.tensor(probs, dtype=torch.float64) for probs in (target, draft))
-    return sibling_acceptance(*rows, siblings)
+    """Computes the acceptance of each rule for K siblings from probabilities of V tokens each."""
+    draft_probs, target_probs = (torch.tensor(one, dtype=torch.float64) for one in (draft, target))
+    independent = list(independent_draws(draft_probs, siblings))
+    distinct = list(distinct_draws(draft_probs, siblings))
+    return SiblingAcceptance(
+        single=float(torch.minimum(target_probs, draft_probs).sum()),
+        multi_round=rule_acceptance(multi_round, target_probs, draft_probs, independent),
+        k_seq=rule_acceptance(k_seq, target_probs, draft_probs, independent),
+        optimum=optimal_acceptance(target_probs, draft_probs, siblings),
+        recursive=rule_acceptance(recurse, target_probs, draft_probs, distinct),
+    )
+
+
+def independent_draws(
+    draft_probs: Tensor, siblings: int
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yields draws of K siblings with replacement. Shapes: [V]."""
+    probs = draft_probs.tolist()
+    for tokens in product(_support(probs), repeat=siblings):
+        yield tokens, math.prod(probs[token] for token in tokens)
+
+
+def distinct_draws(draft_probs: Tensor, siblings: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yields draws of K siblings without replacement, or of all possible tokens if they are fewer.
+    Shapes: [V]."""
+    probs = draft_probs.tolist()
+    support = _support(probs)
+    for tokens in permutations(support, min(siblings, len(support))):
+        left, probability = dict(enumerate(probs)), 1.0
+        for token in tokens:
+            probability *= left[token] / math.fsum(left.values())
+            del left[token]
+        yield tokens, probability
+
+
+def rule_acceptance(rule: Rule, target_probs: Tensor, draft_probs: Tensor, draws: Draws) -> float:
+    """Probability that a rejection rule accepts one of the siblings. Shapes: [V], [V]."""
+    rejected = []
+    for tokens, probability in draws:
+        count = len(tokens)
+        rows = draft_probs.expand(count, -1)
+        outcome = _AllRejected()
+        rule(target_probs, Children(range(count), tokens, [1] * count, rows), outcome)
+        rejected.append(probability * outcome.probability)
+    return max(0.0, 1.0 - math.fsum(rejected))
+
+
+def optimal_acceptance(target_probs: Tensor, draft_probs: Tensor, siblings: int) -> float:
+    """Maximum acceptance of a lossless rule for K independent siblings.
+
+    A rule moves probability from each set of siblings to its members, each of which takes at most
+    its target probability. By duality of flows and cuts the most that can be moved is the minimum
+    of target(A) + 1 - draft(A)^K over sets A of tokens. Shapes: [V], [V].
+    """
+    tokens = range(len(target_probs))
+    sets = [list(one) for size in range(len(tokens) + 1) for one in combinations(tokens, size)]
+    cuts = (target_probs[one].sum() + 1.0 - draft_probs[one].sum() ** siblings for one in sets)
+    return float(min(cuts))
+
+
+class _AllRejected:
+    """`Randomness` in which a rule rejects all siblings; tracks the `probability` of that.
+
+    Siblings come in draw order. Rules for independent siblings try copies in random order; this
+    does not matter for the sum over all draws, as each order of a draw is an equally likely draw.
+    """
+
+    def __init__(self) -> None:
+        self.probability = 1.0
+
+    def categorical(self, probs: Tensor) -> Tensor:
+        """Returns the first possible index, which is the next sibling in draw order."""
+        return (probs > 0.0).int().argmax(dim=-1)
+
+    def accept_run(self, probs: Tensor) -> int:
+        self.probability *= 1.0 - float(probs[0])
+        return 0
+
+
+def _support(probs: Sequence[float]) -> list[int]:
+    return [token for token, probability in enumerate(probs) if probability > 0.0]
 
 
 def table(
