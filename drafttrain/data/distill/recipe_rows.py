@@ -43,9 +43,9 @@ def distill_settings(
     """
     given, target = dict(settings.distill), settings.target
     fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
-    if isinstance(settings, DistillingRecipe):
-        if set(given.get("target") or ()) == {"dtype"}:
-            fixed["target"] = {**target.model_dump(), **given.pop("target")}
+    only_dtype = set(given.get("target") or ()) == {"dtype"}
+    if only_dtype and isinstance(settings, DistillingRecipe):
+        fixed["target"] = {**target.model_dump(), **given.pop("target")}
     return settings_of_group(DistillConfig, "distill", given, fixed)
 
 
