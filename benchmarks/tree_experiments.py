@@ -2,7 +2,7 @@
 
     python benchmarks/tree_experiments.py --methods sd,spectr,specinfer,rsd-c,rsd-s \\
         --depth 2,3,4,5 --temperature 1 --target MODEL --drafter MODEL --data FILE
-    python benchmarks/tree_experiments.py --methods sd,binary,opt-tree --budget 6,10,14,21,30
+    python benchmarks/tree_experiments.py --methods sd,rsd-c,rsd-s --budget 6,10,14,21,30
 
 Measures all trees that the paper (Appendix C.3) uses at a depth or a budget in one interleaved run
 of `drafttrain eval`. Other options and key=value settings are those of that command, and it writes

@@ -12,20 +12,9 @@ from typing import Any
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import DecodeConfig
-from drafttrain.config.methods import EAGLE_NODES, TREES
-from drafttrain.decoding.trees.fixed import binary_tree
+from drafttrain.config.methods import TREES
 
-METHODS = (
-    "sd",
-    "spectr",
-    "specinfer",
-    "rsd-c",
-    "rsd-s",
-    "opt-tree",
-    "binary",
-    "eagle",
-    "sequoia",
-)
+METHODS = ("sd", "spectr", "specinfer", "rsd-c", "rsd-s")
 """sd is a chain, a tree of width one."""
 BEAMS_AT_DEPTH = {2: (2, 3), 3: (3, 4), 4: (5, 7), 5: (6, 12)}
 """Depth -> paths of SpecTr and SpecInfer, beams of RSD-S (Appendix C.3.1)."""
@@ -63,10 +52,10 @@ def expand_methods(
 ) -> list[DecodeConfig]:
     """Returns settings for each method at each depth and budget, each tree once.
 
-    Drafter and sampling come from `decode`; so do delta, max_draft and a head for opt-tree, the
-    companion drafters for specinfer, and draft_temperature for trees that have one. Raises
-    ConfigError for unknown methods, for methods without depths and budgets or the reverse, for a
-    depth or budget without trees of a method, and for settings of a single tree.
+    Drafter and sampling come from `decode`; so do the companion drafters for specinfer, and
+    draft_temperature for trees that have one. Raises ConfigError for unknown methods, for methods
+    without depths and budgets or the reverse, for a depth or budget without trees of a method, and
+    for settings of a single tree.
     """
     if not (methods and (depths or budgets)):
         given = "methods" if methods else "depth/budget" if depths or budgets else "nothing"
@@ -82,12 +71,6 @@ def expand_methods(
     configs: list[DecodeConfig] = []
     for method in methods:
         sizes = [("depth", depth) for depth in depths] + [("budget", b) for b in budgets]
-        if method == "eagle":
-            if EAGLE_NODES not in budgets:
-                raise ConfigError(
-                    f"eagle's tree has {EAGLE_NODES} tokens; add {EAGLE_NODES} to --budget"
-                )
-            sizes = [("budget", EAGLE_NODES)]
         for axis, value in sizes:
             for parts in _trees(decode, method, axis, value):
                 config = _with_parts(decode, parts)
@@ -103,7 +86,7 @@ def _check_shared(decode: DecodeConfig) -> None:
     for name in chosen:
         group, _, field = name.partition(".")
         settings = getattr(decode, group)
-        if field in settings.model_fields_set and (name, settings.kind) != ("stop.kind", "gain"):
+        if field in settings.model_fields_set:
             raise ConfigError(
                 f"{name} = {getattr(settings, field)!r} sets one tree, but methods set their own "
                 "trees; leave it out, or leave methods out"
@@ -115,12 +98,10 @@ def _trees(decode: DecodeConfig, method: str, axis: str, value: int) -> Iterator
         yield _parts("none", value)
     elif method in ("spectr", "specinfer", "rsd-s"):
         yield from _beams(decode, method, axis, value)
-    elif method == "rsd-c":
+    else:
         table = BRANCHINGS_AT_DEPTH if axis == "depth" else BRANCHINGS_AT_BUDGET
         for branching in _look_up(table, method, axis, value):
             yield _parts("rsd-c", len(branching), branching=branching)
-    else:
-        yield _chosen(decode, method, axis, value)
 
 
 def _beams(decode: DecodeConfig, method: str, axis: str, value: int) -> Iterator[Parts]:
@@ -153,24 +134,6 @@ def _split_paths(
     for width, depth in divisible:
         each = width // drafters
         yield _parts("paths", depth, "multi-round", width=each, drafters=companions)
-
-
-def _chosen(decode: DecodeConfig, method: str, axis: str, value: int) -> Parts:
-    """Trees with chosen tokens; at a depth they have as many nodes as RSD-C's largest tree."""
-    nodes = 2 ** (value + 1) - 2 if axis == "depth" else value
-    if method == "eagle":
-        return _parts("eagle", 5)
-    if method == "opt-tree":
-        parts = _parts("opt-tree", value, nodes=nodes)
-        if axis == "budget":
-            given = decode.stop.model_dump(include={"delta", "max_draft"}, exclude_unset=True)
-            parts["stop"] = {"kind": "gain", **given}
-        return parts
-    if method == "binary":
-        return _parts("binary", max(map(len, binary_tree(nodes).paths)), nodes=nodes)
-    depth = value if axis == "depth" else min(nodes, decode.stop.max_draft)
-    given = {} if decode.tree.by_rank is None else {"by_rank": decode.tree.by_rank}
-    return _parts("sequoia", depth, nodes=nodes, **given)
 
 
 def _parts(kind: str, depth: int, verifier: str | None = None, **tree: Any) -> Parts:

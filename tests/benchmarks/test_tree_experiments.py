@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commanding import ended
 from tests.small_pair import PAIR, SHORT, methods_of, read_trees, save_small_pair
 
 Compare = Callable[..., tuple[dict, list[dict]]]
@@ -79,21 +80,18 @@ def assert_counts_agree(one: dict) -> None:
     assert one["metrics"]["mbsu"]["value"] == pytest.approx(by_hand)
 
 
-def test_greedy_methods_write_what_plain_decoding_does(compare, capsys):
-    report, samples = compare(
-        *["--methods", "sd,opt-tree,binary,sequoia", "--depth", "2", "--budget", "6"],
-        "rank_data.path=others.txt",
-    )
+def test_greedy_trees_of_the_page_write_what_plain_decoding_does(project, monkeypatch, capsys):
+    """The settings of benchmarks/results/trees.yaml, on a small pair."""
+    monkeypatch.chdir(project)
+    Path("trees.json").unlink(missing_ok=True)
+    kinds = ("opt-tree", "sequoia", "eagle", "binary")
+    drafters = [f"others.{kind}.drafter=small" for kind in kinds]
+    settings = ["--config", str(BENCHMARKS / "results" / "trees.yaml"), *drafters]
+    settings += ["rank_data.path=others.txt", "--report", "trees.json"]
+    assert ended("eval", *settings, *PAIR, *SHORT) == 0
+    report, samples = read_trees()
     runs = methods_of(report)
-    assert sorted(runs) == [
-        "small binary(6) k=2 greedy",
-        "small k=2 greedy",
-        "small k=6 greedy",
-        "small opt-tree(6) gain(0.2,20) greedy",
-        "small opt-tree(6) k=2 greedy",
-        "small sequoia(6) k=2 greedy",
-        "small sequoia(6) k=6 greedy",
-    ]
+    assert sorted(runs) == sorted(["small k=8 greedy", *kinds])
     for one in runs.values():
         assert_counts_agree(one)
         for parity in one["parity"]:
