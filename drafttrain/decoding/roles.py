@@ -77,7 +77,7 @@ class StopPolicy:
         return state.depth < self.longest and self.continues(state, self.value)
 
     def capped(self, limit: int) -> StopPolicy:
-        """Returns the same policy with at most `limit` tokens a round.
+        """Returns the same policy with at most `limit` draft tokens per round.
 
         The limit depends on no token's value, so it cannot bias the output.
         """

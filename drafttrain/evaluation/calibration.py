@@ -185,11 +185,11 @@ def follow_oracle(
     kind, model, drafter = KINDS.get(pair.drafter.name), pair.model, pair.drafter
     if kind is None or kind.teacher_forced_probs is None or sampling.temperature > 0.0:
         return None
-    along, agrees = resolve_name(kind.teacher_forced_probs), []
+    teacher_forced, agrees = resolve_name(kind.teacher_forced_probs), []
     outputs = decode_by(model, plain_method(sampling), sampling, prompts)
     for prompt, output in zip(prompts, outputs, strict=True):
         source, tokens = model.read(prompt.source), torch.tensor(output.tokens)
         [known] = read_outputs(model, [source], [tokens], drafter.requires)
-        probs = run_single(along(drafter, known, [longest] * len(tokens), Sampling()))
+        probs = run_single(teacher_forced(drafter, known, [longest] * len(tokens), Sampling()))
         agrees.append((probs > 0.5).numpy())
     return oracle_counts(agrees)

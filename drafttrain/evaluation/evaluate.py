@@ -54,8 +54,8 @@ from drafttrain.evaluation.runner import (
     Decoded,
     DecodingInterrupted,
     Job,
+    make_groups,
     make_jobs,
-    make_waves,
     run_interleaved,
 )
 from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
@@ -198,8 +198,8 @@ def decode_batches(
     device: torch.device,
     progress: bool = False,
 ) -> list[Decoded]:
-    """Runs the jobs at every batch size, interleaved wave by wave; assisted generation only at
-    batch size 1. With several sizes each job decodes one more wave to measure its memory."""
+    """Runs the jobs at every batch size, interleaved group by group; assisted generation only at
+    batch size 1. With several sizes each job decodes one more group to measure its memory."""
     results = []
     for size in settings.batch_sizes:
         supported = [job for job in jobs if size == 1 or job.way != ASSISTED]
@@ -208,9 +208,9 @@ def decode_batches(
         except DecodingInterrupted as interruption:
             raise DecodingInterrupted(results or interruption.decoded) from None
         if len(settings.batch_sizes) > 1:
-            wave = [prompts[index] for index in make_waves(len(prompts), size)[0]]
+            group = [prompts[index] for index in make_groups(len(prompts), size)[0]]
             for index, run in enumerate(decoded):
-                memory = peak_growth(partial(run.job.decode, wave, size), device)
+                memory = peak_growth(partial(run.job.decode, group, size), device)
                 decoded[index] = replace(run, memory_bytes=memory)
         results += decoded
     return results

@@ -29,7 +29,7 @@ from drafttrain.decoding.trees.verifiers import TargetWalk
 from drafttrain.evaluation.prompts import Prompt, read_prompts, say_training_inputs
 from drafttrain.evaluation.quality import bleu_metric
 from drafttrain.evaluation.report import check_report_file
-from drafttrain.evaluation.runner import RESERVED, WAVE_BATCHES, decode_by
+from drafttrain.evaluation.runner import GROUP_BATCHES, RESERVED, decode_by
 from drafttrain.models.drafters import read_drafter_settings, read_kind, vocabulary_size
 from drafttrain.models.loading import cache_is_deep_enough, check_target
 
@@ -172,7 +172,7 @@ def check_batches(batch_sizes: Sequence[int], rows: int) -> None:
     if largest > rows:
         raise ConfigError(
             f"batch_sizes = {largest}, but there are {rows} inputs to decode, so no batch would be "
-            f"full; give at least {WAVE_BATCHES * largest} inputs, or smaller batches"
+            f"full; give at least {GROUP_BATCHES * largest} inputs, or smaller batches"
         )
 
 

@@ -144,7 +144,7 @@ class Run(Part):
     """Lossless greedy methods compared with plain decoding and `generate`; above batch size 1 with
     batch size 1."""
     memory_bytes: int | None = None
-    """Peak growth of torch's memory while decoding a wave on a CUDA device; only if several batch
+    """Peak growth of torch's memory while decoding a group on a CUDA device; only if several batch
     sizes were measured."""
     totals: dict[str, int | float] = {}
     """Prompts, tokens, rounds, drafted, accepted, discarded, passes; not integers if they are

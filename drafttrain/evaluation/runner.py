@@ -2,9 +2,9 @@
 
 Timings on a shared machine drift. Every input is therefore decoded by all methods in turn,
 including plain decoding and Transformers' `generate`, in an order that rotates from input to input.
-This is repeated, and medians over the repeats are taken per input. With batches, the unit is a wave
-of consecutive inputs, in which a sequence enters when another ends. Tokenisation is not timed;
-encoding is.
+This is repeated, and medians over the repeats are taken per input. With batches, the unit is a
+group of consecutive inputs, in which a sequence enters when another ends. Tokenisation is not
+timed; encoding is.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from drafttrain.models.loading import cache_for_generate
 RESERVED = PLAIN, GENERATE, BEAM, ASSISTED = "plain", "generate", "beam", "assisted"
 BEAMS = 5
 """Number of beams of beam search."""
-WAVE_BATCHES = 4
-"""Minimal size of a wave in batches."""
+GROUP_BATCHES = 4
+"""Minimal size of a group in batches."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class Decoded:
     """[R, P] wall-clock time of each repeat and prompt, from when its sequence entered to its
     end."""
     cost_seconds: Array
-    """[P] each prompt's share of wall-clock time, for throughput. The median time of every wave is
+    """[P] each prompt's share of wall-clock time, for throughput. The median time of every group is
     divided among its sequences in proportion to their shares of the batched calls."""
     memory_bytes: int | None = None
-    """Peak memory of a wave, if measured."""
+    """Peak memory of a group, if measured."""
 
     @property
     def median_seconds(self) -> Array:
@@ -113,58 +113,58 @@ def run_interleaved(
     """Decodes the prompts with every job, interleaved, and returns the results in job order.
 
     All jobs must support the batch size. Uses `repeats` and `warmup` of the settings. Raises
-    DecodingInterrupted on Ctrl-C, or KeyboardInterrupt if no wave was complete.
+    DecodingInterrupted on Ctrl-C, or KeyboardInterrupt if no group was complete.
     """
-    waves, repeats = make_waves(len(prompts), batch_size), range(settings.repeats)
-    chosen = [[prompts[index] for index in wave] for wave in waves]
-    for wave in chosen[: settings.warmup if batch_size == 1 else min(settings.warmup, 1)]:
+    groups, repeats = make_groups(len(prompts), batch_size), range(settings.repeats)
+    chosen = [[prompts[index] for index in group] for group in groups]
+    for group in chosen[: settings.warmup if batch_size == 1 else min(settings.warmup, 1)]:
         for job in jobs:
-            job.decode(wave, batch_size)
-    wave_seconds = np.zeros((len(jobs), settings.repeats, len(waves)))
+            job.decode(group, batch_size)
+    group_seconds = np.zeros((len(jobs), settings.repeats, len(groups)))
     outputs_of: list[list[list[Output]]] = [[[] for _ in prompts] for _ in jobs]
     what = "decode" if batch_size == 1 else f"decode, batch {batch_size}"
     done = 0
     try:
         with tracking(settings.repeats * len(prompts), what, "input", shown=progress) as work:
-            for repeat, index in product(repeats, range(len(waves))):
+            for repeat, index in product(repeats, range(len(groups))):
                 for turn in range(len(jobs)):
                     job = (turn + index + repeat) % len(jobs)
                     outputs, seconds = _timed(jobs[job], chosen[index], batch_size, device)
-                    wave_seconds[job, repeat, index] = seconds
-                    for prompt, output in zip(waves[index], outputs, strict=True):
+                    group_seconds[job, repeat, index] = seconds
+                    for prompt, output in zip(groups[index], outputs, strict=True):
                         outputs_of[job][prompt].append(output)
-                work.update(len(waves[index]))
+                work.update(len(groups[index]))
                 done += 1
     except KeyboardInterrupt:
         if done == 0:
             raise
-        complete, waves = done // len(waves), waves[:done]
-        times = wave_seconds[:, : max(1, complete), : len(waves)]
-        raise DecodingInterrupted(_account(jobs, batch_size, waves, times, outputs_of)) from None
-    return _account(jobs, batch_size, waves, wave_seconds, outputs_of)
+        complete, groups = done // len(groups), groups[:done]
+        times = group_seconds[:, : max(1, complete), : len(groups)]
+        raise DecodingInterrupted(_account(jobs, batch_size, groups, times, outputs_of)) from None
+    return _account(jobs, batch_size, groups, group_seconds, outputs_of)
 
 
 def _account(
     jobs: Sequence[Job],
     batch_size: int,
-    waves: Sequence[Sequence[int]],
-    wave_seconds: Array,
+    groups: Sequence[Sequence[int]],
+    group_seconds: Array,
     outputs_of: Sequence[Sequence[Sequence[Output]]],
 ) -> list[Decoded]:
-    """Divides wave times among the prompts and selects their outputs.
+    """Divides group times among the prompts and selects their outputs.
 
-    wave_seconds: [J, R, W]. outputs_of: by job, prompt and repeat, at least R repeats.
+    group_seconds: [J, R, G]. outputs_of: by job, prompt and repeat, at least R repeats.
     """
-    decoded, prompts, repeats = [], sum(map(len, waves)), wave_seconds.shape[1]
-    medians = np.median(wave_seconds, axis=1)
+    decoded, prompts, repeats = [], sum(map(len, groups)), group_seconds.shape[1]
+    medians = np.median(group_seconds, axis=1)
     for job, times, by_prompt in zip(jobs, medians, outputs_of, strict=True):
         outputs = [repeated[:repeats] for repeated in by_prompt[:prompts]]
         shares = [[work_seconds(one) for one in repeated] for repeated in outputs]
         work_done = np.array(shares).mean(axis=1)
         costs = np.zeros(prompts)
-        for wave, seconds in zip(waves, times, strict=True):
-            total = work_done[wave].sum()
-            costs[wave] = seconds * (work_done[wave] / total if total > 0 else 1.0 / len(wave))
+        for group, seconds in zip(groups, times, strict=True):
+            total = work_done[group].sum()
+            costs[group] = seconds * (work_done[group] / total if total > 0 else 1.0 / len(group))
         took = np.array([[one.seconds for one in repeated] for repeated in outputs]).T
         ordered = [sorted(repeated, key=lambda one: one.seconds) for repeated in outputs]
         middle = [repeated[(repeats - 1) // 2] for repeated in ordered]
@@ -172,13 +172,13 @@ def _account(
     return decoded
 
 
-def make_waves(prompts: int, batch_size: int) -> list[list[int]]:
+def make_groups(prompts: int, batch_size: int) -> list[list[int]]:
     """Divides prompts into consecutive groups: single prompts at batch size 1; else groups of
-    nearly equal size, at least `WAVE_BATCHES` times the batch size, or one group of all."""
+    nearly equal size, at least `GROUP_BATCHES` times the batch size, or one group of all."""
     if batch_size == 1:
         return [[prompt] for prompt in range(prompts)]
-    waves = max(1, prompts // (WAVE_BATCHES * batch_size))
-    return [group.tolist() for group in np.array_split(np.arange(prompts), waves)]
+    groups = max(1, prompts // (GROUP_BATCHES * batch_size))
+    return [part.tolist() for part in np.array_split(np.arange(prompts), groups)]
 
 
 def work_seconds(output: Output) -> float:
@@ -189,13 +189,13 @@ def work_seconds(output: Output) -> float:
 
 
 def _timed(
-    job: Job, wave: Sequence[Prompt], batch_size: int, device: torch.device
+    job: Job, group: Sequence[Prompt], batch_size: int, device: torch.device
 ) -> tuple[list[Output], float]:
-    """Decodes a wave and returns its outputs and wall-clock time, including pending GPU work."""
+    """Decodes a group and returns its outputs and wall-clock time, including pending GPU work."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
     wait(device)
     began = perf_counter()
-    outputs = job.decode(wave, batch_size)
+    outputs = job.decode(group, batch_size)
     wait(device)
     seconds = perf_counter() - began
     if batch_size == 1:

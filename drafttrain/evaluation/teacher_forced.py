@@ -55,7 +55,7 @@ class TargetOutput:
     """Source and tokens, with the target states that drafters read."""
     target_probs: Tensor | None
     """[L, V] the target's warped distribution at each token; None if not needed."""
-    room: int
+    limit: int
     """Maximal number of new tokens; a draft leaves room for the bonus token."""
 
 
@@ -94,10 +94,10 @@ def measure_forced(
     try:
         with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
             for outputs in decode_outputs(target, methods, prompts, sampling, needs_probs):
-                drafted = run_batched([_draft_along(methods, output, drawn) for output in outputs])
-                for output, along in zip(outputs, drafted, strict=True):
-                    tokens, pairs = output.known.tokens, zip(methods, along, strict=True)
-                    counts = [count_along(*pair, output, drawn.greedy) for pair in pairs]
+                steps = [_drafting_probs(methods, output, drawn) for output in outputs]
+                for output, probs in zip(outputs, run_batched(steps), strict=True):
+                    tokens, pairs = output.known.tokens, zip(methods, probs, strict=True)
+                    counts = [count_accepted(*pair, output, drawn.greedy) for pair in pairs]
                     rates = {
                         key: measure_overlaps(model, output, drawn).numpy()
                         for key, model in models.items()
@@ -146,20 +146,20 @@ def decode_outputs(
         outputs = []
         for known in read_outputs(target, sources, tokens, wanted):
             source, draft = known.source, known.tokens[:-1]
-            room = target.max_new_tokens(source, sampling.max_new_tokens)
+            limit = target.max_new_tokens(source, sampling.max_new_tokens)
             probs = None
             if needs_probs:
                 draft = draft.to(source.prefix.device)
                 [score] = target.score(
                     [target.encode(source)], [source.prefix], [Proposal.chain(draft)]
                 )
-                process = target.processors(drawn).start(source, room)
+                process = target.processors(drawn).start(source, limit)
                 probs = warp(process(source.prefix, draft, score.logits), drawn).cpu()
-            outputs.append(TargetOutput(known, probs, room))
+            outputs.append(TargetOutput(known, probs, limit))
         yield outputs
 
 
-def _draft_along(
+def _drafting_probs(
     methods: Sequence[Method], output: TargetOutput, sampling: Sampling
 ) -> BatchedSteps[list[Tensor]]:
     """Returns for each method the probability of drafting the output's tokens at every prefix:
@@ -167,17 +167,17 @@ def _draft_along(
     length, drafted = len(output.known.tokens), []
     for method in methods:
         k = method.stop.longest
-        limit = (output.room - 1 - np.arange(length)).clip(0, k)
+        limit = (output.limit - 1 - np.arange(length)).clip(0, k)
         drafted.append(torch.full((length, k), NOT_DRAFTED, dtype=torch.double))
         if limit.max() > 0:
-            along = resolve_name(KINDS[method.drafter.name].teacher_forced_probs)
-            steps = along(method.drafter, output.known, limit.tolist(), sampling)
+            teacher_forced = resolve_name(KINDS[method.drafter.name].teacher_forced_probs)
+            steps = teacher_forced(method.drafter, output.known, limit.tolist(), sampling)
             probs = yield from as_steps(steps)
             drafted[-1][:, : probs.shape[1]] = probs.cpu()
     return drafted
 
 
-def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: bool) -> Array:
+def count_accepted(method: Method, probs: Tensor, output: TargetOutput, greedy: bool) -> Array:
     """Sums the counts of a method's rounds on an output: tokens, rounds, drafted, accepted and
     passes, then drafted, accepted and reached by position.
 
@@ -192,7 +192,7 @@ def count_along(method: Method, probs: Tensor, output: TargetOutput, greedy: boo
     kind = KINDS[method.drafter.name]
     prefixes, positions = np.arange(length)[:, None], np.arange(k)
     indices, draft = prefixes + positions, probs.double().numpy()
-    drafted = (draft != NOT_DRAFTED) & (positions < output.room - 1 - prefixes)
+    drafted = (draft != NOT_DRAFTED) & (positions < output.limit - 1 - prefixes)
     drafted = np.logical_and.accumulate(drafted, axis=1)
     inside = drafted & (indices < length)
     if greedy:
@@ -229,7 +229,7 @@ def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampl
     greedy decoding the three are equal, and only the first is returned. Shape: [4], greedy [2].
     """
     known = output.known
-    logits = teacher_forced_rows(drafter, known.source, known.tokens)[: max(output.room - 1, 0)]
+    logits = teacher_forced_rows(drafter, known.source, known.tokens)[: max(output.limit - 1, 0)]
     target = output.target_probs[: len(logits)].double()
     draft = warp(logits, sampling).cpu().double()[: len(target)]
     best = draft.argmax(-1, keepdim=True)

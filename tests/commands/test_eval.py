@@ -85,8 +85,8 @@ def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkey
     monkeypatch.setattr(runner, "_timed", interrupted(runner._timed))
     if mode == "teacher-forced":
         monkeypatch.setattr(runner, "_timed", None)
-        counted = teacher_forced.count_along
-        monkeypatch.setattr(teacher_forced, "count_along", interrupted(counted))
+        counted = teacher_forced.count_accepted
+        monkeypatch.setattr(teacher_forced, "count_accepted", interrupted(counted))
     command = ["eval", *PAIR, "--mode", mode]
     command += ["repeats=2", "warmup=0", "baselines=[]"] if mode == "decode" else []
     command += ["--sweep", "k=2,4", "decode.sampling.max_new_tokens=4", "--report", f"{mode}.json"]

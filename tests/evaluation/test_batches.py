@@ -1,4 +1,4 @@
-"""Batches give the tokens of batch size 1; waves and their times."""
+"""Batches give the tokens of batch size 1; groups and their times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drafttrain.evaluation.bootstrap import draw_resamples, estimate_all
 from drafttrain.evaluation.evaluate import Context, decode_batches, measure
 from drafttrain.evaluation.metrics import speed_figures
 from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.evaluation.runner import Job, make_jobs, make_waves, plain_method, run_interleaved
+from drafttrain.evaluation.runner import Job, make_groups, make_jobs, plain_method, run_interleaved
 from tests.evaluation.scripted import loaded, options, rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import tiny_model
@@ -62,12 +62,12 @@ def test_prompts_near_the_last_position_are_generated_in_batches_as_alone():
         assert {len(tokens) for tokens in alone[:1]} <= set(range(1, 6))
 
 
-def test_waves_are_single_prompts_at_batch_size_1_else_four_batches_or_more():
-    assert make_waves(3, 1) == [[0], [1], [2]]
-    assert make_waves(6, 2) == [[0, 1, 2, 3, 4, 5]]
-    waves = make_waves(21, 2)
-    assert [len(wave) for wave in waves] == [11, 10]
-    assert sum(waves, []) == list(range(21))
+def test_groups_are_single_prompts_at_batch_size_1_else_four_batches_or_more():
+    assert make_groups(3, 1) == [[0], [1], [2]]
+    assert make_groups(6, 2) == [[0, 1, 2, 3, 4, 5]]
+    groups = make_groups(21, 2)
+    assert [len(group) for group in groups] == [11, 10]
+    assert sum(groups, []) == list(range(21))
 
 
 def played(draft: float, target: float) -> Round:
@@ -96,14 +96,14 @@ class Script:
         return Job(self.name, "plain" if self.name == "plain" else "chain", self.decode, method)
 
 
-def scripted(monkeypatch, wave_seconds: dict[str, list[float]]):
-    """Scripts the seconds of the waves of each job, in order."""
-    left = {name: iter(seconds) for name, seconds in wave_seconds.items()}
+def scripted(monkeypatch, group_seconds: dict[str, list[float]]):
+    """Scripts the seconds of the groups of each job, in order."""
+    left = {name: iter(seconds) for name, seconds in group_seconds.items()}
     order: list[str] = []
 
-    def timed(job, wave, batch_size, device):
+    def timed(job, group, batch_size, device):
         order.append(job.name)
-        return job.decode(wave, batch_size), next(left[job.name])
+        return job.decode(group, batch_size), next(left[job.name])
 
     monkeypatch.setattr(runner, "_timed", timed)
     return order
@@ -112,15 +112,15 @@ def scripted(monkeypatch, wave_seconds: dict[str, list[float]]):
 PLAIN = plain_method(SamplingConfig())
 
 
-def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_waves(monkeypatch):
-    """4 sequences of 10, 20, 10 and 20 tokens in waves of 6 s and 3 s, computed by hand."""
+def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_groups(monkeypatch):
+    """4 sequences of 10, 20, 10 and 20 tokens in groups of 6 s and 3 s, computed by hand."""
     plain = Script("plain", [2.0, 4.0, 1.0, 2.0], [1.0, 2.0, 1.0, 1.0], [10, 20, 10, 20])
     fast = Script("fast", [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [10, 20, 10, 20])
     order = scripted(monkeypatch, {"plain": [6.0, 3.0], "fast": [2.0, 1.0]})
-    monkeypatch.setattr(runner, "make_waves", lambda *_: [[0, 1], [2, 3]])
+    monkeypatch.setattr(runner, "make_groups", lambda *_: [[0, 1], [2, 3]])
     jobs, settings = [plain.job(PLAIN), fast.job(PLAIN)], options(repeats=1, warmup=0)
     decoded = run_interleaved(jobs, range(4), settings, CPU, batch_size=2)
-    assert order == ["plain", "fast", "fast", "plain"], "the order rotates from wave to wave"
+    assert order == ["plain", "fast", "fast", "plain"], "the order rotates from group to group"
     assert plain.calls == [([0, 1], 2), ([2, 3], 2)]
     assert decoded[0].cost_seconds.tolist() == [2.0, 4.0, 1.5, 1.5]
     assert decoded[0].median_seconds.tolist() == [2.0, 4.0, 1.0, 2.0]
@@ -137,7 +137,7 @@ def values_of(run, decoded) -> dict[str, float]:
     return {name: estimate.value for name, estimate in found.items()}
 
 
-def test_the_time_of_a_wave_is_the_median_of_its_repeats(monkeypatch):
+def test_the_time_of_a_group_is_the_median_of_its_repeats(monkeypatch):
     plain = Script("plain", [1.0, 1.0], [1.0, 3.0], [10, 10])
     scripted(monkeypatch, {"plain": [8.0, 4.0, 100.0]})
     settings = options(repeats=3, warmup=0)

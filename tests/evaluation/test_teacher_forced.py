@@ -32,7 +32,7 @@ from drafttrain.evaluation.teacher_forced import (
     ROWS_ENOUGH,
     TargetOutput,
     accepted_runs,
-    count_along,
+    count_accepted,
     fit_slot_temperatures,
     measure_forced,
     measure_overlaps,
@@ -143,10 +143,10 @@ def test_a_drafter_that_is_the_target_is_always_accepted():
 def test_expected_counts_by_hand():
     """Tokens 0, 1, 1 with target probabilities 0.5, 0.4, 0.8; drafts of 2; at most 4 new tokens."""
     target_probs = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.2, 0.8]])
-    output = TargetOutput(KnownOutput(None, torch.tensor([0, 1, 1])), target_probs, room=4)
+    output = TargetOutput(KnownOutput(None, torch.tensor([0, 1, 1])), target_probs, limit=4)
     draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
     method = Method(CausalDrafter(CachedModel(tiny_model("llama"))), FixedLength(2), None)
-    counts = count_along(method, draft, output, greedy=False)
+    counts = count_accepted(method, draft, output, greedy=False)
     tokens, rounds, drafted, accepted, passes, *positions = counts.tolist()
     # accepted up to each position: 0.5, 0.5 * 1; 0.5, 0.5 * 1; 0.5 (the output ends)
     assert accepted == pytest.approx(2.5) and rounds == 3
@@ -161,7 +161,7 @@ def test_rates_of_engines_by_hand(monkeypatch):
     target_probs = torch.tensor([[0.4, 0.5, 0.1], [0.2, 0.7, 0.1]])
     monkeypatch.setattr(teacher_forced, "teacher_forced_rows", lambda *_: rows.log())
     drafter = CachedModel(tiny_model("llama"))
-    output = TargetOutput(KnownOutput(None, torch.tensor([0, 1])), target_probs, room=9)
+    output = TargetOutput(KnownOutput(None, torch.tensor([0, 1])), target_probs, limit=9)
     match, overlap, first, count = measure_overlaps(drafter, output, Sampling(1.0)).tolist()
     assert (match, count) == (1, 2)  # arg-max: 0 and 1 differ, 1 and 1 agree
     assert overlap == pytest.approx((0.4 + 0.3 + 0.1) + (0.1 + 0.6 + 0.1))
@@ -176,8 +176,8 @@ def test_sampled_acceptance_is_the_mean_of_what_is_kept_of_outputs():
     method = Method(MaxGramDrafter(), FixedLength(1), None)
     mean = 0.0
     for token in range(5):
-        output = TargetOutput(KnownOutput(None, torch.tensor([token])), target[None], room=9)
-        counts = count_along(method, draft[token][None, None], output, greedy=False)
+        output = TargetOutput(KnownOutput(None, torch.tensor([token])), target[None], limit=9)
+        counts = count_accepted(method, draft[token][None, None], output, greedy=False)
         mean += float(target[token]) * counts[3]
     assert mean == pytest.approx(float(torch.minimum(target, draft).sum()))
 
