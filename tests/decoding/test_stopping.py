@@ -22,11 +22,10 @@ from drafttrain.decoding.stopping import (
     largest_probability,
 )
 from drafttrain.decoding.types import DraftState, Sampling
-from drafttrain.decoding.verifiers import acceptance_probability, check_pairing
+from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.decoding.decoded import decoder_of, drawn
 from tests.decoding.drafters.toy_blocks import toy_drafter
-from tests.decoding.expected import expected_probs
 from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
 
 ACCEPTANCE = {1: 1.0, 2: 0.9, 3: 0.5, 4: 1.0}
@@ -103,23 +102,6 @@ def test_stops_match_those_worked_out_by_hand(tokens, h, wanted):
     proposal = draft(scripted_drafter(tokens), HeadPolicy(knowing_head(), h, max_draft=8))
     assert proposal.tokens.tolist() == wanted
     assert proposal.passes == len(wanted)
-
-
-def test_the_first_factor_is_known_after_two_tokens():
-    hopeless = knowing_head(dict.fromkeys(ACCEPTANCE, 1e-6))
-    assert len(draft(scripted_drafter([2] * 9), HeadPolicy(hopeless, 0.1, 8)).tokens) == 2
-    assert len(draft(scripted_drafter([2] * 9), HeadPolicy(hopeless, 0.1, 1)).tokens) == 1
-
-
-def test_acceptance_of_the_pair_is_what_its_head_says():
-    target, drafter = known_pair()
-    target_probs = expected_probs(target.table[[0]], SAMPLED).expand(3, -1)
-    draft_probs = expected_probs(drafter.model.table[[0]], SAMPLED).expand(3, -1)
-    tokens = torch.tensor([2, 3, 4])
-    accepted = acceptance_probability(target_probs, draft_probs, tokens)
-    assert accepted.tolist() == pytest.approx([0.9, 0.5, 1.0])
-    states = torch.stack([drafter.model.hidden[[0, token]] for token in (2, 3, 4)])
-    assert knowing_head().acceptance(states).tolist() == pytest.approx(accepted.tolist(), abs=1e-6)
 
 
 def known_pair() -> tuple[ToyTarget, CausalDrafter]:

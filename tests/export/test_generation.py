@@ -113,13 +113,7 @@ def test_rows_padded_on_either_side_become_what_they_become_alone(family, inputs
         assert set(row[len(alone) :]) <= {PAD}, "results are padded on the right"
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {},
-        {"encoder": "target", "output_tokens": 30},
-    ],
-)
+@pytest.mark.parametrize("shape", [{}, {"encoder": "target", "output_tokens": 30}])
 def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, shape):
     target = tiny_model("marian")
     drafter = save_spec_drafter(tmp_path / "drafter", target, tmp_path, **shape)

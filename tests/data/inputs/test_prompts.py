@@ -100,13 +100,13 @@ def test_saved_folders_and_folders_of_files_are_read(tmp_path):
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "jsonl.gz"])
 def test_rows_of_a_folder_are_read_one_by_one_as_those_of_a_file(tmp_path, kind):
-    """Unreadable rows are counted, texts are unchanged, and optional keys are no columns."""
+    """Unreadable rows are counted, texts are unchanged, and other keys may hold anything."""
     bodies = {
         "jsonl": [
             '{"prompt": "007", "meta": 1}\n{"prompt": "b\n',
-            '{"prompt": "c", "meta": "x"}\n',
+            '{"prompt": ["c"], "meta": {"z": [1]}}\n',
         ],
-        "json": ['[{"prompt": "007", "meta": 1}, 7]', '{"prompt": "c", "meta": "x"}'],
+        "json": ['[{"prompt": "007", "meta": 1}, 7]', '{"prompt": "c", "meta": [{"q": 1}, 2]}'],
         "csv": ["prompt,meta\n007,1\nb\n", "prompt,meta\nc,x\n"],
     }[kind.removesuffix(".gz")]
     (tmp_path / "rows").mkdir()
@@ -229,12 +229,6 @@ def test_of_several_turns_the_first_is_the_prompt(tmp_path):
     assert [row["reference"] for row in rows] == [None, "7", "8", None]
 
 
-def test_of_other_lists_one_text_is_read_and_several_are_skipped(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"source": ["a"]}\n{"source": ["b", "c"]}\n')
-    assert [row["source"] for row in load(path)] == ["a", ""]
-    assert [row["source"] for row in load(path, template="{source[0]}")] == ["a", "b"]
-
-
 MISTAKES = {
     "missing": ("nowhere.jsonl", None, {}, r"no such file"),
     "empty": ("a.txt", "", {}, r"holds no rows"),
@@ -299,12 +293,6 @@ def test_a_row_that_cannot_be_read_is_counted_and_the_others_stay(tmp_path):
     words = ("no JSON", "not an object", "7, not a text", "empty", "surrogate", "dict", "list of 2")
     assert found[0] is None
     assert all(word in reason for word, reason in zip(words, found[1:], strict=True))
-
-
-def test_other_columns_may_hold_anything(tmp_path):
-    values = (1, "x", {"z": [1]}, [{"q": 1}, 2], None)
-    path = write_lines(tmp_path / "a.jsonl", *({"prompt": "a", "meta": one} for one in values))
-    assert reasons(path) == [None] * 5
 
 
 def test_a_row_that_the_template_does_not_fit_is_counted(tmp_path):

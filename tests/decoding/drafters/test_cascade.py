@@ -179,20 +179,6 @@ def test_lenient_greedy_review_by_hand():
     assert review(copied, logits, Sampling(), None, 3.0)[0] == [0]  # strict against max-gram
 
 
-def test_copies_are_reviewed_strictly_whatever_the_leniency():
-    """A sampled review of a point mass uses the reviewer's row; leniency has no effect."""
-    logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64).log()
-    copied = Proposal.chain(torch.tensor([1]))
-
-    def run(randomness: Randomness) -> int:
-        emitted, rows = review(copied, logits, Sampling(1.0), randomness, 3.0)
-        assert rows[0].tolist() == pytest.approx([0.5, 0.3, 0.2], abs=1e-12)
-        return emitted[0]
-
-    law = enumerate_law(run)
-    assert [law[token] for token in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=1e-12)
-
-
 def mixed(sampled: bool, copies: list[int]) -> Proposal:
     """Returns a draft of one token from a model's row, followed by copies of Max-Gram."""
     row = torch.tensor([[0.3, 0.4, 0.3]], dtype=torch.float64)

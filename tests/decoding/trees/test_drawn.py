@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -73,16 +72,6 @@ def test_siblings_come_in_the_order_drawn_and_never_twice():
         expected = float(probs[a] * probs[b] / (1 - probs[a]))
         assert law[a, b] == pytest.approx(expected, abs=1e-12)
     assert len(law) == 12
-
-
-def test_the_generators_order_has_the_law_that_is_enumerated():
-    table, sampling, runs = LogitsTable(3, 3), Sampling(1.0), 4000
-    probs = expected_probs(table[START], sampling)
-    drawn = sampled().without_replacement(probs.expand(runs, -1), 2).tolist()
-    counts = Counter(map(tuple, drawn))
-    for a, b in itertools.permutations(range(3), 2):
-        p = float(probs[a] * probs[b] / (1 - probs[a]))
-        assert abs(counts[a, b] / runs - p) < 5 * math.sqrt(p * (1 - p) / runs)
 
 
 @pytest.mark.parametrize(
