@@ -28,13 +28,7 @@ MAY_IMPORT = {
 }
 """Packages that a package may import, besides itself."""
 
-LIGHT = {
-    "config",
-    "cli",
-    "__main__",
-    "commands/shell.py",
-    "commands/options.py",
-}
+LIGHT = {"config", "cli", "__main__", "commands/shell.py", "commands/options.py"}
 """Modules loaded before arguments are checked, which import nothing heavy at module level."""
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "matplotlib", "sacrebleu", "pandas"}
 

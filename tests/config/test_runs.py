@@ -127,7 +127,6 @@ def test_the_faster_tree_or_cascade_of_a_policy_is_decoded_with(tmp_path):
 
 
 def test_a_stop_policy_of_chains_is_left_out_for_trees(tmp_path):
-    assert filled(tmp_path, CHOSEN)["stop"] == {"kind": "fixed", "k": 7}
     assert filled(tmp_path, CHOSEN, decode={"tree": {"kind": "opt-tree"}})["stop"] == {}
 
 

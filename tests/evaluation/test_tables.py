@@ -35,13 +35,14 @@ def method(name: str, speedup: float, drafted: int = 30, **changes: object):
     return run(name, **facts | changes)
 
 
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
     header, _, *rows = main_table(report).markdown(intervals=False).splitlines()
-    titles = [cell.strip() for cell in header.strip("|").split("|")]
-    cells = [
-        dict(zip(titles, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
-        for row in rows
-    ]
+    titles, *rows = map(cells_of, (header, *rows))
+    cells = [dict(zip(titles, row, strict=True)) for row in rows]
     assert [(one["method"], one["k"], one["batch"]) for one in cells] == [
         ("plain", "–", "1"),
         ("causal k=3 greedy", "3", "1"),
@@ -75,10 +76,8 @@ def test_sizes_of_trees_settings_of_rules_and_lossy_marks_are_columns(report):
         lossless=False,
     )
     table = main_table(with_runs(report, tree, lossy)).markdown(intervals=False).splitlines()
-    titles = [cell.strip() for cell in table[0].strip("|").split("|")]
-    assert [title for title in titles if title in ("k", "beta", "tau", "levels", "nodes")] == [
-        "k", "beta", "tau", "levels", "nodes",
-    ]  # fmt: skip
+    columns = ["k", "beta", "tau", "levels", "nodes"]
+    assert [title for title in cells_of(table[0]) if title in columns] == columns
     assert "16" in table[3] and "(lossy)" in table[4] and "(lossy)" not in table[3]
 
 
@@ -141,11 +140,7 @@ def test_two_drafters_of_a_kind_are_two_lines_under_the_users_names():
     ]
     alike = method("first k=4", 1.0, settings={"k": 4}, other="first", stop="k=4")
     found = lines([*named, alike])
-    assert [label for label, _ in found] == [
-        "first greedy",
-        "second greedy",
-        "first",
-    ]
+    assert [label for label, _ in found] == ["first greedy", "second greedy", "first"]
     assert [len(line) for _, line in found] == [2, 2, 1]
 
 

@@ -337,10 +337,7 @@ def test_turns_keep_what_templates_know(tmp_path):
     assert call["tool_calls"][0]["function"]["arguments"] == {"a": 1} and call["content"] == ""
     assert rows[2]["chat"][1]["reasoning_content"] == "r"
     assert rows[3]["source"] == "q\nmore"
-    assert rows[4]["chat"] == [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "h"},
-    ]
+    assert rows[4]["chat"] == [{"role": "system", "content": "s"}, {"role": "user", "content": "h"}]
     assert rows[4]["reference"] == "g" and "image" in rows[5]["reason"]
 
 
