@@ -146,8 +146,6 @@ class ObjectiveConfig(Config):
     """The same at the last step; linear between. Both 0: no glancing, and no first pass."""
     prefix_weight: NonNegativeFloat = 0.5
     """Weight of the next-token loss on prefix positions (anchored slots only)."""
-    position_decay: PositiveFloat | None = None
-    """Slot i weighs exp(-(i - 1) / position_decay). Default: all weigh the same (paper)."""
     freeze_embeddings: bool = False
     """Do not train embeddings and output projection, which hold most weights if the vocabulary is
     large. Needs initialise=encoder or both."""

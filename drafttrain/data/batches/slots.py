@@ -32,8 +32,6 @@ class SlotBatch(Batch):
     """[B, A, M] uniform random numbers that select the slots glancing reveals."""
     targets: Tensor
     """[B, L] given prefix tokens and the whole output, padded with 0."""
-    given: Tensor
-    """[B] number of given prefix tokens, not counting the decoder start token."""
     encoded: Tensor | None = None
     """[B, S, E] the target's encoder states, for drafters that read them."""
 
@@ -81,7 +79,7 @@ class SlotCollator:
             mask = padding_mask(source_lengths)
         if self.shape.encoder == "target" and self.encoded:
             encoded, mask = pad_encoded(examples)
-        return SlotBatch(input_ids, mask, layout, priority, targets, given, encoded)
+        return SlotBatch(input_ids, mask, layout, priority, targets, encoded)
 
 
 def glancing_ratio(start: float, end: float, progress: float) -> float:

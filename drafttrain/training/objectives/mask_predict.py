@@ -109,12 +109,7 @@ class MaskPredict(nn.Module):
         return layout.learned[weights.flatten()[layout.learned] > 0]
 
     def _weights(self, labels: Tensor, layout: Layout) -> Tensor:
-        """Returns the loss weights: 1 or decaying for slots, prefix_weight in the prefix. [B, T]"""
-        slot = torch.arange(layout.mask_rows, device=labels.device).float() + self.anchored
-        decay = self.settings.position_decay
-        of_slot = torch.ones_like(slot) if decay is None else torch.exp(-slot / decay)
-        prefix = torch.full_like(
-            layout.of_prefix(labels), self.settings.prefix_weight, dtype=torch.float
-        )
-        weights = torch.cat((prefix, of_slot.repeat(layout.blocks).expand(len(labels), -1)), dim=1)
-        return weights * (labels != IGNORED)
+        """Returns the loss weights: 1 for slots, prefix_weight in the prefix. [B, T]"""
+        weights = (labels != IGNORED).float()
+        layout.of_prefix(weights).mul_(self.settings.prefix_weight)
+        return weights

@@ -106,16 +106,15 @@ def test_validation_does_not_glance() -> None:
     assert objective(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
 
 
-def test_prefix_rows_have_the_set_weight_and_slots_decay() -> None:
-    settings = ObjectiveConfig(prefix_weight=0.25, position_decay=2.0)
+def test_prefix_rows_have_the_set_weight_and_slots_weight_1() -> None:
+    settings = ObjectiveConfig(prefix_weight=0.25)
     objective = MaskPredict(slot_drafter(), settings).eval()
     batch = collator(objective.model, 1)([(0, 0, [5, 1], [4, 5, 6, 7, 8, 1])])
     weights = objective._weights(batch.layout.labels, batch.layout)[0]
     assert weights[:6].tolist() == [0.25] * 6
     prefix = int(batch.layout.of_blocks(batch.layout.rows.limit)[0, 0, 0])
     inside = min(3, 5 - prefix)  # masks that predict y_{p+2}.. up to EOS
-    expected = [math.exp(-slot / 2.0) for slot in (1, 2, 3)][:inside] + [0.0] * (3 - inside)
-    assert weights[6:].tolist() == pytest.approx(expected)
+    assert weights[6:].tolist() == [1.0] * inside + [0.0] * (3 - inside)
 
 
 @pytest.mark.parametrize("changes", [{}, {"previous_token_rank": 8}, {"slots": "paper"}], ids=str)
