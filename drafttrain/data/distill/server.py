@@ -40,7 +40,7 @@ FEW = 4
 """Minimal batch size at which the failure of all rows ends the run."""
 ENDS = dict.fromkeys((401, 403), f"set {KEY} in the environment, or correct it")
 ENDS |= dict.fromkeys((404, 405), "give the address that ends in /v1, and check server.model")
-ENDS |= dict.fromkeys((429, 503), "see to the server")
+ENDS |= dict.fromkeys((429, 503), "check the server")
 """HTTP statuses that end the run, with the remedy."""
 SHOWN = 200
 """Maximal number of characters of a server's error in a message."""
@@ -60,13 +60,13 @@ def check_server(config: DistillConfig) -> None:
     """Raises ConfigError for invalid settings, before any request."""
     if config.server.url is None:
         raise ConfigError(
-            "backend = 'server', but there is no address; give --server http://localhost:8000/v1"
+            "backend = 'server', but server.url is not set; give --server http://localhost:8000/v1"
         )
     read_address(config.server.url)
     if check_target(config.target).is_encoder_decoder:
         raise ConfigError(
-            f"servers answer for decoder-only targets, but target.path = {config.target.path!r} is "
-            "an encoder-decoder model; leave --server out"
+            f"servers support only decoder-only targets, but target.path = {config.target.path!r} "
+            "is an encoder-decoder model; leave --server out"
         )
 
 
@@ -79,8 +79,8 @@ def read_address(text: str) -> str:
         valid = False
     if not valid or parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            "server.url is no address of host, port and path alone; give one as "
-            f"http://localhost:8000/v1, and a key in {KEY}"
+            "server.url must be an address with host, port and path only, such as "
+            f"http://localhost:8000/v1; give the key in {KEY}"
         )
     return parts.geturl().rstrip("/").removesuffix("/v1") + "/v1"
 
@@ -101,7 +101,7 @@ def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:
     """Returns the arguments of a client; the default key is "none". Raises ConfigError."""
     key = os.environ.get(KEY, "").strip() or "none"
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{KEY} holds characters that no key has; set it anew")
+        raise ConfigError(f"{KEY} contains non-printable or non-ASCII characters; set it again")
     return {"base_url": url, "api_key": key, "timeout": timeout, "max_retries": retries}
 
 
@@ -114,7 +114,7 @@ def find_model(url: str, wanted: str | None, path: str) -> str:
             names = [model.id for model in client.models.list().data]
     except (openai.OpenAIError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{words(url, error)}: it gives no list of models; start it, or correct server.url"
+            f"{words(url, error)}: it does not list its models; start it, or correct server.url"
         ) from None
     model = wanted or next((name for name in names if name == path or len(names) == 1), None)
     if model not in names:
@@ -131,8 +131,8 @@ def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
     values = target.model.generation_config.to_dict()
     if unsent := {name: values[name] for name in UNSENT if values.get(name)}:
         raise ConfigError(
-            f"the target's generation_config sets {unsent}, which cannot be sent to a server; take "
-            "it out of generation_config.json, or leave --server out"
+            f"the target's generation_config sets {unsent}, which cannot be sent to a server; "
+            "remove it from generation_config.json, or leave --server out"
         )
     drawn = config.method == "sample"
     top_k, min_p = (config.sampling.top_k, config.sampling.min_p) if drawn else (0, 0.0)
@@ -144,8 +144,9 @@ def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
     ):
         if value != neutral and config.server.extra_body.get(name) != value:
             raise ConfigError(
-                f"{name} = {value:g} is not in OpenAI's interface; give it as your server calls "
-                f"it, as server.extra_body.{name}={value:g}, or use {name} = {neutral:g}"
+                f"{name} = {value:g} is not in OpenAI's interface; give it under your "
+                f"server's name, such as server.extra_body.{name}={value:g}, or use "
+                f"{name} = {neutral:g}"
             )
 
 
@@ -202,15 +203,15 @@ class Server:
             try:
                 await client.with_options(max_retries=0, timeout=PROBE_SECONDS).models.list()
             except openai.OpenAIError:
-                raise self._gone(error, "see to the server") from None
+                raise self._gone(error, "check the server") from None
             return Refused(words(self.url, error))
         except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:
-            return Refused(f"{words(self.url, error)}: no answer of /v1/completions")
+            return Refused(f"{words(self.url, error)}: not an answer of /v1/completions")
 
     def _gone(self, error: Exception, remedy: str) -> ServerGone:
         return ServerGone(
-            f"{words(self.url, error)}; what was finished is kept: {remedy} and run the same "
-            "command again, it continues"
+            f"{words(self.url, error)}; finished rows are kept: {remedy} and run the same command "
+            "again, it continues"
         )
 
     def _request(self, row: ShardRow) -> dict[str, Any]:
@@ -238,16 +239,16 @@ class Server:
         read, made = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
         if read not in (None, len(row.source_ids)):
             return Refused(
-                f"the server read {read} prompt tokens, the target's tokenizer makes "
-                f"{len(row.source_ids)}: its tokenizer is another, or it adds tokens"
+                f"the server read {read} prompt tokens, but the target's tokenizer makes "
+                f"{len(row.source_ids)}: the server has another tokenizer, or adds tokens"
             )
         if tokens is None:
             tokens = tokenizer(choice.text, add_special_tokens=False)["input_ids"]
             tokens = [*tokens, self._end] if ended else tokens
             if made not in (None, len(tokens)):
-                return Refused(f"{len(tokens)} tokens of the text where the server made {made}")
+                return Refused(f"the text has {len(tokens)} tokens, but the server made {made}")
         if not tokens:
-            return Refused("an answer without tokens")
+            return Refused("the answer has no tokens")
         if not 0 <= min(tokens) <= max(tokens) < vocabulary:
             return Refused(f"token {max(tokens)} is not among the target's {vocabulary}")
         if len(tokens) > most:
@@ -257,7 +258,7 @@ class Server:
         # white space and punctuation at the edges may differ between decoders
         texts = tokenizer.decode(tokens, skip_special_tokens=True), choice.text
         if ended and len({"".join(filter(str.isalnum, text)) for text in texts}) > 1:
-            return Refused("the target's tokenizer makes another text of the server's tokens")
+            return Refused("the target's tokenizer decodes the server's tokens to another text")
         return tokens
 
     @property

@@ -81,7 +81,7 @@ def test_texts_are_tokenised_again_and_what_differs_is_an_error(ask, fake, own_r
     assert 0 < len(lost) < 20 and (counts.ok, counts.error) == (20 - len(lost), len(lost))
     for own, row in zip(own_rows, rows_of(tmp_path / "rows"), strict=True):
         if own["row"] in lost:
-            assert row["status"] == "error" and "where the server made" in row["reason"]
+            assert row["status"] == "error" and "but the server made" in row["reason"]
         else:
             assert row == own
     assert fake.bodies[0].keys() == {"model", "prompt", "max_tokens", "temperature", "top_p"}
@@ -136,7 +136,7 @@ def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_p
     assert (manifest.counts.ok, manifest.counts.error) == (15, 5)
     rows = {tuple(row["source_ids"]): row["reason"] for row in rows_of(tmp_path / "rows")}
     says = {bad: "poison", refused: "too long", cut: "Connection error"}
-    says |= dict.fromkeys((other, html), "no answer of /v1/completions")
+    says |= dict.fromkeys((other, html), "not an answer of /v1/completions")
     for prompt, words in says.items():
         assert rows[prompt].startswith(f"server {fake.url}: ") and words in rows[prompt]
     assert fake.prompts.count(bad) == 7 and fake.prompts.count(refused) == 1
@@ -191,7 +191,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkey
     assert SECRET not in printed + "".join(reasons) and SECRET.encode() not in stored
     assert any("provided: ***" in reason for reason in reasons)
     monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\nX-Other: 1")
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds characters") as odd:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY contains") as odd:
         ask(fake.url, others={"out": str(tmp_path / "odd")})
     assert SECRET not in str(odd.value)
 
@@ -202,9 +202,9 @@ def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkey
         ("http://127.0.0.1:1", "server http://127.0.0.1:1/v1: Connection error"),
         (
             "http://me:sk-very-secret@host:80/v1",
-            "server.url is no address of host, port and path alone",
+            "server.url must be an address with host, port and path only",
         ),
-        ("ftp://host", "server.url is no address"),
+        ("ftp://host", "server.url must be an address"),
     ],
 )
 def test_wrong_addresses_are_refused_before_anything_is_written(ask, tmp_path, url, says):
@@ -219,7 +219,7 @@ def test_other_models_or_none_at_the_address_are_refused(ask, fake, tmp_path):
         with pytest.raises(ConfigError, match=r"has the models 'tiny', not 'large'"):
             ask(fake.url, model="large")
         fake.models = None
-        with pytest.raises(ConfigError, match="gives no list of models"):
+        with pytest.raises(ConfigError, match="does not list its models"):
             ask(fake.url)
     assert not (tmp_path / "rows").exists()
 
@@ -227,8 +227,8 @@ def test_other_models_or_none_at_the_address_are_refused(ask, fake, tmp_path):
 WRONG = {
     "another tokenizer's prompt": ({"usage": {"prompt_tokens": 99}}, "read 99 prompt tokens"),
     "a token that is none": ({"token_ids": [5, 400]}, "token 400 is not among the target's 40"),
-    "no tokens": ({"token_ids": []}, "an answer without tokens"),
-    "another text": ({"text": "something else"}, "makes another text of the server's tokens"),
+    "no tokens": ({"token_ids": []}, "the answer has no tokens"),
+    "another text": ({"text": "something else"}, "decodes the server's tokens to another text"),
     "cut": ({"token_ids": [5, 6], "finish_reason": "length"}, "length: cut after 2 tokens"),
     "filtered": ({"finish_reason": "content_filter"}, "content_filter: cut after"),
 }
@@ -283,5 +283,5 @@ def test_encoder_decoder_targets_and_a_missing_address_are_refused(tiny_target):
     server = {"server": {"url": "http://127.0.0.1:1"}}
     with pytest.raises(ConfigError, match="encoder-decoder model; leave --server out"):
         check_distill_settings(settings(tiny_target, **server))
-    with pytest.raises(ConfigError, match="there is no address; give --server"):
+    with pytest.raises(ConfigError, match="server.url is not set; give --server"):
         check_distill_settings(settings(tiny_target, backend="server"))
