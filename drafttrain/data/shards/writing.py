@@ -132,8 +132,8 @@ def named_disk_errors(folder: Path) -> Iterator[None]:
         nearest = next(place for place in (folder, *folder.parents) if place.exists())
         free = shutil.disk_usage(nearest).free / 2**20
         raise DiskFull(
-            f"cannot write to {str(folder)!r}: {reason} ({free:,.1f} MiB free); what was finished "
-            "there is whole; make room and run the same command again, it continues"
+            f"cannot write to {str(folder)!r}: {reason} ({free:,.1f} MiB free); finished "
+            "files are complete; make room and run the same command again, it continues"
         ) from error
 
 
