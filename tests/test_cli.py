@@ -49,15 +49,13 @@ def test_no_arguments_show_the_help(capsys):
     assert all(command in text for command in ("distill", "eval", "generate"))
 
 
-def test_eval_without_any_run_says_how_to_make_one(capsys, tmp_path, monkeypatch):
+def test_eval_without_a_run_names_the_command(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "drafttrain train recipes/seq2seq.yaml" in refused(capsys, "eval")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interruption_that_a_library_swallowed_is_none_of_its_errors(
-    capsys, monkeypatch, number
-):
+def test_an_interrupt_swallowed_by_a_library_still_interrupts(capsys, monkeypatch, number):
     """C code may convert the exception that a signal raised into another error."""
 
     def swallow(*_: object) -> None:

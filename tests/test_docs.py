@@ -117,7 +117,7 @@ def test_settings_named_exist(page: Path):
 
 
 @over([page for page in SETTLED_PAGES if "import " in page.read_text(encoding="utf-8")])
-def test_python_imports_what_is_there(page: Path):
+def test_documented_imports_exist(page: Path):
     text = page.read_text(encoding="utf-8")
     for line in re.findall(r"^\s*(?:from|import) .*", "\n".join(python_blocks(text)), re.MULTILINE):
         exec(line.strip(), {})

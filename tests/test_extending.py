@@ -105,7 +105,7 @@ def test_greedy_output_is_that_of_plain_decoding(ran, extension):
     assert ran[extension].decoded["tokens"] == ran["plain"].decoded["tokens"]
 
 
-def test_the_verifier_accepts_no_more_than_its_setting_says(ran):
+def test_the_verifier_accepts_at_most_its_setting(ran):
     accepted = [one["accepted"] for one in ran["verifier"].decoded["rounds"]]
     assert max(accepted) == 1
 

@@ -80,7 +80,7 @@ def modules_imported(file: Path, known: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_a_room_imports_only_what_the_table_allows(file: Path) -> None:
+def test_a_package_imports_only_what_the_table_allows(file: Path) -> None:
     ours = [
         n.split(".") for n in names_in(ast.walk(parse(file)), file) if n.startswith("drafttrain")
     ]
@@ -104,7 +104,7 @@ def test_no_module_imports_itself_through_others() -> None:
         visit(module, ())
 
 
-def test_the_package_itself_holds_the_command_line_and_rooms_alone() -> None:
+def test_the_package_root_has_only_the_command_line() -> None:
     loose = {file.name for file in PACKAGE.glob("*.py")}
     assert loose == {"__init__.py", "__main__.py", "cli.py"}
     rooms = {place.name for place in PACKAGE.iterdir() if place.is_dir()} - {"__pycache__"}

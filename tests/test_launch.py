@@ -52,7 +52,7 @@ def test_accelerate_reads_the_file_and_knows_every_field(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_accelerate_tells_the_processes_what_the_file_says(name: str) -> None:
+def test_accelerate_passes_the_file_to_the_processes(name: str) -> None:
     environment = launch_environment(str(LAUNCH / name))
     assert environment | WANTED[name] == environment
 

@@ -52,7 +52,7 @@ def test_commands_take_their_options_settings_and_files(page: Path, settings_alo
 
 
 @SETTLED_PAGE
-def test_commands_on_what_is_here_would_run(page: Path, monkeypatch, capsys):
+def test_commands_on_embedded_data_pass_a_dry_run(page: Path, monkeypatch, capsys):
     """A dry run checks the pairing, reads the inputs and plans; it loads no weights."""
     monkeypatch.chdir(ROOT)
     for words in commands(page.read_text(encoding="utf-8")):

@@ -49,7 +49,7 @@ def test_every_program_has_set_passive_waiting_when_it_first_looks_for_torch():
     assert sum(line.endswith(" passive") for line in lines) >= 15
 
 
-def test_what_the_user_set_stays():
+def test_settings_of_the_user_are_kept():
     code = "import drafttrain, os; print(os.environ['OMP_WAIT_POLICY'])"
     assert ran(code, OMP_WAIT_POLICY="active") == "active\n"
 

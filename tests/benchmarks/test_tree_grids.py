@@ -78,6 +78,6 @@ def test_several_drafters_share_as_many_paths_as_one_has():
         (["rsd-c"], [], [7], "budget = 7: .* no rsd-c trees of this budget; use 6, 10, 14, 21, 30"),
     ],
 )
-def test_what_methods_cannot_be_compared_at_is_refused(methods, depths, budgets, message):
+def test_settings_that_methods_do_not_share_are_refused(methods, depths, budgets, message):
     with pytest.raises(ConfigError, match=message):
         expand_methods(decode(), methods, depths, budgets)

@@ -58,7 +58,7 @@ def decode_config(**cascade) -> DecodeConfig:
     return DecodeConfig(drafter="base", cascade=CascadeConfig(**cascade))
 
 
-def test_a_round_drafts_what_the_first_row_adds_up_to(inside):
+def test_the_draft_length_is_the_expected_length_of_the_first_row(inside):
     decode = decode_config(drafters=("max-gram",), increments=((4, 3), (10,)))
     pair = load_pair(TargetConfig(path="llama"), *check_methods(decode))
     method = build_method(decode, pair)
@@ -75,7 +75,7 @@ def test_default_increments_ask_models_for_five_and_max_gram_for_ten_in_reviews(
     assert CascadeConfig(drafters=("small",)).matrix() == ((5, 5), (5,))
 
 
-def test_levels_are_named_by_what_tells_them_apart():
+def test_cascade_levels_have_distinct_names():
     runs = ["runs/a/final", "runs/b/final", "max-gram"]
     assert level_names(runs) == ["a", "b", "max-gram"]
     paths = ["one/drafter", "two/drafter", "max-gram"]

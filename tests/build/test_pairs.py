@@ -148,7 +148,7 @@ def test_companions_are_language_models_with_the_targets_vocabulary(folders, tmp
             load_pair(target_at(folders / large), [str(folders / large), str(companion)])
 
 
-def test_a_drafter_that_is_none_or_has_no_weights_is_named(folders, tmp_path):
+def test_a_drafter_folder_without_model_or_weights_is_named(folders, tmp_path):
     with pytest.raises(ConfigError, match="holds no config.json"):
         load_pair(target_at(folders / "llama"), [str(tmp_path)])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))

@@ -61,7 +61,7 @@ def test_a_policys_rule_gives_way_where_it_is_for_other_decoding(verifier, greed
         assert build_verifier(config, sampling).name == name
 
 
-def test_policy_json_holds_what_its_rule_and_its_stop_go_by():
+def test_policy_json_has_verifier_and_stop_settings():
     assert dump_policy(policy({})) == {"stop": "fixed", "k": 3, "verifier": {"kind": "auto"}}
     assert dump_policy(policy(LENIENT))["verifier"] == LENIENT
     assert [policy(one).lossy for one in ({}, LENIENT)] == [False, True]

@@ -42,7 +42,7 @@ def test_a_report_has_every_batch_size_a_table_a_plot_and_a_page(inside, capsys)
     assert "data:image/png;base64," in Path("batches.html").read_text()
 
 
-def test_a_larger_report_stays_where_it_is(inside, capsys):
+def test_a_larger_report_is_not_replaced(inside, capsys):
     command = ["eval", *PAIR, "repeats=1", "baselines=[]", "--report", "kept.json"]
     command += ["decode.sampling.max_new_tokens=4"]
     assert ended(*command, "--sweep", "k=2,4") == 0
@@ -69,7 +69,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_models_load(inside, c
 
 
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
-def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkeypatch, mode):
+def test_an_interrupted_evaluation_writes_a_partial_report(inside, capsys, monkeypatch, mode):
     """Ctrl-C during the second input; an existing larger report is not replaced."""
     calls, stop = [], {"decode": 5, "teacher-forced": 4}[mode]
 
@@ -105,7 +105,7 @@ def test_an_interrupted_evaluation_keeps_what_was_decoded(inside, capsys, monkey
     assert json.loads(Path(f"{mode}.smaller.json").read_text())["data"]["prompts"] == 1
 
 
-def test_a_dry_run_says_what_would_be_measured(inside, capsys):
+def test_a_dry_run_lists_the_methods(inside, capsys):
     assert ended("eval", *BATCHES, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
     assert "baseline  assisted" in lines and "batches   1, 2" in lines
@@ -142,7 +142,7 @@ def test_other_drafters_are_measured_teacher_forced(inside, capsys):
     assert "greedy match" in " ".join(capsys.readouterr().out.split())
 
 
-def test_every_way_to_decode_says_what_it_is(inside):
+def test_every_method_prints_its_name(inside):
     given = ["--report", "trees.json", "--tree", "opt-tree", "decode.tree.nodes=6"]
     assert ended("eval", *PAIR, *SHORT, *given, "baselines=[generate,beam]") == 0
     report = json.loads(Path("trees.json").read_text())
@@ -155,7 +155,7 @@ def test_every_way_to_decode_says_what_it_is(inside):
     assert "speedup_vs_beam" in report["runs"][1]["metrics"]
 
 
-def test_json_of_a_tree_says_which_of_its_tokens_are_the_path(inside, capsys):
+def test_json_of_a_tree_marks_the_accepted_path(inside, capsys):
     command = ["--target", "llama", "--drafter", "small", "--text", "w5 w6 w7", "--json"]
     command.append(f"decode.sampling.max_new_tokens={LENGTH}")
     capsys.readouterr()

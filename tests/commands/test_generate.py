@@ -34,13 +34,13 @@ def decoded(lengths: list[int], batch_size: int) -> Iterator[Round]:
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 5))
-def test_every_sequence_gets_its_own_rounds_in_order(lengths, batch_size):
+def test_rounds_are_printed_by_sequence_in_order(lengths, batch_size):
     for number, rounds in enumerate(in_order(decoded(lengths, batch_size), len(lengths))):
         found = [(played.sequence, played.emitted) for played in rounds]
         assert found == [(number, [i + 1]) for i in range(lengths[number])]
 
 
-def test_nothing_is_decoded_ahead_of_what_is_shown():
+def test_generate_streams_round_by_round():
     seen = []
 
     def watched() -> Iterator[Round]:
@@ -105,7 +105,7 @@ def test_the_text_of_rounds_is_one_line(capsys, monkeypatch, terminal):
     assert screen_of("text", capsys) == "w5 w9 w8 w4\n"
 
 
-def test_a_line_of_json_holds_every_round(capsys):
+def test_json_output_has_every_round(capsys):
     line = json.loads(screen_of("json", capsys))
     seconds = line.pop("seconds")
     assert seconds >= 0
@@ -123,7 +123,7 @@ def test_a_line_of_json_holds_every_round(capsys):
     }
 
 
-def test_a_line_of_a_pipe_holds_a_whole_text(capsys):
+def test_piped_output_has_one_line_per_input(capsys):
     texts = ("a\nb\r\n", "\\n", "")
     for row, text in enumerate(texts):
         DISPLAYS["lines"](ByteTokenizer(), row, "", [played([], 0, list(text.encode()))])
@@ -152,7 +152,7 @@ def test_settings_of_inputs_count_for_texts_and_standard_input(capsys, monkeypat
             assert code == 0 and [one["source"] for one in found] == ["w7w6"] * 2
 
 
-def test_rounds_are_shown_with_what_was_drafted_accepted_and_corrected(capsys):
+def test_rounds_show_drafted_accepted_and_corrected_tokens(capsys):
     lines = screen_of("rounds", capsys).splitlines()
     assert lines[:6] == [
         "",
@@ -234,7 +234,7 @@ def test_plots_need_no_package_of_a_notebook():
         )
 
 
-def test_lines_stay_aligned_where_some_cannot_be_decoded(capsys, monkeypatch, tiny_target):
+def test_output_lines_stay_aligned_when_inputs_are_skipped(capsys, monkeypatch, tiny_target):
     stdin = "\ufeffw5\u2028w9\r\n \nw6\n\nw7 w8\n".encode()  # U+2028 ends no line
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
     command = ("generate", "--target", tiny_target, "--drafter", "none", "--max-new-tokens", "4")

@@ -95,7 +95,7 @@ def test_every_command_decodes_in_the_languages_of_the_run(
     assert "target.source_language is missing" in capsys.readouterr().err
 
 
-def test_an_export_decodes_in_them_and_its_card_says_how(
+def test_an_export_decodes_in_these_languages(
     kind: str, run: Path, tmp_path: Path, own_modules: None, capsys: pytest.CaptureFixture
 ) -> None:
     source, output = LANGUAGES[kind]

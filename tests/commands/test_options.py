@@ -50,7 +50,7 @@ def parsed(*arguments: str) -> list[object]:
     return got
 
 
-def test_options_set_what_they_stand_for():
+def test_options_set_their_settings():
     arguments = ["--a-group", "x", "--swap", "--value", "a=1", "--value", "b=2", "--dry-run"]
     settings = Settings(group=Group(path="x"), swap=True, values={"a": 1, "b": 2})
     assert parsed(*arguments) == [settings, True]
@@ -75,7 +75,7 @@ def test_lists_and_mappings_are_read_from_options():
         parsed("--a-group", "x", "--value", "a")
 
 
-def test_what_was_given_is_checked_before_more_is_filled_in():
+def test_given_settings_are_checked_before_defaults():
     def fill(values: dict) -> dict:
         raise AssertionError("not reached")
 

@@ -81,7 +81,7 @@ HOW = {
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_generate_writes_down_what_generate_does(inside, capsys, how):
+def test_transcripts_equal_those_of_generate(inside, capsys, how):
     expected = theirs()
     for batch_size in (1, 3):
         lines = generated(capsys, "--drafter", *HOW[how], "--batch-size", batch_size)
@@ -170,7 +170,7 @@ def run(project: Path) -> Path:
     return project / "run"
 
 
-def test_training_leaves_embeddings_alone_and_keeps_what_was_encoded(run):
+def test_training_freezes_embeddings_and_keeps_encoder_states(run):
     trained = SpecDrafter.from_pretrained(run / "final")
     assert trained.shape.encoder == "target"
     assert len(list((run / "encoded").rglob("*.safetensors"))) == 4
@@ -181,13 +181,13 @@ def test_training_leaves_embeddings_alone_and_keeps_what_was_encoded(run):
     assert any(row.get("mean_acceptance_length", 0) >= 1 for row in metrics)
 
 
-def test_heads_are_not_made_for_speech(inside, run, capsys):
+def test_heads_for_speech_are_refused(inside, run, capsys):
     arguments = ["--drafter", run / "final", "--distilled", run / "distilled", "--out", "states"]
     assert ended("cache", "--target", "whisper", *arguments) == 2
     assert "takes audio" in capsys.readouterr().err and not Path("states").exists()
 
 
-def test_generate_writes_down_the_same_with_the_drafter(inside, run, capsys):
+def test_a_drafter_does_not_change_transcripts(inside, run, capsys):
     for batch_size in (1, 4):
         lines = generated(capsys, "--drafter", "run", "--batch-size", batch_size)
         assert [line["tokens"] for line in lines] == theirs()

@@ -127,7 +127,7 @@ def test_a_report_of_tune_is_read_as_one_of_eval(tuned: Report, project: Path):
 
 
 @pytest.mark.parametrize("fastest", ["plain", "opt-tree(4)", "deep", "k=5"])
-def test_generate_decodes_with_what_was_fastest(
+def test_generate_uses_the_fastest_method(
     project: Path, fastest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """A drafter without heads, greedy decoding; all other candidates are made very slow."""
@@ -201,7 +201,7 @@ def test_other_kinds_of_drafters_are_tuned(
     )
 
 
-def test_a_dry_run_loads_nothing_and_says_what_would_be_decoded(project: Path, capsys):
+def test_a_dry_run_loads_no_model_and_lists_the_candidates(project: Path, capsys):
     with recorded() as loaded:
         assert ended("tune", "--heads", project / "run", "--dry-run", *small(h=[0.5])) == 0
     printed = capsys.readouterr().out

@@ -37,5 +37,5 @@ def test_the_program_is_shown_as_others_call_it(words, shown):
         ("increments=5,3,0/4,10/10", "increments=5,3,0/4,10/10"),
     ],
 )
-def test_absolute_paths_keep_their_last_part_alone(text, shown):
+def test_absolute_paths_are_shortened_to_their_last_part(text, shown):
     assert hide_folders(text) == shown

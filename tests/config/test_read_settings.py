@@ -58,7 +58,7 @@ UNREAD = [
     UNREAD,
     ids=[f"{one[0].__name__} {one[2]}" for one in UNREAD],
 )
-def test_a_setting_that_nothing_reads_is_refused_by_name(kind, others, given, remedy):
+def test_a_setting_without_effect_is_refused(kind, others, given, remedy):
     with pytest.raises(ConfigError) as refused:
         load_settings(kind, None, [*others, given])
     name = given.partition("=")[0]
@@ -74,7 +74,7 @@ def test_a_group_of_a_recipe_is_held_to_the_same():
     assert settings_of_group(DistillConfig, "distill", given, fixed).num_beams == 3
 
 
-def test_what_asks_for_nothing_is_taken_and_a_file_may_write_defaults_out(tmp_path):
+def test_default_values_without_effect_are_accepted(tmp_path):
     nothing = ["sampling.temperature=0", "sampling.top_k=0", "server={}"]
     assert load_settings(DistillConfig, None, [*DISTILL, *nothing]).sampling.top_k == 0
     file = tmp_path / "settings.yaml"
@@ -85,7 +85,7 @@ def test_what_asks_for_nothing_is_taken_and_a_file_may_write_defaults_out(tmp_pa
         load_settings(DistillConfig, file, DISTILL)
 
 
-def test_a_condition_may_be_met_by_what_a_run_fills_in():
+def test_a_run_can_supply_the_setting_that_a_condition_needs():
     fill = {"sampling": {"temperature": 0.7, "top_k": 4}, "drafter": "d"}
     settings = load_settings(TuneConfig, None, ["sampling.top_k=4"], None, lambda values: fill)
     assert settings.sampling.top_k == 4
@@ -100,7 +100,7 @@ def test_a_condition_may_be_met_by_what_a_run_fills_in():
         ({"verifier": {"beta": 3}}, {"beta": "1,2"}, r"decode\.verifier\.beta = 3"),
     ],
 )
-def test_what_a_sweep_leaves_unread_is_refused(decode, sweep, name):
+def test_settings_that_a_sweep_does_not_use_are_refused(decode, sweep, name):
     values = {"target": {"path": "t"}, "data": {"path": "d"}, "sweep": sweep}
     with pytest.raises(ConfigError, match=f"^{name}"):
         fill_eval(values | {"decode": {"drafter": "max-gram", **decode}})

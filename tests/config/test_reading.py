@@ -119,7 +119,7 @@ def test_an_unknown_name_in_a_group_is_shown_as_the_user_wrote_it():
         validate_settings(DistillConfig, {"num_beam": 3}, within="distill")
 
 
-def test_an_unknown_name_without_a_near_one_lists_what_is_known():
+def test_an_unknown_setting_without_a_near_name_lists_all():
     text = message(*NEEDED, "target.zzz=1")
     assert text.startswith("unknown setting 'target.zzz'; known here: ")
     assert "path" in text and "revision" in text
@@ -157,13 +157,13 @@ def test_an_empty_group_in_the_file_can_be_filled_by_overrides(tmp_path):
     assert load_settings(DistillConfig, file, NEEDED).target.path == "t5-small"
 
 
-def test_what_is_no_yaml_is_refused(tmp_path):
+def test_invalid_yaml_is_refused(tmp_path):
     file = yaml_file(tmp_path, "a: b: c")
     assert f"{file} is not valid YAML" in message(file=file)
     assert "the value is not valid YAML" in message("out=[1")
 
 
-def test_a_file_that_holds_no_settings_is_refused_by_name_and_an_empty_one_gives_none(tmp_path):
+def test_a_file_without_settings_is_refused_and_an_empty_one_is_accepted(tmp_path):
     assert "has no settings" in message(file=yaml_file(tmp_path, "- a\n- b\n"))
     assert "no settings file" in message(file=tmp_path / "absent.yaml")
     assert load_settings(TrainConfig, yaml_file(tmp_path, "")) == TrainConfig()

@@ -86,7 +86,7 @@ def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
         ),
     ],
 )
-def test_a_lossless_rule_counts_where_chains_are_sampled(drafter, decode, verifier):
+def test_a_policys_lossless_verifier_is_used_for_sampled_chains(drafter, decode, verifier):
     values = {"target": TARGET, "decode": {"drafter": drafter, **decode}}
     assert fill_from_run(values)["decode"].get("verifier", {}) == verifier
 
@@ -197,7 +197,7 @@ def test_a_run_of_another_version_is_named_with_the_remedy(tmp_path):
         fill_from_run({"decode": {"drafter": str(run)}})
 
 
-def test_an_export_says_which_target_it_is_for_and_how_it_drafts(drafter, capsys):
+def test_an_export_records_its_target_and_draft_settings(drafter, capsys):
     made_for = {"path": "base", "revision": None, "takes_audio": False}
     Path(drafter, "config.json").write_text(json.dumps({"target": made_for}))
     found = fill_from_run({"decode": {"drafter": drafter}})

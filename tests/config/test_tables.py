@@ -45,14 +45,14 @@ DRAFTERS = (
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda drafter: drafter.name)
-def test_a_drafter_draws_and_shows_what_its_kind_says(drafter):
+def test_a_drafter_provides_what_its_kind_lists(drafter):
     kind, made = KINDS[drafter.name], object.__new__(drafter)  # neither depends on a model
     assert made.provides == kind.provides
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         assert made.draw_kind(sampling) == kind.draw_kind(sampling.greedy)
 
 
-def test_there_is_a_kind_for_every_drafter_and_all_it_names_is_there():
+def test_every_drafter_kind_exists():
     assert {drafter.name for drafter in DRAFTERS} == KINDS.keys()
     for kind in KINDS.values():
         for name in (
@@ -79,7 +79,7 @@ def test_a_backend_names_what_is_there_and_auto_is_one_of_them():
     assert DistillConfig(**needed, backend="engine").decoded_by == "engine"
 
 
-def test_a_language_model_of_any_type_is_causal_and_names_are_of_what_is_no_model():
+def test_any_language_model_is_a_causal_drafter():
     assert kind_of(tiny_model("llama").config) is kind_of(tiny_model("t5").config) is CAUSAL
     assert kind_of(small_drafter(4, 8, 3).config) is KINDS["spec-drafter"]
     assert named_kind("none") is NONE
@@ -87,7 +87,7 @@ def test_a_language_model_of_any_type_is_causal_and_names_are_of_what_is_no_mode
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=lambda stop: stop.name)
-def test_a_stop_policy_has_its_settings_and_looks_at_what_its_row_says(stop: StopKind):
+def test_a_stop_policy_has_the_settings_and_inputs_of_its_row(stop: StopKind):
     assert set(stop.settings) <= StopConfig.model_fields.keys()
     assert stop.varied in stop.settings and stop.settings[-1] in ("k", "max_draft")
     goes_on = resolve_name(stop.function)
@@ -110,7 +110,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
-def test_a_rule_takes_its_settings_after_what_all_rules_take(rule: VerifierRule):
+def test_a_verifier_takes_its_settings(rule: VerifierRule):
     taken = list(inspect.signature(resolve_name(rule.function)).parameters)
     assert taken[:4] == ["proposal", "target_logits", "sampling", "randomness"]
     assert tuple(taken[4:]) == rule.settings
@@ -119,7 +119,7 @@ def test_a_rule_takes_its_settings_after_what_all_rules_take(rule: VerifierRule)
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=lambda tree: tree.name)
-def test_a_tree_is_drawn_and_verified_as_its_row_says(tree: TreeKind):
+def test_a_tree_has_the_draw_and_verifier_of_its_row(tree: TreeKind):
     settings = TreeConfig(kind=tree.name, by_rank=(0.6, 0.2), nodes=6)
     assert set(tree.settings) <= TreeConfig.model_fields.keys()
     assert tree.rule in rules_for(tree.draw_kind, tree.shape is not None)

@@ -82,7 +82,7 @@ def test_texts_are_encoded_as_the_target_encodes_them(family):
     assert (example.epoch, example.row, example.target_ids) == (3, 0, [4, 1])
 
 
-def test_distillation_leaves_what_it_encoded(audio, tmp_path):
+def test_distilling_keeps_encoder_states(audio, tmp_path):
     target, data = audio
     outputs(audio, tmp_path / "out")
     clips = load_inputs(data, audio=True)

@@ -78,7 +78,7 @@ def test_the_rows_on_disk_are_those_of_the_target_at_every_token_of_an_output(pa
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_with_all_tokens_kept_it_teaches_what_the_online_target_does(pair, draftable):
+def test_a_cache_of_all_tokens_equals_the_online_target(pair, draftable):
     wanted, rows = settings(pair, top_k=VOCAB), load_distilled(pair / "distilled")
     target = load_target(wanted.target)
     examples = training_examples(wanted, rows, target, draftable)

@@ -98,7 +98,7 @@ def check(model: PreTrainedModel, make: Make, stop: StopPolicy, sampling: Sampli
 
 @pytest.mark.parametrize("name", [*ANY, *TREES])
 @pytest.mark.parametrize("family", ["llama", "marian"])
-def test_chains_and_trees_of_any_batch_are_those_of_each_alone(family, name):
+def test_chains_and_trees_of_a_batch_equal_those_of_single_sequences(family, name):
     if name != "several":  # independent drafts need sampling
         check(tiny_model(family), (ANY | TREES)[name], FixedLength(4), Sampling())
     check(tiny_model(family), (ANY | TREES)[name], FixedLength(4), SAMPLED)
@@ -112,7 +112,7 @@ def test_every_family_decodes_in_batches(family):
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", SLOTS)
-def test_blocks_of_any_batch_are_those_of_each_alone(name, sampling):
+def test_blocks_of_a_batch_equal_those_of_single_sequences(name, sampling):
     check(shared("marian"), SLOTS[name], FixedLength(4), sampling)
 
 

@@ -180,7 +180,7 @@ def test_weights_and_coins_by_hand():
     assert residual(target[1], target[1], 0.5).tolist() == pytest.approx(target[1].tolist())
 
 
-def test_nothing_over_nothing_is_an_acceptance_that_is_never_needed():
+def test_zero_over_zero_is_1_and_has_no_effect():
     row = torch.tensor([0.25, 0.75], dtype=torch.float64)
     weights = prefix_weights(row.expand(2, 2), row.expand(2, 2), torch.tensor([1, 0]))
     assert weights == [1.0, 1.0, 1.0]

@@ -79,7 +79,7 @@ def test_a_prompt_and_its_continuation_share_the_positions(family):
 
 
 @pytest.mark.parametrize(("target", "drafter"), [("llama", "qwen3"), ("gpt2", "opt"), ("t5", "t5")])
-def test_caches_of_target_and_drafter_hold_committed_tokens_only(target, drafter):
+def test_caches_have_only_committed_tokens(target, drafter):
     """After every round both equal a fresh prefill, also if all draft tokens were accepted."""
     model = tiny_model(target)
     draft_model = tiny_model(drafter, seed=8)
@@ -135,7 +135,7 @@ def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=
     return output
 
 
-def test_an_accepted_eos_ends_the_sequence_and_drops_what_follows():
+def test_an_accepted_eos_ends_the_sequence():
     output = scripted([2, 3, EOS, 4, 5], draft=[2, 3, EOS, 4, 5], k=4)
     assert output.tokens == [2, 3, EOS]
     [played] = output.rounds

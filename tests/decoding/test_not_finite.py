@@ -37,7 +37,7 @@ LOGITS = torch.tensor([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rule", ["greedy", "spec-verification"])
-def test_rows_on_the_accepted_path_count_alone(rule: str, value: float) -> None:
+def test_only_rows_on_the_accepted_path_are_checked(rule: str, value: float) -> None:
     verifier = make_verifier(rule, *((1, 0.0) if rule == "spec-verification" else ()))
 
     def verify(logits: torch.Tensor) -> list[int]:
@@ -100,7 +100,7 @@ class EndsInNothing(ToyTarget):
         ("target-walk", True),
     ],
 )
-def test_what_follows_eos_in_a_draft_changes_no_law(rule: str, point: bool) -> None:
+def test_draft_tokens_after_eos_do_not_change_the_law(rule: str, point: bool) -> None:
     decoder = decoder_of(
         EndsInNothing(1), ToyDrafter(2, point=point), 3, make_verifier(rule), SAMPLED
     )

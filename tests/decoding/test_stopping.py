@@ -113,7 +113,7 @@ def known_pair() -> tuple[ToyTarget, CausalDrafter]:
     return target, CausalDrafter(model)
 
 
-def test_every_sampled_round_stops_where_the_rule_says_and_is_accepted_as_often():
+def test_sampled_rounds_stop_by_the_rule_and_acceptance_has_its_law():
     target, drafter = known_pair()
     randomness = drawn()
     h, cap, longest = 0.6, 6, 30

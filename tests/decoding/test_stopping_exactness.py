@@ -167,7 +167,7 @@ class CuttingSession:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_draft_may_end_after_a_token_for_its_own_value_but_not_before_it(keep, rule):
+def test_a_stop_may_depend_on_the_last_token_but_not_on_the_next(keep, rule):
     target, drafter = ToyTarget(1), LooksAtOwnValue(ToyModel(2), keep)
     played = play(target, drafter, FixedLength(2), WIDE, 3, toy_prompt(), RULES[rule])
     bias = total_variation(played.law, autoregressive_law(target, WIDE, 3))

@@ -69,7 +69,7 @@ def test_states_that_no_drafter_reads_are_not_kept():
 
 
 @pytest.mark.parametrize("requests", [True, False])
-def test_sources_hold_the_encoders_output_where_a_drafter_reads_it(requests):
+def test_sources_keep_encoder_states_for_drafters_that_read_them(requests):
     model = tiny_model("bart")
     sources = sources_for(model)[:2]
     opened = []

@@ -96,7 +96,7 @@ def test_a_spec_drafter_decodes_the_same_tokens_compiled(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_batches_decode_the_tokens_of_each_sequence_alone(family):
+def test_batches_decode_the_tokens_of_single_sequences(family):
     """Also compiled, when the cache grows after its first graphs were made."""
     target = on_gpu(family)
     sources = sources_for(target.model)

@@ -71,7 +71,7 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
     return decoder, [make_source([5, 9, 7], target), make_source([8, 6], target)]
 
 
-def test_the_pretended_device_tells_what_a_real_one_would() -> None:
+def test_the_simulated_device_reports_as_a_real_one() -> None:
     with pretended_gpu() as waits:
         there = torch.zeros(3, device=DEVICE)
         with pytest.raises(RuntimeError, match="device"):

@@ -69,7 +69,7 @@ def test_assisted_generation_with_another_number_of_rows_is_refused(tmp_path):
         check_assisted(["max-gram", padded], target)
 
 
-def test_what_follows_the_first_eos_is_cut():
+def test_drafts_end_at_their_first_eos():
     assert cut_after_eos([5, 1, 0, 0], frozenset({1, 9})) == [5, 1]
     assert cut_after_eos([5, 6], frozenset({1})) == [5, 6]
 

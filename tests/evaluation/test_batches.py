@@ -52,7 +52,7 @@ def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperatu
             assert [output.tokens for output in together] == alone, (job.name, size)
 
 
-def test_prompts_near_the_last_position_are_generated_in_batches_as_alone():
+def test_prompts_near_the_last_position_equal_single_ones_in_batches():
     target = loaded(tiny_model("gpt2"))  # 64 positions, learned
     texts = [" ".join(["w5"] * 60), "w5 w6", " ".join(["w9", "w7"] * 30), "w8"]
     prompts, _ = read_prompts(target, rows(texts))
@@ -145,7 +145,7 @@ def test_the_time_of_a_group_is_the_median_of_its_repeats(monkeypatch):
     assert decoded.cost_seconds.tolist() == [2.0, 6.0]
 
 
-def test_at_batch_size_1_a_prompt_takes_all_of_its_own_time():
+def test_at_batch_size_1_a_prompt_has_the_time_of_its_calls():
     plain = Script("plain", [9.0, 9.0, 9.0], [1.0, 2.0, 3.0], [10, 10, 10])
     settings = options(repeats=3, warmup=0)
     [decoded] = run_interleaved([plain.job(PLAIN)], range(3), settings, CPU)

@@ -71,6 +71,6 @@ def test_the_median_is_that_of_each_resampled_list(count):
     assert estimate(median(values), resamples).value == pytest.approx(np.median(values))
 
 
-def test_no_prompts_is_an_error_that_says_so():
+def test_no_prompts_is_an_error():
     with pytest.raises(ValueError, match="0 prompts"):
         draw_resamples(0, 10)

@@ -81,7 +81,7 @@ def test_the_oracle_stops_before_each_disagreement():
     assert oracle_counts([np.ones((4, 9), dtype=bool)]).target_calls == 1
 
 
-def test_the_oracle_of_a_language_model_is_that_of_its_own_choices():
+def test_the_oracle_of_a_language_model_reads_its_own_tokens():
     model = tiny_model("llama")
     drafter = noisy(model, "llama", 0.3)
     ids = [5, 9, 12, 7]

@@ -44,7 +44,7 @@ EOS_IN_DRAFT = output_of(round_of([7, EOS, 6, 6], 3, [7, EOS], finished=True))
 CUT = output_of(round_of([5, 5, 5, 5], 4, [5, 5, 5], finished=True))
 
 
-def test_counts_of_a_round_leave_out_what_was_cut():
+def test_counts_of_a_round_exclude_tokens_after_eos():
     counts = count_rounds([ORDINARY, EOS_IN_DRAFT, CUT])
     assert counts.tokens.tolist() == [8, 2, 3]
     assert counts.rounds.tolist() == [3, 1, 1]

@@ -168,7 +168,7 @@ def test_rates_of_engines_by_hand(monkeypatch):
     assert first == pytest.approx(0.4 + 0.7)
 
 
-def test_sampled_acceptance_is_the_mean_of_what_is_kept_of_outputs():
+def test_sampled_acceptance_is_the_mean_overlap():
     """The expectation of min(1, draft / target) over the target's token is the sum of min(p, q)."""
     generator = torch.Generator().manual_seed(0)
     target, draft = torch.rand(2, 5, generator=generator, dtype=torch.double)

@@ -67,7 +67,7 @@ def test_the_fastest_is_left_and_every_rung_decodes_twice_as_many_new_prompts():
     assert len(seen) == len(set(seen)), "no prompt is decoded twice while there are new ones"
 
 
-def test_the_best_fixed_length_of_those_left_stays():
+def test_tune_keeps_the_best_fixed_length():
     rungs = Race(many(16)).run(fixed=["c0", "c3", "c1"])
     assert set(rungs[-1].candidates) == {"c15", "c3"}
     rungs = Race(many(16)).run(fixed=["c15", "c3"])

@@ -92,7 +92,9 @@ def drafter_of(family: str, **shape: object) -> Change:
         ("vllm", lambda _: {"target": None}, "names none; add --target MODEL"),
     ],
 )
-def test_what_an_engine_cannot_take_is_refused_first(tmp_path, pair, engines, changes, says):
+def test_drafters_that_an_engine_cannot_load_are_refused_first(
+    tmp_path, pair, engines, changes, says
+):
     settings = changes(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match=says):
@@ -139,7 +141,7 @@ def test_tensors_that_are_no_part_of_the_drafter_are_not_exported(tmp_path, pair
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == weights.keys()
 
 
-def test_a_padded_vocabulary_is_llama_cpps_alone(tmp_path, pair):
+def test_only_llama_cpp_takes_a_padded_vocabulary(tmp_path, pair):
     """vLLM compares the numbers of embedding rows; llama.cpp accepts a difference of up to 128."""
     export(wanted(pair, tmp_path / "out", "llama.cpp", **wide(tmp_path)), reload=compare)
     assert (tmp_path / "out" / "config.json").is_file()

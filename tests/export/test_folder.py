@@ -67,7 +67,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_to(root / "out", drafter=str(save_drafter(root / "drafter")), head=head)
 
 
-def test_an_export_holds_drafter_head_policy_code_and_card(exported):
+def test_an_export_has_drafter_head_policy_code_and_card(exported):
     names = {str(file.relative_to(exported)) for file in exported.rglob("*") if file.is_file()}
     of_head = {"acceptance_head/config.json", "acceptance_head/model.safetensors"}
     code = {"custom_generate/generate.py", "custom_generate/requirements.txt"}
@@ -253,7 +253,7 @@ def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
-def test_files_have_the_mode_that_the_umask_says(tmp_path, drafter, head, mask):
+def test_files_have_the_mode_of_the_umask(tmp_path, drafter, head, mask):
     before = os.umask(mask)
     try:
         out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
@@ -352,7 +352,7 @@ def write(folder: Path, drafter: Path, head: Path | None = None) -> tuple[Path, 
     ],
     ids=["weights", "head", "policy"],
 )
-def test_verification_notices_what_changed(tmp_path, drafter, head, spoil, says):
+def test_verification_finds_changed_files(tmp_path, drafter, head, spoil, says):
     written, parts = write(tmp_path / "written", drafter, head)
     assert verify(written, parts, Check(FEW), compare).drafted == len(FEW)
     if says == "weights changed":  # random inputs, as none are given
@@ -362,7 +362,7 @@ def test_verification_notices_what_changed(tmp_path, drafter, head, spoil, says)
         verify(written, parts, Check(FEW), compare)
 
 
-def test_what_a_killed_export_left_is_put_right(tmp_path, drafter):
+def test_an_export_repairs_what_a_killed_one_left(tmp_path, drafter):
     out = export_to(tmp_path / "out", drafter=str(drafter))
     (tmp_path / ".out.part" / "out").mkdir(parents=True)
     out.rename(tmp_path / ".out.old")  # killed between its two renames
@@ -376,7 +376,7 @@ def test_what_a_killed_export_left_is_put_right(tmp_path, drafter):
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_policy_holds_the_verifier_that_is_used(tmp_path, drafter):
+def test_the_policy_records_the_verifier(tmp_path, drafter):
     rule = {"kind": "spec-verification", "beta": 2, "tau": 0.5}
     out = export_to(tmp_path / "out", drafter=str(drafter), verifier=rule)
     assert json.loads((out / "policy.json").read_text())["verifier"] == rule
@@ -419,7 +419,7 @@ def test_the_gap_is_taken_where_outputs_part():
     assert gap_at_difference(plain, plain.sequences[0][:4]) == math.inf
 
 
-def test_a_fresh_process_decodes_with_the_folder_what_the_target_decodes_alone(tmp_path):
+def test_a_fresh_process_decodes_with_the_export_as_plain_decoding_does(tmp_path):
     model = tiny_model("marian").float()
     target = save_target(model, tmp_path / "target")
     drafter = save_spec_drafter(tmp_path / "drafter", model, target)

@@ -98,7 +98,7 @@ def rows_alone(target: PreTrainedModel, inputs: dict, drafter: PreTrainedModel, 
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
 @pytest.mark.parametrize("inputs", [LEFT_PADDED, RIGHT_PADDED], ids=["left", "right"])
 @pytest.mark.parametrize("family", ["llama", "marian", "t5"])
-def test_rows_padded_on_either_side_become_what_they_become_alone(family, inputs, batch_size):
+def test_padding_on_either_side_does_not_change_outputs(family, inputs, batch_size):
     target, drafter = tiny_model(family), noisy_copy(family)
     how = {"policy": {"stop": "fixed", "k": 3}}
     batch = generate(
@@ -137,7 +137,7 @@ def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, shape):
     ],
     ids=lambda settings: ",".join(name for name in settings if name != "do_sample") or "defaults",
 )
-def test_settings_of_the_call_mean_what_they_mean_in_generate(assistant, settings):
+def test_call_settings_act_as_in_generate(assistant, settings):
     target = tiny_model("llama")
     plain = target.generate(**ONE, **settings)
     assert torch.equal(generate(target, **ONE, **settings, assistant_model=assistant), plain)
@@ -238,7 +238,7 @@ def test_a_pair_is_wrapped_once_until_something_changes(assistant):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_honoured_is_refused_by_name(assistant, settings, says):
+def test_unsupported_settings_are_refused_by_name(assistant, settings, says):
     with pytest.raises(ValueError, match=says) as error:
         generate(tiny_model("llama"), **(ONE | settings), assistant_model=assistant)
     assert "\n" not in str(error.value)

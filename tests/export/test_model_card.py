@@ -32,7 +32,7 @@ def card_of(tmp_path: Path, family: str = "llama", with_head: bool = True, **set
     return write_card(card, load_parts(config), Verification(drafted=20))
 
 
-def test_commands_of_every_program_hold_real_values(tmp_path):
+def test_commands_for_every_engine_have_real_values(tmp_path):
     text = card_of(tmp_path, num_assistant_tokens=7)
     vllm = '{"method": "draft_model", "model": "exports/mine", "num_speculative_tokens": 7}'
     assert f"vllm serve org/big --speculative-config '{vllm}'" in text
@@ -47,7 +47,7 @@ def test_commands_of_every_program_hold_real_values(tmp_path):
         assert shown in text
 
 
-def test_it_says_which_program_uses_what(tmp_path):
+def test_a_card_lists_files_by_engine(tmp_path):
     text = card_of(tmp_path)
     assert "| Transformers, `custom_generate` (drafttrain) | yes | yes | yes |" in text
     assert "| Transformers, `assistant_model` only | yes | no | no |" in text
@@ -57,7 +57,7 @@ def test_it_says_which_program_uses_what(tmp_path):
     assert "vLLM" not in seq2seq and "SGLang" not in seq2seq
 
 
-def test_front_matter_names_what_the_hub_can_know(tmp_path):
+def test_front_matter_has_only_hub_names(tmp_path):
     on_hub = Card("mine", "org/big", "apache-2.0", "user/data")
     assert yaml.safe_load(front_matter(on_hub, ["acceptance-head"]).to_yaml()) == {
         "library_name": "transformers",
@@ -70,7 +70,7 @@ def test_front_matter_names_what_the_hub_can_know(tmp_path):
     assert "base_model" not in local and "datasets" not in local and "license" not in local
 
 
-def test_it_shows_licences_the_plot_and_what_was_verified(tmp_path):
+def test_a_card_has_licences_plot_and_verification(tmp_path):
     parts = load_parts(ExportConfig(drafter=str(save_drafter(tmp_path)), out=tmp_path / "out"))
     measured = replace(MEASURED, plot=tmp_path / "any.png")
     card = Card("mine", "org/big", "apache-2.0", "tickets.jsonl", measured)

@@ -55,7 +55,7 @@ def copied(run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_checkpoint_is_named_with_what_to_delete(
+def test_a_damaged_checkpoint_is_named_with_the_remedy(
     copied: Path, damage: Callable[[Path], None]
 ) -> None:
     newest = copied / "checkpoints" / "step-00000003"
@@ -135,7 +135,7 @@ def test_changed_bytes_are_named_or_change_nothing(
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_distillation_goes_on_once_a_damaged_shard_is_deleted(
+def test_distilling_continues_after_a_damaged_shard_is_deleted(
     distilled: DistillConfig, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     copy = Path(shutil.copytree(distilled.out, tmp_path / "out"))

@@ -21,7 +21,7 @@ OUTPUTS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1]]
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2", "opt"])
-def test_untrained_heads_say_what_the_target_says_next(family: str) -> None:
+def test_untrained_block_heads_repeat_the_targets_next_token(family: str) -> None:
     target, heads = tiny_model(family), block_heads(std=None)
     found = teacher_forced_states(target, SOURCES, OUTPUTS)
     forced = teacher_force(target, SOURCES, OUTPUTS)
@@ -32,7 +32,7 @@ def test_untrained_heads_say_what_the_target_says_next(family: str) -> None:
         assert (logits - known.logits).abs().max() < 1e-10
 
 
-def test_each_head_is_its_own_formula() -> None:
+def test_each_head_equals_its_formula() -> None:
     heads, rows = block_heads(), torch.randn(5, 16, dtype=torch.float64)
     for j, found in enumerate(heads.each(rows)):
         inner = (rows @ heads.inner_weight[j] + heads.inner_bias[j]).clamp_min(0)

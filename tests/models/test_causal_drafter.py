@@ -138,7 +138,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_what_cannot_be_trained_is_refused_with_field_value_and_remedy(line, tmp_path) -> None:
+def test_untrainable_settings_are_refused_with_field_value_and_remedy(line, tmp_path) -> None:
     save_target(deep(), tmp_path / "TARGET")
     save_target(tiny_model("marian"), tmp_path / "SEQ2SEQ")
     given = [f"run={tmp_path}/run", f"target.path={tmp_path}/TARGET", "data.path=rows.jsonl"]
@@ -197,7 +197,7 @@ EXPERTS = SMALL | {"moe_intermediate_size": 8, "n_routed_experts": 2, "num_exper
     ],
     ids=lambda value: value.model_type if isinstance(value, PretrainedConfig) else "",
 )
-def test_what_a_configuration_says_of_single_layers_is_cut_with_them(config, expected) -> None:
+def test_per_layer_settings_are_cut_with_the_layers(config, expected) -> None:
     """The target's weights of layers 0 and 2 fit the layers of the drafter."""
     target = AutoModelForCausalLM.from_config(config).eval()
     shallow = shallow_config(config, [0, 2])
@@ -206,7 +206,7 @@ def test_what_a_configuration_says_of_single_layers_is_cut_with_them(config, exp
     drafter.load_state_dict(take_layers(target.state_dict(), layer_stem(target), [0, 2]))
 
 
-def test_experts_in_every_so_many_layers_are_refused() -> None:
+def test_experts_at_an_interval_of_layers_are_refused() -> None:
     config = Qwen2MoeConfig(**SMALL, decoder_sparse_step=2)
     with pytest.raises(ConfigError, match="decoder_sparse_step = 2 counts layers"):
         shallow_config(config, [0, 2])

@@ -62,7 +62,7 @@ def test_the_nearest_code_is_named(kind: str, near: str, targets: dict[str, Path
         load_tokenizer(target_at(targets[kind], **both(kind) | {"source_language": "de"}))
 
 
-def test_what_a_targets_own_files_name_need_not_be_given(targets: dict[str, Path]) -> None:
+def test_settings_in_the_targets_files_need_not_be_given(targets: dict[str, Path]) -> None:
     folder = targets["mbart50"]
     file, generation = folder / "tokenizer_config.json", folder / "generation_config.json"
     tokens = language_tokens(AutoTokenizer.from_pretrained(folder))

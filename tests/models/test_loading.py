@@ -253,7 +253,7 @@ def test_sentencepiece_files_alone_are_a_tokenizer_with_the_declared_packages(
 
 
 @pytest.mark.parametrize("decoder_layers", [1, 2, 3])
-def test_generate_needs_a_cache_of_ours_exactly_where_its_own_is_not_deep_enough(decoder_layers):
+def test_generate_gets_our_cache_only_where_its_own_has_too_few_layers(decoder_layers):
     model = tiny_model("t5", num_decoder_layers=decoder_layers)
     ids = torch.tensor([[5, 9, 1]])
     how = {"max_new_tokens": 3, "do_sample": False, "attention_mask": torch.ones_like(ids)}

@@ -46,7 +46,7 @@ def block_after(drafter: SpecDrafter, targets: Tensor, *prefixes: int) -> Layout
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_drafter_of_equal_depth_computes_what_its_target_computes(family: str) -> None:
+def test_drafter_of_equal_depth_equals_its_target(family: str) -> None:
     target = target_of(family)
     if family == "umt5" and version("transformers") < "5.16":  # its decoder is not causal there
         with pytest.raises(ValueError, match="later tokens"):

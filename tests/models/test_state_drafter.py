@@ -18,7 +18,7 @@ from tests.tiny_drafters import draw
 from tests.tiny_models import tiny_model
 
 
-def test_least_squares_find_a_map_that_is_there() -> None:
+def test_least_squares_recover_a_linear_map() -> None:
     torch.manual_seed(0)
     weights, constant = torch.randn(3, 5), torch.randn(3)
     sums = LeastSquares.empty(5, 3)

@@ -55,7 +55,7 @@ def drafter_of(folder: Path, target: LoadedTarget | None) -> PreTrainedModel:
     return load_drafter(folder, read_drafter_settings(str(folder)), target)
 
 
-def test_the_folder_holds_the_layers_alone(folders) -> None:
+def test_the_folder_has_only_the_layers(folders) -> None:
     target, final = folders
     names, theirs = (set(load_file(one / "model.safetensors")) for one in (final, target))
     assert not names & THEIRS and "model.layers.1.mlp.up_proj.weight" in names
@@ -84,7 +84,7 @@ def test_saved_again_it_is_whole(folders, tmp_path: Path) -> None:
     close(out(IDS).logits.double(), drafter(IDS).logits.double(), 1e-5)
 
 
-def test_training_goes_on_from_it_with_embeddings_of_its_own(folders) -> None:
+def test_training_continues_from_it_with_separate_embeddings(folders) -> None:
     target, final = folders
     loaded_target = loaded(target).model
     settings = recipe(target, initialise={"path": str(final)})
@@ -120,7 +120,7 @@ def test_embeddings_of_another_shape_are_refused(folders, tmp_path: Path) -> Non
         drafter_of(final, loaded(wide))
 
 
-def test_a_target_that_is_gone_and_layers_that_are_missing_are_named(folders) -> None:
+def test_a_missing_target_and_missing_layers_are_named(folders) -> None:
     target, final = folders
     weights = load_file(final / "model.safetensors")
     weights.pop("model.layers.1.mlp.up_proj.weight")
@@ -141,7 +141,7 @@ def save_again(final: Path) -> Path:
     return final
 
 
-def test_what_transformers_loads_of_it_does_not_draft(folders) -> None:
+def test_the_family_class_loads_it_without_drafting(folders) -> None:
     target, final = folders
     torn = AutoModelForCausalLM.from_pretrained(final)
     with pytest.raises(ConfigError, match="loaded without its embeddings.*drafttrain export"):

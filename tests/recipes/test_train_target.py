@@ -115,7 +115,7 @@ def test_decoder_only_target_continues_its_prompts_with_their_references(
     assert 1 < found[-1] < 3
 
 
-def test_a_drafter_learns_from_its_target_and_says_how_often_it_would_be_accepted(
+def test_a_drafter_learns_from_its_target_and_validation_reports_acceptance(
     settings: dict, tmp_path: Path, run: Run
 ) -> None:
     settings |= {"model": LLAMA, "vocab_size": 300}

@@ -70,7 +70,7 @@ TOO_LOW = {
 
 
 @pytest.mark.parametrize("name", TOO_LOW)
-def test_rows_cut_to_their_likeliest_tokens_lose_what_is_lost_by_hand(name: str) -> None:
+def test_top_k_rows_have_the_loss_computed_by_hand(name: str) -> None:
     whole = rows((0.4, 0.3, 0.15, 0.1, 0.05))
     logits = (rows((0.2, 0.3, 0.1, 0.3, 0.1)) + 3.0).requires_grad_()
     draft = logits.log_softmax(-1)

@@ -107,7 +107,7 @@ def test_no_objective_waits_for_the_device(name: str) -> None:
     assert seen.found == READ_BY_TRANSFORMERS.get(name, [])
 
 
-def test_what_would_wait_is_counted() -> None:
+def test_synchronisations_are_counted() -> None:
     values = torch.arange(4.0)
     with waits() as seen:
         values[values > 1], float(values.sum()), values.cpu(), values.tolist()
@@ -141,7 +141,9 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint(
 
 
 @pytest.mark.parametrize(("best", "says"), [(100.0, False), (1e-9, True)])
-def test_a_run_says_whether_it_waited_or_learned(best: float, says: bool, tmp_path, capsys) -> None:
+def test_a_run_reports_waiting_and_a_loss_that_did_not_fall(
+    best: float, says: bool, tmp_path, capsys
+) -> None:
     train_small(replace(small_task(), constant_loss=best), SIX_STEPS, tmp_path)
     printed = capsys.readouterr().out
     assert re.search(r"6 steps at \S+ a second; waiting for batches took \d+\.\d%", printed)
@@ -161,7 +163,7 @@ def test_a_checkpoint_holds_what_is_trained_once(tmp_path: Path) -> None:
     assert torch.equal(final["model.shared.weight"], before)
 
 
-def test_a_step_that_does_not_fit_says_what_to_change(tmp_path: Path) -> None:
+def test_out_of_memory_names_the_settings_to_change(tmp_path: Path) -> None:
     full = mock.Mock(side_effect=torch.OutOfMemoryError)
     with mock.patch("drafttrain.training.loop.take_step", full):
         with pytest.raises(ConfigError, match="train.batch_tokens=60 train.accumulation=2"):

@@ -25,7 +25,7 @@ SHARE = "all this process may use"
         (None, "", False, 32, 1, SHARE),
     ],
 )
-def test_a_process_takes_what_the_user_says_and_its_share_of_the_cores_at_most(
+def test_threads_are_those_set_or_the_share_of_the_cores(
     wanted, variable, launched, processes, count, source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)

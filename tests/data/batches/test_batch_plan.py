@@ -60,7 +60,7 @@ def test_rows_that_no_batch_can_hold_are_left_out_and_named() -> None:
     assert [kept[rows].tolist() for rows in short.epoch(2)] == [r.tolist() for r in plan.epoch(2)]
 
 
-def test_draws_depend_on_seed_epoch_and_row_alone() -> None:
+def test_draws_depend_only_on_seed_epoch_and_row() -> None:
     shape = DraftShape(mask_id=10, vocab_size=10)
     collate = SlotCollator(shape, 4, blocks=2, seed=7, start_token=0)
     first, second = (0, 3, [4, 5, 1], [4, 5, 6, 7, 1]), (0, 8, [4, 1], [4, 5, 1])

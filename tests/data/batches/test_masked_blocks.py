@@ -42,7 +42,7 @@ def labelled(batch: BlocksBatch) -> Iterator[tuple[int, int, int, int, int]]:
 
 @pytest.mark.parametrize("kept", [0.7, 1.0])
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-def test_every_row_of_a_packed_pass_is_that_of_its_context_and_masks_alone(family, kept) -> None:
+def test_every_row_of_a_packed_pass_equals_a_separate_pass(family, kept) -> None:
     model, packed = tiny_model(family), [EXAMPLES, EXAMPLES[1:]]
     batch = collator(kept=kept)(packed)
     masks = 0
@@ -104,7 +104,7 @@ def test_a_block_has_a_token_only_if_it_has_the_previous_one_in_the_set_shares(s
     assert (again == tasks).all()
 
 
-def test_what_is_dropped_follows_from_seed_epoch_and_row_alone() -> None:
+def test_dropped_tokens_depend_only_on_seed_epoch_and_row() -> None:
     def anchors(example: Example, seed: int = 0) -> list[int]:
         batch = collator(8, 0.5, 0.0, seed)([[EXAMPLES[2], example]])
         return batch.anchors[batch.documents == 1].tolist()

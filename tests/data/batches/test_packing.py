@@ -45,7 +45,7 @@ def test_packing_loses_and_doubles_no_row(most: int) -> None:
         assert len(sequences) <= 1.05 * np.ceil(lengths.sum() / most)
 
 
-def test_a_packed_sequence_counts_from_0_in_each_row_and_learns_outputs_alone() -> None:
+def test_positions_of_packed_rows_start_at_0_and_only_outputs_have_labels() -> None:
     first, second, third = EXAMPLES
     batch = BlocksCollator(pad_token_id=0)([[first, third], [second]])
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 12, 13], [10, 11, 0, 0, 0, 0, 0]]
@@ -82,7 +82,7 @@ def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:
     ]
 
 
-def test_outputs_of_one_token_teach_nothing_where_the_target_tells_it() -> None:
+def test_outputs_of_one_token_have_no_labels_where_the_target_supplies_it() -> None:
     columns = {"source_ids": [[5, 6]] * 3, "target_ids": [[7, 1], [1], [8, 9, 1]]}
     rows = datasets.Dataset.from_dict(columns)
     assert rows_with_labels(rows, True).tolist() == [0, 1, 2]

@@ -81,7 +81,7 @@ def test_padding_is_cut_by_place_and_not_by_value():
     assert trim(sequences, model) == [[5, 0, 1], [1], [5, 0, 0, 6, 0]]
 
 
-def test_two_processes_write_what_one_writes(tiny_target, tmp_path):
+def test_two_processes_write_the_rows_of_one(tiny_target, tmp_path):
     """Two processes, as torchrun starts them, on CPU (gloo)."""
     one, two = settings(tiny_target, "one", **SAMPLED), settings(tiny_target, "two", **SAMPLED)
     file = tmp_path / "distill.yaml"
@@ -193,7 +193,7 @@ def test_batches_hold_as_many_rows_of_like_length_as_fit():
     assert batches == [[5], [1], [0, 3, 4], [2]]
 
 
-def test_the_plan_counts_what_the_run_then_does(tiny_target):
+def test_the_plan_counts_the_rows_of_the_run(tiny_target):
     config = settings(tiny_target)
     plan = plan_distillation(config)
     target = load_target(config.target)
@@ -266,9 +266,7 @@ def test_a_distillation_grows_when_its_limit_is_raised(tiny_target):
     assert Manifest.read(folder).counts.ok == 11
 
 
-def test_many_greedy_rows_are_decoded_by_what_is_faster_and_go_on_so(
-    tiny_target, monkeypatch, capsys
-):
+def test_many_greedy_rows_use_the_faster_backend_and_keep_it(tiny_target, monkeypatch, capsys):
     given = settings(tiny_target).model_dump(exclude={"batch_tokens"}, exclude_unset=True)
     config = DistillConfig.model_validate(given)
     distill(settings(tiny_target, "transformers", backend="transformers"))

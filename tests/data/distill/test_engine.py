@@ -66,7 +66,7 @@ def test_greedy_shards_are_those_of_transformers(models, tmp_path, family):
 
 @pytest.mark.parametrize("backend", ["engine", "transformers"])
 @pytest.mark.parametrize("family", ["marian", "llama"])
-def test_sampled_rows_depend_on_the_seed_and_the_row_alone(models, tmp_path, family, backend):
+def test_sampled_rows_depend_only_on_seed_and_row(models, tmp_path, family, backend):
     same = {"backend": backend, **SAMPLED}
     one = made(models, tmp_path, family, "one", **same)
     few = {"batch_rows": 1} if backend == "engine" else {"batch_tokens": 12}
@@ -80,7 +80,7 @@ def test_sampled_rows_depend_on_the_seed_and_the_row_alone(models, tmp_path, fam
     assert rows_of(three.out) != rows_of(one.out)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_shards(models, tmp_path, monkeypatch):
+def test_an_interrupted_distillation_continues_to_the_same_shards(models, tmp_path, monkeypatch):
     same = {"backend": "engine", **SAMPLED}
     whole = made(models, tmp_path, "llama", "whole", **same)
     config, write = made(models, tmp_path, "llama", "cut", **same), distillation.write_shard

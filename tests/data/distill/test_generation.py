@@ -50,7 +50,7 @@ def test_a_row_of_a_batch_is_the_row_alone_and_is_generate(family, changes):
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-def test_a_sampled_row_depends_on_its_own_numbers_alone(family):
+def test_a_sampled_row_depends_only_on_its_random_numbers(family):
     model = ending_model(family)
     uniforms = torch.rand(len(PROMPTS), NEW, dtype=torch.double, generator=torch.manual_seed(5))
     batch = generate_batch(model, PROMPTS, GREEDY, Draws(SAMPLING, uniforms))
@@ -70,7 +70,7 @@ def test_beams_of_a_batch_are_those_of_generate(family):
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_t5_decodes_whatever_the_depth_of_its_decoder(depth: int) -> None:
+def test_t5_decodes_with_any_decoder_depth(depth: int) -> None:
     """`generate` alone makes a cache as deep as the encoder and fails if the decoder is deeper."""
     model = tiny_model("t5", num_decoder_layers=depth)
     for beams in (1, 3):

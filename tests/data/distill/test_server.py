@@ -73,7 +73,7 @@ def test_rows_are_those_of_transformers_where_tokens_come_back(ask, fake, own_ro
     assert len(load_distilled(tmp_path / "rows")) == 20
 
 
-def test_texts_are_tokenised_again_and_what_differs_is_an_error(ask, fake, own_rows, tmp_path):
+def test_retokenized_texts_that_differ_are_errors(ask, fake, own_rows, tmp_path):
     with serving(fake):
         manifest = ask(fake.url, extra_body={})
     special, counts = {0, 2, 3}, manifest.counts  # pad, unk and bos, omitted in texts
@@ -142,7 +142,7 @@ def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_p
     assert fake.prompts.count(bad) == 7 and fake.prompts.count(refused) == 1
 
 
-def test_where_all_rows_fail_nothing_is_written(ask, fake, tmp_path):
+def test_nothing_is_written_if_all_rows_fail(ask, fake, tmp_path):
     fake.trouble = lambda number, prompt: (400, {"error": {"message": "no such thing"}})
     with serving(fake), pytest.raises(ServerGone, match="all of 8 rows failed.*no such thing"):
         ask(fake.url)
@@ -254,7 +254,7 @@ def test_answers_that_cannot_be_the_targets_are_errors(ask, fake, tmp_path, chan
     assert says in row["reason"]
 
 
-def test_a_folder_goes_on_at_another_address_but_not_with_another_model(ask, fake, tmp_path):
+def test_distilling_continues_at_another_address_but_not_with_another_model(ask, fake, tmp_path):
     with serving(fake):
         ask(fake.url)
     next((tmp_path / "rows").glob("*.parquet")).unlink()

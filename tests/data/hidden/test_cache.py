@@ -40,7 +40,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_every_state_is_that_of_the_drafted_token_at_its_own_position(tmp_path, family):
+def test_token_states_are_at_the_draft_tokens_positions(tmp_path, family):
     """Compared with each model run on one sequence at a time and tokens drawn separately."""
     pair = make_pair(tmp_path, family, sentences=7)
     build_cache(settings(pair, mixing=0.3))
@@ -95,7 +95,7 @@ def test_drawn_states_are_those_of_tokens_drawn_after_the_targets_prefixes(tmp_p
     assert len(draws) > 6  # each mix draws new tokens
 
 
-def test_what_a_drawn_state_holds_by_hand():
+def test_a_drawn_state_by_hand():
     logits = torch.tensor([[2.0, 0.0, -torch.inf]]).double()
     state = drawn_states(torch.tensor([[5.0, 6.0]]).double(), logits, torch.tensor([1]))
     high, low = 1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(2.0))
@@ -133,7 +133,7 @@ def test_the_targets_own_processors_judge_the_drafted_tokens(pair):
     assert (strict["acceptance"][other] >= plain["acceptance"][other] - 1e-6).all()
 
 
-def test_batches_change_nothing_but_the_last_bits(pair):
+def test_batches_differ_only_by_rounding(pair):
     build_cache(settings(pair, mixes=2))
     build_cache(settings(pair, "alone", mixes=2, batch_tokens=1))
     for mix in range(2):

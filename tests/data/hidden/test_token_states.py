@@ -81,7 +81,7 @@ def test_mixes_keep_the_set_share_of_the_output(keep):
     assert all(torch.equal(mixed.acceptance, torch.ones(400)) for mixed in mixes)
 
 
-def test_random_numbers_depend_on_seed_mix_row_and_place_alone():
+def test_random_numbers_depend_only_on_seed_mix_row_and_position():
     long, short = row_uniforms(5, 1, 9, 12), row_uniforms(5, 1, 9, 4)
     assert np.array_equal(long[:4], short)
     others = [row_uniforms(6, 1, 9, 4), row_uniforms(5, 0, 9, 4), row_uniforms(5, 1, 8, 4)]

@@ -67,7 +67,7 @@ def test_audio_columns_of_data_sets_are_read_by_us(tmp_path, typed):
     assert load(tmp_path / "saved")["sha256"][:] == found["sha256"][:]
 
 
-def test_what_a_tone_is_stays_the_same_when_it_is_resampled_and_mixed_down(tmp_path):
+def test_a_tone_survives_resampling_and_mixing(tmp_path):
     tone = np.sin(2 * np.pi * 440 * np.arange(48_000) / 48_000)
     both = np.stack([2 * tone, np.zeros(48_000)], axis=1)
     soundfile.write(tmp_path / "tone.wav", both, 48_000, subtype="FLOAT")
@@ -98,7 +98,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_clip_is_counted_with_a_line_that_names_it_and_what_to_do(tmp_path, name):
+def test_an_unusable_clip_is_skipped_and_its_line_names_file_and_remedy(tmp_path, name):
     path = save_clips(tmp_path, 2)
     soundfile.write(tmp_path / "long.flac", noise(31.0), 16_000)
     contents = [(tmp_path / one).read_bytes() for one in ("clip0.wav", "clip1.flac", "long.flac")]
@@ -126,7 +126,7 @@ def test_compressed_recordings_are_read_or_counted(tmp_path):
     assert all(0.9 < seconds < 1.2 for seconds in rows["seconds"][:4])
 
 
-def test_exactly_30_seconds_are_heard(tmp_path):
+def test_clips_of_exactly_30_seconds_are_read(tmp_path):
     soundfile.write(tmp_path / "a.flac", noise(30.0), 16_000)
     assert len(read_speech(load(tmp_path)[0])) == 480_000
 

@@ -199,7 +199,7 @@ def test_a_chat_may_lie_in_a_column_of_any_name(tmp_path):
     assert "chat" not in load(path)[0]
 
 
-def test_chats_without_a_users_text_keep_their_rows_and_hold_nothing(tmp_path):
+def test_chats_without_user_text_are_skipped_rows(tmp_path):
     silent = [CHAT[0], {"role": "user", "content": None}]
     chats = ([CHAT[0], CHAT[2]], silent, [], CHAT)
     path = write_lines(tmp_path / "a.jsonl", *({"messages": chat} for chat in chats))
@@ -310,7 +310,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
     assert [row["source"] for row in load(path)] == ["x"]
 
 
-def test_texts_of_tables_stay_as_they_are_written(tmp_path):
+def test_table_cells_are_read_unchanged(tmp_path):
     path = write(tmp_path / "a.csv", 'text,n\n007,1\n1.50,2\ntrue,3\nx,1,2\n"a\nb",4\n')
     rows = load(path)
     assert [row["source"] for row in rows] == ["007", "1.50", "true", "", "a\nb"]
@@ -320,7 +320,7 @@ def test_texts_of_tables_stay_as_they_are_written(tmp_path):
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
-def test_turns_keep_what_templates_know(tmp_path):
+def test_turns_keep_the_fields_of_templates(tmp_path):
     """Optional keys, tool calls with arguments as objects, reasoning, content parts, ShareGPT."""
     wanted, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     chats = [

@@ -56,7 +56,7 @@ def test_a_prompt_keeps_bos_and_never_gets_eos(single):
     assert tokenize_texts(tokenizer(single), ["a b"], decoder_only=False) == whole
 
 
-def test_an_end_that_the_text_itself_writes_stays():
+def test_an_eos_written_in_the_text_is_kept():
     assert tokenize_texts(tokenizer("<s> $A </s>"), ["a </s>"], decoder_only=True) == [
         [BOS, 7, EOS]
     ]
@@ -77,7 +77,7 @@ def test_a_chat_is_rendered_once_with_special_tokens_once():
     ]
 
 
-def test_a_row_refused_when_it_was_read_stays_refused():
+def test_a_row_that_could_not_be_read_is_skipped_by_the_tokenizer():
     words = tokenizer("<s> $A", TEMPLATE)
     assert tokenize_prompts(words, chats([USER], []), decoder_only=True)[1].reason == "empty"
 

@@ -153,7 +153,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_sampling_stays_exact_where_only_the_best_candidates_are_coupled(
+def test_sampling_is_exact_with_coupled_candidates(
     slots: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "CANDIDATES", 2)

@@ -12,7 +12,7 @@ from drafttrain.decoding.drafters.candidates import (
 VOCABULARY, RANK = 5 * CANDIDATES, 6
 
 
-def test_chains_are_those_of_each_sequence_alone() -> None:
+def test_chains_of_a_batch_equal_those_of_single_sequences() -> None:
     torch.manual_seed(0)
     rows, features = torch.randn(2, VOCABULARY, RANK, dtype=torch.float64)
     lengths, last = [3, 1, 4], [5, 9, 0]

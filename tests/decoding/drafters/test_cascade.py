@@ -209,7 +209,7 @@ def test_copies_after_a_models_tokens_are_reviewed_strictly():
     assert passed == pytest.approx(0.3, abs=1e-12)
 
 
-def test_each_level_reviews_what_its_own_columns_of_the_matrix_ask_for():
+def test_each_level_follows_its_columns_of_the_k_matrix():
     """K for A, B and copies: A reviews 5 tokens of B, which reviews 7 copies; then B reviews 2."""
     models = ToyReviewer(2), ToyReviewer(3)
     first, second = cascade(levels(*models), [[1, 4, 0], [5, 2], [7]]).quotas

@@ -198,7 +198,7 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])
-def test_what_policies_see_says_nothing_of_tokens_that_are_not_drafted(sampling) -> None:
+def test_stop_policies_do_not_see_undrafted_tokens(sampling) -> None:
     target = tiny_model("llama")
     few = noisy(target, "llama")
     tokens = few.config.draftable_tokens = list(range(6, VOCAB, 3))

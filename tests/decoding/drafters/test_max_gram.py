@@ -92,7 +92,7 @@ def test_too_few_tokens_after_a_match_are_continued_up_to_the_requested_length()
     assert draft([1, 2, 3, 1], 9) == [2, 3, 1, 2, 3, 1, 2, 3, 1]
 
 
-def test_the_table_speaks_where_nothing_matches_and_minus_one_is_silence():
+def test_the_bigram_table_is_used_where_nothing_matches():
     table = [-1, 2, 3, -1]
     assert draft([1], 5, table) == [2, 3]
     assert draft([0], 5, table) == []

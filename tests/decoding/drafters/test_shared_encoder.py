@@ -60,7 +60,7 @@ def encoded(model: PreTrainedModel, source: Source) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_drafter_of_equal_depth_computes_what_its_target_computes(family):
+def test_a_drafter_of_equal_depth_equals_its_target(family):
     target, drafter = shared(family), drafter_of(family, noise=0.0)
     source, tokens = tiny_source([5, 9, 20, 7, 1], target), torch.randint(4, VOCAB, (1, 6))
     states = encoded(target, source)[None]

@@ -60,7 +60,7 @@ def generated(target: PreTrainedModel) -> list[list[int]]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_greedy_output_is_plain_output_whatever_shares_its_calls(family: str, mode: str) -> None:
+def test_greedy_output_equals_plain_output_in_any_batch(family: str, mode: str) -> None:
     target = tiny_target(family)
     plain = generated(target)
     assert tokens_of(decode(target, NoDrafter())) == plain
@@ -135,7 +135,7 @@ def test_sampling_follows_the_target_exactly(mode: str, verifier) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_decoding_drafts_what_is_drafted_along_the_output(mode: str) -> None:
+def test_decoding_drafts_as_the_teacher_forced_pass(mode: str) -> None:
     """Decoding, teacher-forced drafts and training agree block by block."""
     target = tiny_target()
     target.generation_config.eos_token_id = None

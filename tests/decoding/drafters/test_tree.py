@@ -240,7 +240,7 @@ def endless(model):
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
-def test_greedy_trees_give_plain_output_and_keep_what_was_accepted(family, name):
+def test_greedy_trees_equal_plain_decoding_and_keep_accepted_nodes(family, name):
     model = endless(tiny_model(family))
     target, source = CachedModel(model), make_source([5, 9, 20], model)
     [plain] = decoder_of(target, NoDrafter()).decode_all([source], 24)

@@ -121,7 +121,7 @@ def test_padding_next_to_the_last_position_can_be_anywhere(family):
             close(score.logits[-1], fresh(model, source, own.tolist()).logits[0, -1])
 
 
-def test_what_is_not_a_number_stays_with_its_sequence():
+def test_nan_logits_affect_only_their_sequence():
     """NaN must not reach a later sequence in its batch row, though masked columns are read if
     another sequence is longer."""
     model = tiny_model("qwen2")
@@ -150,7 +150,7 @@ def test_prompts_are_not_padded_to_the_longest_of_a_batch():
     assert list(target.engine._groups(requests)) == [[0, 2], [1, 3, 4]]
 
 
-def test_sources_that_cannot_be_masked_share_no_call_with_others_of_another_length():
+def test_unmaskable_sources_of_different_lengths_share_no_call():
     """Whisper's cross-attention has no mask, so padding of a shorter source would be read."""
     model = tiny_model("whisper")
     target = CachedModel(model)
@@ -170,7 +170,7 @@ def test_sources_that_cannot_be_masked_share_no_call_with_others_of_another_leng
                 close(output.logits[-1], model(**given).logits[0, -1])
 
 
-def test_a_source_that_is_not_a_number_stays_with_its_sequence():
+def test_a_nan_source_affects_only_its_sequence():
     """NaN must not reach a later sequence in its batch row, though masked states are read if
     another source is longer."""
     model = tiny_model("bart")
@@ -190,7 +190,7 @@ def test_a_source_that_is_not_a_number_stays_with_its_sequence():
         assert all(output.logits.isfinite().all() for output in found)
 
 
-def test_single_tokens_of_unequal_sequences_see_their_own_text_alone():
+def test_single_tokens_of_unequal_sequences_attend_to_their_text_only():
     """LED ignores the mask of a single token, which should hide the longer sequence's columns."""
     model = tiny_seq2seq("led")
     target, source = CachedModel(model), tiny_source([5, 9, 20, 7], model)

@@ -40,7 +40,7 @@ def committed_after(source) -> list[int]:
 
 
 @pytest.mark.parametrize(("family", "attention"), ATTENTIONS)
-def test_trees_grown_level_by_level_equal_each_path_run_alone(family, attention):
+def test_trees_grown_level_by_level_equal_single_paths(family, attention):
     """As drafters grow trees, one level per call after the earlier levels."""
     model = load(family, attention)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
@@ -164,7 +164,7 @@ def test_masks_of_random_trees_hold_the_ancestors_only():
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "bart", "t5"])
-def test_trees_are_right_whatever_attention_the_model_was_loaded_with(family):
+def test_trees_are_right_with_any_attention_implementation(family):
     AttentionInterface.register("makes_its_own_mask", sdpa_attention_forward)
     AttentionMaskInterface.register("makes_its_own_mask", sdpa_mask)
     model = load(family, "makes_its_own_mask")

@@ -92,7 +92,7 @@ def test_rows_that_nothing_needs_are_not_projected_to_the_vocabulary(family, mon
     assert projected == [3, 1]
 
 
-def test_a_prompt_costs_nothing_until_it_is_scored():
+def test_encoding_a_prompt_runs_no_model():
     model = tiny_model("gpt2")
     target = CachedModel(model)
     model.transformer.register_forward_hook(lambda *_: pytest.fail("encode ran the model"))

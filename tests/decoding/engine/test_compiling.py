@@ -160,7 +160,7 @@ def test_windows_and_positions_inside_the_decoder_are_compiled_too(family):
     assert body.graphs.compilations >= 1 and not body.graphs.failed
 
 
-def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(capsys):
+def test_models_that_do_not_compile_run_eagerly_with_one_line(capsys):
     model = tiny_model("llama")
     model.model.layers[0].mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
     target, source = CachedModel(model), make_source([5, 9, 17], model)

@@ -16,7 +16,7 @@ from tests.tiny_models import FAMILIES, tiny_model
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5, 5), (90, 70)])
 @pytest.mark.parametrize("family", [*FAMILIES, "mt5"])
-def test_texts_of_a_batch_are_encoded_as_each_alone(family, lengths):
+def test_texts_of_a_batch_are_encoded_as_single_texts(family, lengths):
     longer = {} if "t5" in family else {"max_position_embeddings": 128}
     model = any_family(family, **longer)
     target, sources = CachedModel(model), sources_of(model, lengths)
@@ -32,7 +32,7 @@ def test_texts_of_a_batch_are_encoded_as_each_alone(family, lengths):
 
 @pytest.mark.parametrize("target", FAMILIES)
 @torch.inference_mode()
-def test_a_drafter_encodes_texts_of_a_batch_as_each_alone(target):
+def test_a_drafter_encodes_a_batch_as_single_texts(target):
     model = tiny_drafter(target)
     sources = sources_of(tiny_model("bart"), LENGTHS)
     states = BlockDrafter(model).encode_all(sources)

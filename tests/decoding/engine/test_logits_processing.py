@@ -177,7 +177,7 @@ def test_logits_are_unchanged_without_processors():
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_what_cannot_be_honoured_is_refused_by_name(settings):
+def test_unsupported_settings_are_refused_by_name(settings):
     model = tiny_model("marian")
     model.generation_config.update(**settings)
     [name] = settings

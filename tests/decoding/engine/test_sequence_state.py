@@ -33,7 +33,7 @@ def state_of(tokens: Sequence[int]) -> SequenceState:
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 300])
-def test_what_is_missing_begins_where_the_tokens_first_differ(length: int) -> None:
+def test_align_keeps_the_common_prefix(length: int) -> None:
     known = list(range(1000, 1000 + length))
     for place in range(length):
         state = state_of(known)

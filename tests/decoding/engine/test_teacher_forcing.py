@@ -33,7 +33,7 @@ def alone(model: PreTrainedModel, source: list[int], target: list[int]):
 @pytest.mark.parametrize(
     "family", [*CAUSAL_FAMILIES, "opt-projected", "Cohere", *FAMILIES, "m2m100"]
 )
-def test_a_padded_batch_equals_each_sequence_run_alone(family):
+def test_a_padded_batch_equals_single_sequences(family):
     """Cohere scales its logits, as an example of families with another output projection."""
     name, *projected = family.split("-projected")
     model = any_family(name, **({"word_embed_proj_dim": 8} if projected else {}))

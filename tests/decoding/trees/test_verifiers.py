@@ -211,7 +211,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_rule_for_another_draw_is_biased_and_says_that_it_does_not_take_it(name: str) -> None:
+def test_a_verifier_refuses_draws_for_which_it_is_biased(name: str) -> None:
     """Control: pairs that the check refuses would indeed be biased."""
     verifier, draw = WRONG[name]
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), SAMPLINGS["temperature 1"]

@@ -30,7 +30,7 @@ def objective_of(draftable=None, **settings: object) -> FollowTarget:
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_the_loss_is_that_of_every_block_run_alone(draftable) -> None:
+def test_the_loss_equals_that_of_single_blocks(draftable) -> None:
     objective = objective_of(draftable, cross_entropy=0.5, forward_kl=2.0)
     batch = COLLATE([EXAMPLES])
     sums = objective(batch, 0.0)

@@ -31,7 +31,7 @@ def objective_of(mode: str, draftable=None, **settings: object) -> FollowStates:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
+def test_the_loss_equals_that_of_single_slots(mode: str, draftable) -> None:
     objective = objective_of(mode, draftable, cross_entropy=0.5, forward_kl=2.0)
     model, target = objective.model, objective.teacher.model
     wanted = torch.arange(40) if draftable is None else draftable
@@ -72,7 +72,7 @@ def test_the_loss_is_that_of_every_slot_run_alone(mode: str, draftable) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_packed_rows_have_the_loss_of_rows_alone(mode: str) -> None:
+def test_packed_rows_have_the_loss_of_single_rows(mode: str) -> None:
     objective = objective_of(mode, forward_kl=0.5, total_variation=1.0)
     one, two = EXAMPLES[:2], EXAMPLES[2:]
     packed, alone = objective(COLLATE([one, two]), 0.0), objective(COLLATE.alone(EXAMPLES), 0.0)

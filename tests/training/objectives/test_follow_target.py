@@ -69,7 +69,7 @@ def test_packed_rows_have_the_loss_and_the_gradients_of_rows_apart(family, draft
             close(a.grad, b.grad, 1e-6)
 
 
-def test_a_drafter_of_few_tokens_learns_rows_over_these_alone() -> None:
+def test_a_drafter_of_few_tokens_learns_distributions_over_them() -> None:
     settings = FollowTargetConfig(cross_entropy=1.0, forward_kl=1.0, total_variation=1.0)
     objective = objective_of(settings, draftable=DRAFTABLE)
     batch = COLLATE.alone(EXAMPLES)
@@ -105,7 +105,7 @@ def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_sam
     close(same.overlap(batch, same.rows(batch)[0]), torch.ones(8, dtype=torch.float64))
 
 
-def test_validation_is_the_cross_entropy_of_the_output_whatever_is_trained() -> None:
+def test_validation_is_the_cross_entropy_of_the_output() -> None:
     objective = objective_of(FollowTargetConfig(forward_kl=0.0, total_variation=1.0)).eval()
     sums = objective(COLLATE.alone(EXAMPLES), 1.0)
     of_outputs = objective_of(FollowTargetConfig(cross_entropy=1.0, forward_kl=0.0))

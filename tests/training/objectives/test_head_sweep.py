@@ -131,7 +131,7 @@ def test_an_empty_batch_keeps_a_graph() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_head_in_a_sweep_ends_as_if_trained_alone(tmp_path: Path, accumulation: int) -> None:
+def test_a_head_in_a_sweep_equals_one_trained_alone(tmp_path: Path, accumulation: int) -> None:
     """With clipping and two batches per step; each head has its own norm and normaliser."""
     settings = SETTINGS.model_copy(update={"accumulation": accumulation, "weight_decay": 0.1})
     together = trained(make_task(), settings, tmp_path / "sweep")
@@ -145,7 +145,7 @@ def test_a_head_in_a_sweep_ends_as_if_trained_alone(tmp_path: Path, accumulation
     assert (together["D0-w1.out.weight"] - first).abs().max() > 1e-3  # something was learned
 
 
-def test_first_weights_depend_on_seed_and_name_alone() -> None:
+def test_initial_weights_depend_only_on_seed_and_name() -> None:
     sweep = {head.config.name: head for head in make_heads(SWEEP, WIDTH, seed=0)}
     torch.manual_seed(123)
     (alone,) = make_heads(HeadConfig(depths=(3,), rejection_weights=(6.0,)), WIDTH, seed=0)

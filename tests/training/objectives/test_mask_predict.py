@@ -47,7 +47,7 @@ def test_sums_do_not_depend_on_how_the_batch_is_split(changes: dict) -> None:
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5", "t5gemma"])
-def test_a_prefix_read_apart_gives_what_all_rows_in_one_pass_give(family: str) -> None:
+def test_a_separate_prefix_pass_equals_one_pass_over_all_rows(family: str) -> None:
     target = tiny_t5gemma() if family == "t5gemma" else shared(family)
     drafter = drafter_of(target)
     batch = collator(drafter, 2)(examples())
@@ -180,7 +180,7 @@ def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(fa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_following_a_teacher_raises_acceptance_and_leaves_the_teacher_alone(family: str) -> None:
+def test_distilling_a_drafter_raises_acceptance_and_keeps_the_target(family: str) -> None:
     batch = FAMILIES[family](ROWS)
     teacher = tiny_model(family, seed=3)
     before = copy.deepcopy(teacher)

@@ -19,7 +19,7 @@ def objective(family: str, heads: BlockHeads) -> PredictAhead:
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "llama"])
-def test_loss_is_the_cross_entropy_of_each_head_against_its_own_later_token(family: str) -> None:
+def test_loss_is_the_cross_entropy_of_each_heads_token(family: str) -> None:
     heads, rows = block_heads(), examples()
     whole = BlockRowsCollator(heads.config.heads, positions=100, seed=0)
     sums = objective(family, heads)(whole(rows), 0.0)

@@ -20,7 +20,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("family", ["Gemma3Text", "Mistral", "Cohere"])
-def test_rows_of_packed_texts_are_those_of_each_alone(family: str) -> None:
+def test_logits_of_packed_texts_equal_single_texts(family: str) -> None:
     """With windows of 5 tokens in some or all layers, and with scaled logits."""
     model, wanted = any_family(family), torch.tensor([4, 8, 30])
     examples = [Example(0, row, source, target) for row, (source, target) in enumerate(ROWS)]
