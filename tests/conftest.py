@@ -26,13 +26,15 @@ TESTS = Path(__file__).parent
 END_TO_END = ("benchmarks", "commands", "faults", "recipes")
 END_TO_END += ("test_docs.py", "test_extending.py", "test_launch.py", "test_page_commands.py")
 """Folders and files with end-to-end tests of commands, recipes, launches and documentation."""
+COMPILED = "test_compiling.py"
+"""Name of the files that wait for torch.compile, which takes seconds a graph; same tier."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks end-to-end tests by their folder or file. Skips tests marked gpu if there is no CUDA
-    device."""
+    """Marks the tests of `make test-all` alone by their folder or file. Skips tests marked gpu if
+    there is no CUDA device."""
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in END_TO_END:
+        if item.path.relative_to(TESTS).parts[0] in END_TO_END or item.path.name == COMPILED:
             item.add_marker("end_to_end")
         if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -134,6 +134,7 @@ def test_a_spec_drafter_drafts_for_a_marian_in_bfloat16() -> None:
     assert plain_tokens(model, source, drafter=drafter) == generated(model, source)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("family", ["llama", "bart"])
 def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(family: str) -> None:
     model = tiny_model(family)
