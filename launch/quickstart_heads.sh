@@ -18,7 +18,7 @@ step "2/3 Decode held-out prompts with every candidate, choose, report on unseen
   "sweep={k: [2, 3, 4, 6], entropy: []}" "trees=[]"
 step "3/3 Decode unseen prompts with the chosen head and with fixed lengths, interleaved" \
   drafttrain eval --target checkpoints/gsm8k-target --drafter checkpoints/gsm8k-drafter \
-  --head "$run" --stop head --sweep k=3,4,6 --temperature 1 decode.sampling.top_k=50 \
-  decode.sampling.max_new_tokens=128 decode.verifier.kind=block --data "$test" --limit 40 \
+  --head "$run" --stop head --sweep k=3,4 --temperature 1 decode.sampling.top_k=50 \
+  decode.sampling.max_new_tokens=128 decode.verifier.kind=block --data "$test" --limit 32 \
   --report "$run/report.json" repeats=1 "baselines=[generate]"
 printf '\nDone in %d s: %s, tune.json and plots\n' "$SECONDS" "$run/report.json"
