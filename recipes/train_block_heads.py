@@ -20,7 +20,7 @@ from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Examples
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
-from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts
+from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.identity import hash_target
@@ -88,7 +88,7 @@ def make_task(
         validate = BlockValidation(
             Examples(held_out),
             collate,
-            lambda objective, example: Drafts(
+            lambda objective, example: BlockDrafts(
                 predict_blocks(
                     objective.model,
                     objective.teacher.model,

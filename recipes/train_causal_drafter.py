@@ -28,7 +28,7 @@ from drafttrain.data.distill.recipe_rows import check_positions, frequent_tokens
 from drafttrain.data.teacher import training_examples
 from drafttrain.decoding.drafters.causal import greedy_blocks
 from drafttrain.decoding.engine.architectures import check_configuration
-from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts
+from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation
 from drafttrain.models.causal_drafter import (
     check_causal_recipe,
     draftable_tokens,
@@ -92,13 +92,15 @@ def make_task(
     return Task(objective, packed, lengths, collate, validate)
 
 
-def draft_along(collate: BlocksCollator, k: int, objective: FollowTarget, row: Example) -> Drafts:
+def draft_along(
+    collate: BlocksCollator, k: int, objective: FollowTarget, row: Example
+) -> BlockDrafts:
     """Greedy drafts of k tokens at each prefix of a row's output, and the acceptance probability
     of sampled draft tokens."""
     batch = collate.alone([row]).to(objective.model.device)
     logits, _ = objective.rows(batch)
     best = objective.tokens(logits.argmax(-1))
-    return Drafts(greedy_blocks(best, len(best), k), objective.overlap(batch, logits))
+    return BlockDrafts(greedy_blocks(best, len(best), k), objective.overlap(batch, logits))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.teacher_forcing import check_projection
-from drafttrain.evaluation.teacher_forced import BlockValidation, Drafts, fit_slot_temperatures
+from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation, fit_slot_temperatures
 from drafttrain.models.drafters import reads_states, vocabulary_size
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_target, load_tokenizer
@@ -194,9 +194,9 @@ def examples_for(
     return Examples(rows, ClipEncoding(target, rows, clips, distillation.out))
 
 
-def blocks_along(objective: MaskPredict, example: Example) -> Drafts:
+def blocks_along(objective: MaskPredict, example: Example) -> BlockDrafts:
     """Greedy blocks at each prefix of an output, for validation."""
-    return Drafts(block_rows(objective.model, *block_inputs(example)).argmax(-1).cpu())
+    return BlockDrafts(block_rows(objective.model, *block_inputs(example)).argmax(-1).cpu())
 
 
 def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:

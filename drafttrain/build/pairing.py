@@ -44,7 +44,7 @@ that of the first method, and the file of max-gram's table, if given."""
 
 
 @dataclass(frozen=True)
-class Drafts:
+class DraftProperties:
     """The properties of a method's drafts that `check_pairing` reads, without a drafter."""
 
     name: str
@@ -104,7 +104,7 @@ def _check_method(decode: DecodeConfig) -> None:
         drafts = _check_tree(decode)
     else:
         kind = read_kind(str(decode.drafter))
-        drafts = Drafts(kind.name, kind.provides, False, kind.draw_kind(sampling.greedy))
+        drafts = DraftProperties(kind.name, kind.provides, False, kind.draw_kind(sampling.greedy))
     stop = STOPS[decode.stop.kind]
     rule = rule_of(decode.verifier, sampling.greedy, decode.tree)
     check_pairing(drafts, stop, rule, sampling)
@@ -125,7 +125,7 @@ def _check_plain(decode: DecodeConfig) -> None:
                 )
 
 
-def _check_tree(decode: DecodeConfig) -> Drafts:
+def _check_tree(decode: DecodeConfig) -> DraftProperties:
     """Checks the settings of a tree and returns the properties of its drafts."""
     tree, kind, name = decode.tree, TREES[decode.tree.kind], str(decode.drafter)
     settings = None if named_kind(name) is not None else read_drafter_settings(name)
@@ -160,7 +160,7 @@ def _check_tree(decode: DecodeConfig) -> Drafts:
     shape = build_shape(tree, decode.stop.k)
     check_width(shape, settings.get_text_config(decoder=True).vocab_size)
     drawn = "independent" if tree.drafters else kind.draw_kind
-    return Drafts(shape.name, kind.provides, shape.drafts_trees, drawn)
+    return DraftProperties(shape.name, kind.provides, shape.drafts_trees, drawn)
 
 
 def _check_cascade(decode: DecodeConfig) -> None:

@@ -12,7 +12,7 @@ from drafttrain.config.commands import ExportConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import POLICY
 from drafttrain.config.recipes import CausalDrafterRecipe
-from drafttrain.config.runs import Run, head_folders, recorded_target, run_of
+from drafttrain.config.runs import TrainedRun, head_folders, recorded_target, run_of
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.evaluation.report import read_report
@@ -74,7 +74,7 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
         print(f"\n{engine.title}:\n{indent(engine.command(serving_of(card, parts)), '  ')}")
 
 
-def fill_from_drafters_run(settings: ExportConfig, run: Run | None) -> ExportConfig:
+def fill_from_drafters_run(settings: ExportConfig, run: TrainedRun | None) -> ExportConfig:
     """Fills settings that the user did not give from the drafter's folder and its training run.
 
     These are policy, report and training data, and the draft length of a causal drafter without a
@@ -117,7 +117,7 @@ def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> 
     return target if decoded else None
 
 
-def held_out_inputs(run: Run | None, parts: Parts) -> list[list[int]]:
+def held_out_inputs(run: TrainedRun | None, parts: Parts) -> list[list[int]]:
     """Returns the tokens of the run's first held-out rows; empty if there is no such data."""
     data = None if run is None else run.recipe.held_out
     if data is None or not Path(data.path).exists():

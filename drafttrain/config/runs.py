@@ -31,7 +31,7 @@ HEAD = "acceptance-head"
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainedRun:
     """A finished run: final/ is a drafter for one target, or has a folder per acceptance head."""
 
     folder: Path
@@ -42,7 +42,7 @@ class Run:
         return self.folder / "final"
 
 
-def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
+def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> TrainedRun:
     """Returns the newest run of a drafter or of heads. Raises ConfigError if there is none."""
     if run := next(finished_runs(folder, of_heads), None):
         return run
@@ -55,7 +55,7 @@ def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> Run:
     )
 
 
-def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[Run]:
+def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[TrainedRun]:
     """Returns the finished runs of drafters, or of heads, newest first."""
     recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
     runs = [run for run, kind in recipes.items() if kind and (kind is HeadRecipe) is of_heads]
@@ -64,14 +64,14 @@ def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[Run]:
     return map(read_run, sorted(ended, key=ended.__getitem__, reverse=True))
 
 
-def run_of(drafter: str) -> Run | None:
+def run_of(drafter: str) -> TrainedRun | None:
     """Returns the run of a drafter folder (RUN/final or RUN), or None."""
     folder = Path(drafter)
     run = folder.parent if folder.name == "final" else folder
     return None if _recipe_of(run) in (None, HeadRecipe) else read_run(run)
 
 
-def head_run_of(heads: Path) -> Run | None:
+def head_run_of(heads: Path) -> TrainedRun | None:
     """Returns the run of a folder of heads (RUN, RUN/final or a head's folder in it), or None."""
     folders = (heads, heads.parent, heads.parent.parent)
     return next((read_run(run) for run in folders if _recipe_of(run) is HeadRecipe), None)
@@ -104,14 +104,14 @@ def recorded_target(folder: Path) -> dict[str, Any]:
     return {name: target[name] for name in RECORDED if target.get(name)}
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> TrainedRun:
     """Reads a finished run from its run.yaml.
 
     Raises ConfigError naming all unknown settings, which another version may have written.
     """
     path = folder / "run.yaml"
     try:
-        return Run(folder, validate_settings(_recipe_of(folder), merge_values(path)))
+        return TrainedRun(folder, validate_settings(_recipe_of(folder), merge_values(path)))
     except ConfigError as error:
         raise ConfigError(
             f"{path}: {error}; if another version of drafttrain wrote it, remove these lines from "
@@ -268,7 +268,7 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
 
 
 def _fill_from_drafter(
-    decode: dict[str, Any], run: Run | None, values: Mapping[str, Any], chains: bool
+    decode: dict[str, Any], run: TrainedRun | None, values: Mapping[str, Any], chains: bool
 ) -> Policy | None:
     """Fills decode from policy.json, then drafter and draft length from the run.
 

@@ -32,7 +32,7 @@ from drafttrain.evaluation.runner import BEAM, GENERATE, PLAIN, Decoded
 
 
 @dataclass(frozen=True)
-class Counts:
+class RoundCounts:
     """Sums over the rounds of each prompt, all [P]."""
 
     tokens: Array
@@ -89,7 +89,9 @@ class CallCosts:
     calls: dict[str, int]
 
     @staticmethod
-    def of(counts: Counts, parameters: Mapping[str, float], target_seconds: float) -> CallCosts:
+    def of(
+        counts: RoundCounts, parameters: Mapping[str, float], target_seconds: float
+    ) -> CallCosts:
         """Computes the costs. target_seconds: mean of a target call in plain decoding."""
         measured, calls = {}, {}
         for name, made in counts.by_drafter(parameters).items():
@@ -121,7 +123,7 @@ def round_facts(
     return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}
 
 
-def count_rounds(outputs: Sequence[Output]) -> Counts:
+def count_rounds(outputs: Sequence[Output]) -> RoundCounts:
     """Sums the counts of the rounds of each output."""
 
     def summed(fact) -> Array:
@@ -132,7 +134,7 @@ def count_rounds(outputs: Sequence[Output]) -> Counts:
 
     apart = sorted({name for o in outputs for r in o.rounds for name in r.calls or ()})
     estimated = any(r.expected is not None for output in outputs for r in output.rounds)
-    return Counts(
+    return RoundCounts(
         tokens=summed(lambda round: len(round.emitted)),
         rounds=summed(lambda round: 1),
         drafted=summed(lambda round: len(round.drafted)),
@@ -184,7 +186,7 @@ def call_seconds(outputs: Sequence[Output]) -> tuple[float, float]:
     )
 
 
-def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
+def walltime_improvement(counts: RoundCounts, costs: Mapping[str, float]) -> Ratio:
     """Returns tokens per cost in target calls: n / (target calls + sum of c_i calls_i).
 
     With measured costs c_i it is the standardised walltime improvement (CS Drafting, Section 5).
@@ -198,7 +200,7 @@ def walltime_improvement(counts: Counts, costs: Mapping[str, float]) -> Ratio:
 
 
 def acceptance_figures(
-    counts: Counts, parameter_ratios: Mapping[str, float] | None = None
+    counts: RoundCounts, parameter_ratios: Mapping[str, float] | None = None
 ) -> dict[str, Statistic]:
     """Returns the acceptance metrics that the counts allow, by name in reports."""
     figures: dict[str, Statistic] = {

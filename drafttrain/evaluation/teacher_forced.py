@@ -35,7 +35,7 @@ from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio
 from drafttrain.evaluation.calibration import round_starts
-from drafttrain.evaluation.metrics import Counts
+from drafttrain.evaluation.metrics import RoundCounts
 from drafttrain.evaluation.prompts import Prompt, is_cut
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.draftable import UNDRAFTED
@@ -63,7 +63,7 @@ class TargetOutput:
 class ForcedCounts:
     """Teacher-forced counts of one method over all outputs."""
 
-    counts: Counts
+    counts: RoundCounts
     positions: Array
     """[3, P, K] as returned by `count_positions`."""
     overlaps: dict[str, Ratio] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def measure_forced(
             raise
     lengths, cut, counts, rates = zip(*done, strict=True)
     tokens, none = np.array(lengths, dtype=np.float64), np.zeros(len(done))
-    plain = Counts(tokens, tokens, none, none, none)
+    plain = RoundCounts(tokens, tokens, none, none, none)
     found = [ForcedCounts(plain, np.zeros((3, len(done), 0)), cut=sum(cut))]
     for method, own in zip(methods, zip(*counts, strict=True), strict=True):
         whole, positions = np.split(np.stack(own), [5], axis=1)
@@ -120,7 +120,7 @@ def measure_forced(
             *values, width = np.stack([one[key] for one in rates]).T
             named = zip(OVERLAPS, values, strict=False)
             overlaps = {name: Ratio(value, width) for name, value in named}
-        found.append(ForcedCounts(Counts(*whole.T), positions, overlaps))
+        found.append(ForcedCounts(RoundCounts(*whole.T), positions, overlaps))
     return found
 
 
@@ -249,7 +249,7 @@ def accepted_runs(blocks: Tensor, output: Sequence[int]) -> Array:
     return (blocks.cpu() == following).cumprod(1).sum(1).numpy()
 
 
-class Drafts(NamedTuple):
+class BlockDrafts(NamedTuple):
     """Drafts on one output of a drafter in training."""
 
     blocks: Tensor
@@ -270,7 +270,7 @@ class BlockValidation:
 
     rows: Examples
     collate: Callable[[Sequence[Example]], Any]
-    draft: Callable[[nn.Module, Example], Drafts]
+    draft: Callable[[nn.Module, Example], BlockDrafts]
     """(objective, row) -> the drafts on its output."""
     batch_rows: int = 64
 
@@ -306,12 +306,12 @@ def slot_validation(rows: Examples, collate: BlocksCollator) -> BlockValidation:
     """Returns the validation of a drafter of masked blocks, whose objective computes `rows`,
     `overlap` and `tokens` for the collator's batches. No block is dropped from them."""
 
-    def draft(objective: nn.Module, example: Example) -> Drafts:
+    def draft(objective: nn.Module, example: Example) -> BlockDrafts:
         batch = collate.alone([example]).to(objective.model.device)
         logits, _ = objective.rows(batch)
         tokens, length = objective.tokens(logits.argmax(-1)), len(example.target_ids)
         blocks = blocks_of_rows(batch, tokens, collate.k, length).cpu()
-        return Drafts(blocks, objective.overlap(batch, logits), batch.slots())
+        return BlockDrafts(blocks, objective.overlap(batch, logits), batch.slots())
 
     return BlockValidation(rows, collate.alone, draft, batch_rows=8)
 

@@ -98,7 +98,7 @@ llama-server -m target.gguf -md {file} --spec-type draft-simple \\
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServingEngine:
     """An inference program: which drafters it can use and how it is started."""
 
     name: str
@@ -120,10 +120,10 @@ class Engine:
     vLLM silently truncates the attention weights to that size."""
 
 
-ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, ServingEngine] = {
     engine.name: engine
     for engine in (
-        Engine(
+        ServingEngine(
             "transformers",
             "Transformers alone",
             ("assisted",),
@@ -132,7 +132,8 @@ ENGINES: dict[str, Engine] = {
             "confidence threshold {0.confidence:g} (both in `generation_config.json`). Pass no "
             "`assistant_tokenizer`: target and drafter share one.",
         ),
-        Engine(  # method draft_model; vLLM runs unknown architectures in its Transformers backend
+        # method draft_model; vLLM runs unknown architectures in its Transformers backend
+        ServingEngine(
             "vllm",
             "vLLM",
             ("servers", "parallel_servers"),
@@ -142,8 +143,8 @@ ENGINES: dict[str, Engine] = {
             "`draft_sample_method` is `probabilistic`.",
             fixed_heads=("Qwen2ForCausalLM",),
         ),
-        Engine("sglang", "SGLang", ("servers",), sglang_command),  # algorithm STANDALONE
-        Engine(  # decoding types Draft_Target and PARD of its PyTorch backend
+        ServingEngine("sglang", "SGLang", ("servers",), sglang_command),  # algorithm STANDALONE
+        ServingEngine(  # decoding types Draft_Target and PARD of its PyTorch backend
             "tensorrt-llm",
             "TensorRT-LLM",
             ("servers", "parallel_servers"),
@@ -157,7 +158,7 @@ ENGINES: dict[str, Engine] = {
                 ).split()
             ),
         ),
-        Engine(  # draft-simple of llama-server
+        ServingEngine(  # draft-simple of llama-server
             "llama.cpp",
             "llama.cpp",
             ("servers",),
@@ -174,7 +175,7 @@ ENGINES: dict[str, Engine] = {
 """All programs by name."""
 
 
-def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[Engine]:
+def engines_for(names: Sequence[str], drafter: PretrainedConfig) -> list[ServingEngine]:
     """Returns the named programs or, without names, all that can use the drafter."""
     if names:
         return [ENGINES[name] for name in names]
@@ -210,7 +211,7 @@ def check_engines(
 
 
 def _check_engine(
-    engine: Engine, drafter: str, config: PretrainedConfig, target: TargetConfig
+    engine: ServingEngine, drafter: str, config: PretrainedConfig, target: TargetConfig
 ) -> None:
     """Compares vocabulary sizes, architecture, head width (from both config.json) and tokenizers.
 

@@ -76,7 +76,7 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
-    """Returns the arguments of `generate`, always with do_sample=False (`Choice` samples); all
+    """Returns the arguments of `generate`, always with do_sample=False (`TokenChoice` samples); all
     others come from the target's generation_config."""
     return {
         "max_new_tokens": config.sampling.max_new_tokens,
@@ -138,10 +138,10 @@ def _generate(
     settings: dict[str, Any],
     draws: Draws | None,
 ) -> list[list[int] | None]:
-    """Returns the tokens after the first `prefix`. `Choice` samples and finds non-finite rows."""
+    """Returns the tokens after the first `prefix`; `TokenChoice` samples, finds non-finite rows."""
     if settings["num_beams"] > 1:
         return trim(generate(**settings), model, prefix)
-    choice = Choice(prefix, model.generation_config.eos_token_id, draws)
+    choice = TokenChoice(prefix, model.generation_config.eos_token_id, draws)
     sequences = generate(logits_processor=LogitsProcessorList([choice]), **settings)
     rows = enumerate(trim(sequences, model, prefix))
     return [None if row in choice.broken else tokens for row, tokens in rows]
@@ -162,7 +162,7 @@ def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[lis
     return trimmed
 
 
-class Choice(LogitsProcessor):
+class TokenChoice(LogitsProcessor):
     """The last logits processor; when sampling, it draws a token and excludes all others."""
 
     def __init__(self, prefix: int, ends: int | list[int], draws: Draws | None) -> None:

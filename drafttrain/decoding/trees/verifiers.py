@@ -40,7 +40,7 @@ class Children:
 
 
 @dataclass(frozen=True)
-class Choice:
+class NodeChoice:
     """The decision of a rule at one node."""
 
     child: int | None
@@ -49,7 +49,7 @@ class Choice:
     """[V] distribution of the next token; used if no child is accepted."""
 
 
-Rule = Callable[[Tensor, Children, Randomness], Choice]
+Rule = Callable[[Tensor, Children, Randomness], NodeChoice]
 """(target_probs [V] at a node, its children, randomness) -> at most one accepted child."""
 
 
@@ -70,7 +70,7 @@ def walk_down(
         index = path[-1] + 1 if path else 0
         row, nodes = warp(target_logits[index], sampling), below[index]
         if not nodes:
-            choice = Choice(None, row)
+            choice = NodeChoice(None, row)
         else:
             choice = rule(row, _children(proposal, nodes, row), randomness)
         if choice.child is None:
@@ -79,7 +79,7 @@ def walk_down(
         path.append(nodes[choice.child])
 
 
-def recurse(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
+def recurse(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
     """Siblings drawn without replacement from one row d (RSD, Jeon et al. 2024, Algorithms 1, 6).
 
     Let t be the target's distribution. Each sibling, in draw order, is accepted with probability
@@ -89,13 +89,13 @@ def recurse(target_probs: Tensor, children: Children, randomness: Randomness) ->
     target, draft = target_probs, _rows(children, target_probs)[0]
     for index, token in enumerate(children.tokens):
         if _accepted(target[token], draft[token], randomness):
-            return Choice(index, target)
+            return NodeChoice(index, target)
         target = residual(target, draft)
         draft = without(draft[None], token)[0]
-    return Choice(None, target)
+    return NodeChoice(None, target)
 
 
-def multi_round(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
+def multi_round(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
     """Siblings drawn independently (SpecInfer, Miao et al. 2024).
 
     Let t be the target's distribution and d that of the drafter. Each copy is accepted with
@@ -106,12 +106,12 @@ def multi_round(target_probs: Tensor, children: Children, randomness: Randomness
     for index in _copies(children, randomness):
         token = children.tokens[index]
         if _accepted(target[token], draft[index, token], randomness):
-            return Choice(index, target)
+            return NodeChoice(index, target)
         target = residual(target, draft[index])
-    return Choice(None, target)
+    return NodeChoice(None, target)
 
 
-def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
+def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
     """K siblings drawn independently from one row (SpecTr, Sun et al. 2023, Algorithm 3).
 
     Let t be the target's distribution and d that of the drafter. Each copy is accepted with
@@ -125,13 +125,13 @@ def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> C
     for index in _copies(children, randomness):
         token = children.tokens[index]
         if _accepted(target_probs[token], gamma * draft[token], randomness):
-            return Choice(index, target_probs)
+            return NodeChoice(index, target_probs)
     overlap = torch.minimum(draft, target_probs / gamma)
     beta = float(overlap.sum())
     if beta == 0.0:
-        return Choice(None, target_probs)
+        return NodeChoice(None, target_probs)
     reached = (1.0 - (1.0 - beta) ** tries) / beta
-    return Choice(None, residual(target_probs, overlap * reached))
+    return NodeChoice(None, residual(target_probs, overlap * reached))
 
 
 def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
@@ -156,12 +156,12 @@ def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
     return float(brentq(margin, 1.0, tries, xtol=1e-15, rtol=4 * np.finfo(float).eps))
 
 
-def sample_target(target_probs: Tensor, children: Children, randomness: Randomness) -> Choice:
+def sample_target(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
     """Any tree: samples the target's token and accepts the child that holds it (OPT-Tree)."""
     token = int(randomness.categorical(target_probs[None]))
     if token in children.tokens:
-        return Choice(children.tokens.index(token), target_probs)
-    return Choice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
+        return NodeChoice(children.tokens.index(token), target_probs)
+    return NodeChoice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
 
 
 def verify_traversal(

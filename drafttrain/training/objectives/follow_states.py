@@ -22,7 +22,7 @@ from drafttrain.training.objectives.follow_target import FollowTarget
 
 
 @dataclass(frozen=True)
-class Columns:
+class SelectedColumns:
     """Selected columns of each sequence of a batch, padded to the same number N."""
 
     indices: Tensor
@@ -31,10 +31,10 @@ class Columns:
     """[B, N] false in the padding."""
 
     @staticmethod
-    def where(selected: Tensor, most: int) -> Columns:
+    def where(selected: Tensor, most: int) -> SelectedColumns:
         """Returns the true columns of `selected` [B, T]; most: their maximal number, at least 1."""
         indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        return Columns(indices, selected.gather(1, indices))
+        return SelectedColumns(indices, selected.gather(1, indices))
 
 
 class FollowStates(FollowTarget):
@@ -102,7 +102,7 @@ def states_at_labels(
     Shapes: embedding [V, D] -> [N, D].
     """
     most_slots, most_anchors = batch.widths
-    slots = Columns.where(batch.labels != IGNORED, most_slots)
+    slots = SelectedColumns.where(batch.labels != IGNORED, most_slots)
 
     def of_slots(values: Tensor) -> Tensor:
         return values.gather(1, slots.indices)
@@ -112,7 +112,7 @@ def states_at_labels(
     anchors, columns = positions - depths, of_slots(batch.text_columns) - depths
     rows = torch.arange(len(columns), device=columns.device)[:, None]
     texts = batch.labels[:, : batch.columns] != IGNORED
-    starts = Columns.where(texts, most_anchors)  # columns of the anchors: a block follows each
+    starts = SelectedColumns.where(texts, most_anchors)  # a block follows each anchor
     states = reading.states[rows, (starts.indices - 1).clamp(min=0)]
     of_anchors = model.anchor_inputs(states.flatten(0, 1)).unflatten(0, starts.indices.shape)
     # numbers: [B, columns] index among the anchors of each column that is one
