@@ -51,7 +51,7 @@ SPOILED = {
     "tokenizer_config.json": (TOKENIZER, (*NONE, '{"added_tokens_decoder": 3}')),
     "generation_config.json": (r"generation_config\.json cannot be read \(", NONE[:3]),
 }
-"""What is said of each file with each of these texts."""
+"""The message for each file with each of these texts."""
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafttrain.data.batches.slots import choose_revealed, glancing_ratio, reveal
+from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.slots import SlotCollator, choose_revealed, glancing_ratio, reveal
 from drafttrain.models.spec_drafter.layout import IGNORED, Layout, lay_out
 from drafttrain.models.spec_drafter.shape import DraftShape
 
@@ -31,6 +32,21 @@ def test_choice_is_uniform_over_the_slots() -> None:
     revealed = choose_revealed(torch.full((4000, 1), 4), revealable, priority, 0.5)
     share = revealed.float().mean(0)[0]
     assert (share - 0.5).abs().max() < 0.03
+
+
+def test_blocks_of_a_row_start_after_different_prefixes_of_its_output() -> None:
+    """Prefixes have 0 to L - 1 tokens of the output, after the given tokens; at most L blocks."""
+    collate = SlotCollator(DraftShape(9, 10, "paper"), k=2, blocks=3, seed=0, start_token=0)
+    drawn = set()
+    for epoch in range(40):
+        few, many = Example(epoch, 0, [5], [6, 1], [7, 8]), Example(epoch, 1, [5], [6, 7, 8, 1])
+        layout = collate([few, many]).layout
+        number = layout.of_blocks(layout.rows.block)[..., 0]
+        prefixes = layout.of_blocks(layout.rows.limit)[..., 0] + 1  # paper slots: tokens before
+        assert sorted(prefixes[0][number[0] >= 0].tolist()) == [2, 3]
+        assert len(set(prefixes[1].tolist())) == 3
+        drawn |= set(prefixes[1].tolist())
+    assert drawn == {0, 1, 2, 3}
 
 
 def rows(slots: str, output: list[int], prefix: int) -> Layout:
