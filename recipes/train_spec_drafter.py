@@ -10,7 +10,6 @@ distilled outputs are made first. Running the same command again continues a sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from drafttrain.commands.options import DryRun
@@ -30,7 +29,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.teacher_forcing import check_projection
-from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation, fit_slot_temperatures
+from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation
 from drafttrain.models.drafters import reads_states, vocabulary_size
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_target, load_tokenizer
@@ -82,9 +81,6 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
         drafter.cpu()
-        if task.validate is not None and distillations(settings)["data"].method == "greedy":
-            drafter.config.slot_temperatures = fit_slot_temperatures(known_blocks(task))
-            print(f"slot temperatures for trees: {drafter.config.slot_temperatures}")
         print(f"saved {save_final(settings.run, drafter, tokenizer)}")
 
 
@@ -197,15 +193,6 @@ def examples_for(
 def blocks_along(objective: MaskPredict, example: Example) -> BlockDrafts:
     """Greedy blocks at each prefix of an output, for validation."""
     return BlockDrafts(block_rows(objective.model, *block_inputs(example)).argmax(-1).cpu())
-
-
-def known_blocks(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the logits of blocks along each held-out output, and the output."""
-    objective = task.objective.eval()
-    for row in range(len(task.validate.rows)):
-        [example] = task.validate.rows.__getitems__([(0, row)])
-        inputs = block_inputs(example)
-        yield block_rows(objective.model, *inputs), inputs[1]
 
 
 def block_inputs(example: Example) -> tuple[Tensor, Tensor, list[int]]:

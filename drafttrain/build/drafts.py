@@ -26,13 +26,7 @@ def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
     kind, tree, name = TREES[decode.tree.kind], decode.tree, str(decode.drafter)
     if kind.shape is None:
         return pair.drafters[name]
-    model, drawn_at = pair.models[name], None
-    fitted = None if model is None else getattr(model.config, "slot_temperatures", None)
-    if fitted and decode.sampling.temperature == 0 and tree.draft_temperature is None:
-        if "draft_temperature" in kind.settings and not kind.drawn:  # fitted per slot
-            tree = tree.model_copy(update={"draft_temperature": tuple(fitted)})
-    if kind.drawn and tree.draft_temperature is not None:
-        [drawn_at] = tree.draft_temperature
+    drawn_at = tree.draft_temperature if kind.drawn else None
     shape = build_shape(tree, decode.stop.k)
     drafters = [pair.drafters[path] for path in decode.drafters]
     trees = [TreeDrafter(drafter, shape, drawn_at) for drafter in drafters]

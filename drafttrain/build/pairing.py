@@ -141,11 +141,6 @@ def _check_tree(decode: DecodeConfig) -> DraftProperties:
             f"tree.kind = {tree.kind!r} samples its tokens, but at temperature 0 all samples are "
             "equal; set tree.draft_temperature=1, or use opt-tree or a fixed tree"
         )
-    if kind.drawn and len(tree.draft_temperature or ()) > 1:
-        raise ConfigError(
-            f"tree.draft_temperature = {list(tree.draft_temperature)} has a value per level, but a "
-            f"{tree.kind!r} tree samples all tokens at the same temperature; give one number"
-        )
     for other in tree.drafters:
         if not read_kind(other).is_language_model:
             raise ConfigError(

@@ -83,8 +83,8 @@ class VerifierConfig(Config):
     kind: VerifierName = "auto"
     """Acceptance rule; only spec-verification changes the output. auto: greedy match at temperature
     0, above it rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round
-    with several drafters), target-walk for other trees. block (for chains) and traversal (for drawn
-    trees) accept slightly more tokens."""
+    with several drafters), target-walk for other trees. block (for chains) accepts slightly more
+    tokens."""
     beta: Count = 3
     """Spec-Verification: an accepted token is among the target's top beta tokens."""
     tau: NonNegativeFloat = 1.0
@@ -111,12 +111,9 @@ class TreeConfig(Config):
     choice. Default: measured by `drafttrain eval` on rank_data."""
     drafters: tuple[str, ...] = ()
     """paths: additional drafters, each of which adds `width` paths (SpecInfer)."""
-    draft_temperature: Annotated[tuple[PositiveFloat, ...] | None, Listed] = Field(
-        default=None, min_length=1
-    )
+    draft_temperature: PositiveFloat | None = None
     """Temperature of the drafter's distribution, from which tokens are drawn or which scores an
-    opt-tree (there also one value per level: 0.1,0.9). Default: the target's temperature; for
-    opt-trees in greedy decoding the temperatures fitted to a Spec-Drafter's slots, else 0.5."""
+    opt-tree. Default: the target's temperature; for opt-trees in greedy decoding 0.5."""
 
 
 def _split_rows(value: object) -> object:

@@ -212,7 +212,6 @@ RULES: dict[str, VerifierRule] = {
         VerifierRule("multi-round", f"{_TREE}.verifiers:verify_multi_round", _PATHS),
         VerifierRule("k-seq", f"{_TREE}.verifiers:verify_k_seq", frozenset({"iid"})),
         VerifierRule("recursive", f"{_TREE}.verifiers:verify_recursive", _DISTINCT),
-        VerifierRule("traversal", f"{_TREE}.verifiers:verify_traversal", _PATHS | _DISTINCT),
         VerifierRule("target-walk", f"{_TREE}.verifiers:verify_target_walk", ANY_DRAW),
     )
 }

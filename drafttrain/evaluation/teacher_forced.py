@@ -10,7 +10,7 @@ slightly. Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from drafttrain.decoding.batching import BatchedSteps, as_steps, run_batched
 from drafttrain.decoding.drafters.causal import teacher_forced_rows
 from drafttrain.decoding.drafters.teacher_forced import NOT_DRAFTED, KnownOutput, read_outputs
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.sampling import at_least_float32, warp
+from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio
@@ -38,7 +38,6 @@ from drafttrain.evaluation.calibration import round_starts
 from drafttrain.evaluation.metrics import RoundCounts
 from drafttrain.evaluation.prompts import Prompt, is_cut
 from drafttrain.evaluation.runner import decode_by, plain_method
-from drafttrain.models.draftable import UNDRAFTED
 
 DECODED_AT_ONCE = 16
 """Batch size with which the target decodes."""
@@ -314,54 +313,3 @@ def slot_validation(rows: Examples, collate: BlocksCollator) -> BlockValidation:
         return BlockDrafts(blocks, objective.overlap(batch, logits), batch.slots())
 
     return BlockValidation(rows, collate.alone, draft, batch_rows=8)
-
-
-COOLEST, HOTTEST, STEPS = 0.1, 4.0, 24
-TEMPERATURES = [COOLEST * (HOTTEST / COOLEST) ** (step / STEPS) for step in range(STEPS + 1)]
-"""Grid of slot temperatures; the optimum is interpolated by a parabola through three of them."""
-ROWS_ENOUGH = 400
-"""Maximal number of rows that a slot's temperature is fitted to."""
-
-
-def fit_slot_temperatures(blocks: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
-    """Fits a temperature per slot that maximises the likelihood of the outputs' tokens.
-
-    Temperature scaling (Guo et al. 2017): trees score nodes by draft probabilities, so an
-    underconfident slot gets too many siblings and an overconfident slot too few. Outputs are read
-    until every slot has enough rows; a slot without rows gets the temperature of the slot before
-    it, the first one 1. Tokens outside the draft vocabulary do not count.
-
-    blocks: per output the teacher-forced logits at every prefix [L, K, V] and its tokens [L].
-    """
-    losses: list[Tensor] = []
-    counts: list[int] = []
-    for logits, output in blocks:
-        for slot in range(logits.shape[1]):
-            if slot == len(counts):
-                losses.append(torch.zeros(STEPS + 1, dtype=torch.double))
-                counts.append(0)
-            tokens = output[slot:, None].to(logits.device)
-            rows = logits[: len(tokens), slot]
-            drafted = rows.gather(1, tokens)[:, 0] > UNDRAFTED / 2
-            missing = ROWS_ENOUGH - counts[slot]
-            rows, tokens = at_least_float32(rows[drafted][:missing]), tokens[drafted][:missing]
-            for place, temperature in enumerate(TEMPERATURES):
-                likely = (rows / temperature).log_softmax(-1).gather(1, tokens)
-                losses[slot][place] -= float(likely.sum())
-            counts[slot] += len(rows)
-        if min(counts) >= ROWS_ENOUGH:
-            break
-    found: list[float] = []
-    for loss, count in zip(losses, counts, strict=True):
-        found.append(_least(loss) if count else (found or [1.0])[-1])
-    return found
-
-
-def _least(losses: Tensor) -> float:
-    """Returns the temperature of minimal loss, rounded to two decimal places."""
-    best = int(losses.argmin())
-    if best in (0, STEPS):
-        return round(TEMPERATURES[best], 2)
-    below, at, above = losses[best - 1 : best + 2].tolist()
-    shift = 0.5 * (below - above) / (below - 2 * at + above)  # vertex of the parabola
-    return round(TEMPERATURES[best] * (HOTTEST / COOLEST) ** (shift / STEPS), 2)

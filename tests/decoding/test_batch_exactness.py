@@ -30,7 +30,6 @@ from drafttrain.decoding.trees.verifiers import (
     MultiRound,
     RecursiveRejection,
     TargetWalk,
-    Traversal,
 )
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
@@ -86,11 +85,6 @@ ANY: dict[str, tuple[Callable[[PreTrainedModel], Drafter], StopPolicy, object]] 
         lambda model: TreeDrafter(causal(model), Branching((2, 1))),
         FixedLength(2),
         RecursiveRejection,
-    ),
-    "rsd-c, from the leaves up": (
-        lambda model: TreeDrafter(causal(model), Branching((2, 1))),
-        FixedLength(2),
-        Traversal,
     ),
     "paths": (lambda model: TreeDrafter(causal(model), Paths(2)), FixedLength(2), MultiRound),
     "paths k-seq": (lambda model: TreeDrafter(causal(model), Paths(2)), FixedLength(1), KSeq),

@@ -30,7 +30,6 @@ from drafttrain.decoding.trees.verifiers import (
     MultiRound,
     RecursiveRejection,
     TargetWalk,
-    Traversal,
 )
 from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling, verify_rejection
@@ -155,7 +154,6 @@ PROCESSED = {
     "copies, by blocks": (MaxGramDrafter([2, 3, 1, 2]), BlockVerification()),
     "opt-tree": (over(Optimal(5)), TargetWalk),
     "rsd-c": (over(Branching((2, 1))), RecursiveRejection),
-    "rsd-c, from the leaves up": (over(Branching((2, 1))), Traversal),
     "paths": (over(Paths(2)), MultiRound),
 }
 

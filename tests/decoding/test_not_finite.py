@@ -28,7 +28,7 @@ from tests.tiny_drafters import tiny_drafter
 from tests.tiny_models import tiny_model
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
-RULES = ("rejection", "block", "traversal", "recursive", "multi-round", "target-walk")
+RULES = ("rejection", "block", "recursive", "multi-round", "target-walk")
 """Sampling verifiers that accept chains."""
 DRAFT = Proposal.chain(torch.tensor([2, 1]))
 """Tokens 2 and 1, of which the target accepts only the first."""
@@ -95,7 +95,6 @@ class EndsInNothing(ToyTarget):
         ("rejection", True),
         ("block", False),
         ("block", True),
-        ("traversal", False),
         ("multi-round", False),
         ("target-walk", True),
     ],

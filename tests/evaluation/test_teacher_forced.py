@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import make_drafter
@@ -27,17 +25,13 @@ from drafttrain.evaluation.metrics import count_positions, count_rounds
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.teacher_forced import (
-    COOLEST,
     NOT_DRAFTED,
-    ROWS_ENOUGH,
     TargetOutput,
     accepted_runs,
     count_accepted,
-    fit_slot_temperatures,
     measure_forced,
     measure_overlaps,
 )
-from drafttrain.models.draftable import UNDRAFTED
 from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
 from tests.evaluation.scripted import plain_tokens
 from tests.tiny_drafters import parallel, shared, tiny_drafter, with_noise
@@ -180,51 +174,3 @@ def test_sampled_acceptance_is_the_mean_overlap():
         counts = count_accepted(method, draft[token][None, None], output, greedy=False)
         mean += float(target[token]) * counts[3]
     assert mean == pytest.approx(float(torch.minimum(target, draft).sum()))
-
-
-VOCABULARY, TOKENS = 20, 50
-DRAWN_AT = (0.5, 1.0, 2.0)
-
-
-def drawn_blocks(outputs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields outputs, and logits of slots with which their tokens are sampled at temperature
-    DRAWN_AT[s] in slot s: DRAWN_AT[s] times the logits that each token was drawn from."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(outputs):
-        rows = 2 * torch.randn(TOKENS + 3, VOCABULARY, generator=generator)
-        output = torch.multinomial(rows.softmax(-1), 1, generator=generator)[:TOKENS, 0]
-        slots = [rows[slot : slot + TOKENS] * DRAWN_AT[slot] for slot in range(3)]
-        yield torch.stack(slots, dim=1), output
-
-
-def test_temperatures_that_tokens_were_drawn_at_are_found() -> None:
-    """400 rows give a standard error of about 4 %."""
-    assert fit_slot_temperatures(drawn_blocks(20)) == pytest.approx(DRAWN_AT, rel=0.15)
-
-
-def test_no_more_outputs_are_read_than_needed() -> None:
-    blocks = drawn_blocks(100)
-    fit_slot_temperatures(blocks)
-    assert len(list(blocks)) >= 100 - 2 * ROWS_ENOUGH // TOKENS
-
-
-def test_a_slot_that_is_always_right_is_as_cool_as_can_be() -> None:
-    output = torch.arange(10)
-    rows = torch.eye(VOCABULARY)[output][:, None]  # underconfident: logits 1 and 0
-    assert fit_slot_temperatures([(rows, output)]) == [pytest.approx(COOLEST, abs=0.02)]
-
-
-def test_tokens_that_cannot_be_drafted_count_nothing() -> None:
-    blocks = list(drawn_blocks(10))
-    whole = fit_slot_temperatures(blocks)
-    for rows, output in blocks:
-        extra = torch.full((TOKENS, 3, 1), UNDRAFTED)
-        rows.data = torch.cat((rows, extra), dim=-1)
-        output[-1] = VOCABULARY
-    assert fit_slot_temperatures(blocks) == pytest.approx(whole, rel=0.1)
-
-
-def test_a_slot_that_no_output_reaches_is_as_the_one_before() -> None:
-    [(rows, output)] = drawn_blocks(1)
-    found = fit_slot_temperatures([(rows[:2], output[:2])])
-    assert found[2] == found[1]

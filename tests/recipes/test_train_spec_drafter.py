@@ -50,7 +50,6 @@ def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path:
         assert (cut / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
     drafter = SpecDrafter.from_pretrained(cut / "final")
     assert drafter.config.target["path"] == str(tmp_path / "target")
-    assert len(drafter.config.slot_temperatures) == drafter.config.k
     assert "is finished" in run(launch())
 
 

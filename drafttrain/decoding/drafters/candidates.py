@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from drafttrain.decoding.sampling import at_least_float32, likeliest
-from drafttrain.decoding.trees.shapes import Likeliest, temperature_at
+from drafttrain.decoding.trees.shapes import Likeliest
 from drafttrain.decoding.types import NOT_FINITE, NotFinite
 
 CANDIDATES = 64
@@ -153,14 +153,12 @@ class LikelyTokens:
         top_tokens: Likeliest,
         correction: PreviousTokenCorrection | None,
     ) -> None:
-        count, temperatures = top_tokens
-        self._temperatures = [temperature_at(temperatures, slot) for slot in range(len(logits))]
+        count, self._temperature = top_tokens
         exact = at_least_float32(logits)
         self._candidates = Candidates(states[None], exact[None], correction, count)
         self.tokens = self._candidates.tokens[0]
-        scale = torch.tensor(self._temperatures, dtype=exact.dtype, device=exact.device)[:, None]
-        total = (exact / scale).logsumexp(-1, keepdim=True)
-        mass = (self._candidates.scores[0] / scale - total).exp().sum(-1, keepdim=True)
+        total = (exact / self._temperature).logsumexp(-1, keepdim=True)
+        mass = (self._candidates.scores[0] / self._temperature - total).exp().sum(-1, keepdim=True)
         self._others = torch.log1p(-mass.clamp(max=1.0)) + total
         """[K, 1] log-sum-exp of the scores of all other tokens of a slot."""
 
@@ -168,7 +166,7 @@ class LikelyTokens:
         """Returns a slot's tokens and their log-probabilities after N tokens of the previous slot,
         or after the last committed token. Shapes: [N] -> [N, C] each."""
         before = torch.tensor([previous], device=self.tokens.device)
-        scores = self._candidates.after(slot, before)[0] / self._temperatures[slot]
+        scores = self._candidates.after(slot, before)[0] / self._temperature
         total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), self._others[slot])
         log_probs = scores - total
         tokens = self.tokens[slot].expand(len(previous), -1)

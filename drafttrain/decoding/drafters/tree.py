@@ -226,10 +226,10 @@ class SlotRows:
         self._states, self._logits = yield from session.slot_rows(tokens, levels)
         before = session.token_before(tokens)
         if likeliest is not None:
-            count, temperatures = likeliest
+            count, temperature = likeliest
             if session.correction is not None:
                 count = max(count, TREE_CANDIDATES)
-            top_tokens = count, temperatures
+            top_tokens = count, temperature
             self._likely = LikelyTokens(self._states, self._logits, top_tokens, session.correction)
         return self._after(0, [before])
 

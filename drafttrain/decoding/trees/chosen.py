@@ -15,13 +15,8 @@ from drafttrain.decoding.trees.shapes import (
     Tree,
     check_not_nan,
     check_positive,
-    temperature_at,
 )
 from drafttrain.decoding.types import Sampling
-
-Temperatures = tuple[float, ...] | None
-"""Temperatures of the rows that nodes are scored by, one per level; the last one also holds for
-deeper levels. None: the target's temperature, or `GREEDY_SCORES` in greedy decoding."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,9 @@ class Optimal(Shape):
     """
 
     nodes: int
-    draft_temperature: Temperatures = None
+    draft_temperature: float | None = None
+    """Temperature of the rows that score nodes. None: the target's temperature, or `GREEDY_SCORES`
+    in greedy decoding."""
     estimates = True
 
     def __post_init__(self) -> None:
@@ -52,7 +49,7 @@ class Optimal(Shape):
         return self.nodes > 1
 
     def likeliest(self, sampling: Sampling) -> Likeliest | None:
-        return (self.nodes, self._temperatures(sampling)) if sampling.keeps_all else None
+        return (self.nodes, self._temperature(sampling)) if sampling.keeps_all else None
 
     def grow(self, tree: Tree, logits: Tensor) -> list[int]:
         return self._add(tree, *self._likely_children(tree, *self._log_probs(tree, logits)))
@@ -100,7 +97,7 @@ class Optimal(Shape):
         From a device only the `CANDIDATES` * n most likely tokens of each row are copied.
         """
         sampling = Sampling() if tree.sampling.greedy else tree.sampling
-        temperature = temperature_at(self._temperatures(sampling), tree.level)
+        temperature = self._temperature(sampling)
         if sampling.keeps_all:
             log_probs = (at_least_float32(logits) / temperature).log_softmax(dim=-1)
         else:
@@ -113,9 +110,9 @@ class Optimal(Shape):
         check_not_nan(scores)
         return scores, tokens
 
-    def _temperatures(self, sampling: Sampling) -> tuple[float, ...]:
+    def _temperature(self, sampling: Sampling) -> float:
         default = GREEDY_SCORES if sampling.greedy else sampling.temperature
-        return self.draft_temperature or (default,)
+        return self.draft_temperature or default
 
 
 GREEDY_SCORES = 0.5

@@ -55,7 +55,7 @@ class Fixed(Shape):
         return len(self.paths) > self.deepest
 
     def likeliest(self, sampling: Sampling) -> Likeliest:
-        return self.widest, (1.0,)
+        return self.widest, 1.0
 
     def grow(self, tree: Tree, logits: Tensor) -> list[int]:
         ranks = [rank for path in tree.frontier_notes(()) for rank in self._below[path]]

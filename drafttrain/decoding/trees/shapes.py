@@ -26,9 +26,8 @@ Array = npt.NDArray
 ROOT = -1
 """Parent of the roots: the last committed token."""
 
-Likeliest = tuple[int, Sequence[float]]
-"""Number of top tokens of each row, and the temperatures of their log-probabilities by level
-(`temperature_at`)."""
+Likeliest = tuple[int, float]
+"""Number of top tokens of each row, and the temperature of their log-probabilities."""
 
 
 class Shape(Protocol):
@@ -156,11 +155,6 @@ class Tree:
             passes=passes,
             expected=self.expected[-1] if self.expected else None,
         )
-
-
-def temperature_at(temperatures: Sequence[float], level: int) -> float:
-    """Returns the temperature of a level (from 0); the last one also holds for deeper levels."""
-    return temperatures[min(level, len(temperatures) - 1)]
 
 
 def check_not_nan(probs: Tensor | Array) -> None:

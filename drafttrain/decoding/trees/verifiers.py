@@ -23,7 +23,7 @@ from torch import Tensor
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
-from drafttrain.decoding.verifiers import make_verifier, probability_ratio, residual
+from drafttrain.decoding.verifiers import make_verifier, residual
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def recurse(target_probs: Tensor, children: Children, randomness: Randomness) ->
         if _accepted(target[token], draft[token], randomness):
             return NodeChoice(index, target)
         target = residual(target, draft)
-        draft = without(draft[None], token)[0]
+        draft = draft.clone()
+        draft[token] = 0.0
+        draft = draft / draft.sum().clamp_min(torch.finfo(draft.dtype).tiny)
     return NodeChoice(None, target)
 
 
@@ -164,73 +166,6 @@ def sample_target(target_probs: Tensor, children: Children, randomness: Randomne
     return NodeChoice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
 
 
-def verify_traversal(
-    proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-) -> Verdict:
-    """Verifies a tree from the leaves up: a node is tried only after its descendants. Lossless.
-
-    Traversal verification (Weng et al. 2025, Algorithm 2), which generalises block verification to
-    trees and equals it on a chain. A node has a weight w, the probability that it or one of its
-    descendants is accepted, 1 at the root; t is the target's distribution at the node and d the
-    distribution its children were drawn from. Child x gets weight min(1, w t(x) / d(x)). If it and
-    all its descendants are rejected, t becomes Norm[(w t - d)+] and w becomes r / (r + 1 - w) with
-    r = sum (w t - d)+; d stays for independent siblings, and loses x for draws without replacement.
-    After its last child, the node itself is accepted with probability w, and then the next token is
-    drawn from t.
-
-    Each copy of a node drawn several times is one try; only the first includes its descendants.
-    Exact for stochastic beams too (shown by enumeration). A row that is not finite ends the draft
-    at its node. Shapes: target_logits [N + 1, V].
-    """
-    target_probs = warp(target_logits, sampling)
-    below, tried = children_of(proposal), set[int]()
-    for row, finite in enumerate(target_probs.sum(-1).isfinite().tolist()):
-        if not finite:
-            below[row] = []
-    repeats = proposal.draw_kind != "without_replacement"
-
-    def descend(node: int, weight: float) -> tuple[list[int], Tensor] | None:
-        """Returns the accepted path from a node on and the distribution of the next token; None if
-        the node and all its descendants are rejected."""
-        row, nodes = target_probs[node + 1], [] if node in tried else below[node + 1]
-        tried.add(node)
-        if nodes:
-            children = _children(proposal, nodes, row)
-            drafts = _rows(children, row)
-            for index in _copies(children, randomness) if repeats else range(len(nodes)):
-                token, draft = children.tokens[index], drafts[index]
-                ratio = probability_ratio(row[None], draft[None], row.new_tensor([token]).long())
-                accepted = descend(nodes[index], min(1.0, weight * float(ratio)))
-                if accepted is not None:
-                    return [node, *accepted[0]], accepted[1]
-                row, weight = rejected_child(row, draft, weight)
-                drafts = drafts if repeats else without(drafts, token)
-        return ([node], row) if randomness.accept_run(row.new_tensor([weight])) == 1 else None
-
-    accepted = descend(-1, 1.0)
-    assert accepted is not None, "the last committed token is accepted with certainty"
-    path, next_probs = accepted
-    next_token = int(randomness.categorical(next_probs[None]))
-    return Verdict(torch.tensor(path[1:], dtype=torch.long), next_token)
-
-
-def rejected_child(target: Tensor, draft: Tensor, weight: float) -> tuple[Tensor, float]:
-    """Returns a node's distribution and weight after a child and its descendants are rejected.
-
-    Norm[(w t - d)+] and r / (r + 1 - w), r = sum (w t - d)+; 0 / 0 counts as 1. Shapes: [V], [V].
-    """
-    rest = float((weight * target - draft).clamp_min(0.0).sum())
-    total = rest + (1.0 - weight)
-    return residual(target, draft, weight), rest / total if total > 0.0 else 1.0
-
-
-def without(drafts: Tensor, token: int) -> Tensor:
-    """Sets a token's probability to 0 in all rows and normalises them. Shapes: [C, V] -> [C, V]."""
-    drafts = drafts.clone()
-    drafts[:, token] = 0.0
-    return drafts / drafts.sum(-1, keepdim=True).clamp_min(torch.finfo(drafts.dtype).tiny)
-
-
 verify_recursive = partial(walk_down, recurse)
 verify_multi_round = partial(walk_down, multi_round)
 verify_k_seq = partial(walk_down, k_seq)
@@ -240,7 +175,6 @@ RecursiveRejection = make_verifier("recursive")
 MultiRound = make_verifier("multi-round")
 KSeq = make_verifier("k-seq")
 TargetWalk = make_verifier("target-walk")
-Traversal = make_verifier("traversal")
 
 
 def children_of(proposal: Proposal) -> list[list[int]]:

@@ -1,8 +1,8 @@
 """Entries of a Spec-Drafter's config.json in addition to those of its family.
 
-A Spec-Drafter is a model of its target's family with another depth. `k`, `draftable_tokens`,
-`slot_temperatures` and `target` are top-level entries, as in other drafters; all others are in the
-entry `spec_drafter`, which marks the kind.
+A Spec-Drafter is a model of its target's family with another depth. `k`, `draftable_tokens`
+and `target` are top-level entries, as in other drafters; all others are in the entry
+`spec_drafter`, which marks the kind.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from drafttrain.decoding.trees.verifiers import (
     MultiRound,
     RecursiveRejection,
     TargetWalk,
-    Traversal,
 )
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
@@ -68,17 +67,11 @@ def law_of(
 PAIRS = {
     "paths k-seq": (Paths(2), KSeq, FixedLength(2)),
     "paths multi-round": (Paths(2), MultiRound, FixedLength(2)),
-    "paths traversal": (Paths(2), Traversal, FixedLength(2)),
     "paths walk": (Paths(2), TargetWalk, FixedLength(2)),
     "rsd-c": (Branching((2, 1)), RecursiveRejection, FixedLength(2)),
-    "rsd-c traversal": (Branching((2, 1)), Traversal, FixedLength(2)),
     "rsd-c walk": (Branching((2, 2)), TargetWalk, FixedLength(2)),
     "opt-tree": (Optimal(4), TargetWalk, Gain(0.1, 2)),
-    "opt-tree, levels apart": (
-        Optimal(4, draft_temperature=(0.3, 1.0)),
-        TargetWalk,
-        FixedLength(2),
-    ),
+    "opt-tree, cooler": (Optimal(4, draft_temperature=0.3), TargetWalk, FixedLength(2)),
     "binary": (binary_tree(6), TargetWalk, FixedLength(2)),
 }
 
@@ -98,14 +91,12 @@ def test_several_drafters_side_by_side_are_exact():
     sampling = Sampling(1.3, top_k=2)
     drafter = SeveralDrafters([toy(Paths(1), seed=2), toy(Paths(1), seed=3)])
     expected = autoregressive_law(ToyTarget(1), sampling, 3)
-    for verifier in (MultiRound, Traversal, TargetWalk):
+    for verifier in (MultiRound, TargetWalk):
         law = law_of(drafter, verifier, sampling, FixedLength(2))
         assert total_variation(law, expected) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "name", ["paths multi-round", "rsd-c", "rsd-c traversal", "opt-tree", "opt-tree of all"]
-)
+@pytest.mark.parametrize("name", ["paths multi-round", "rsd-c", "opt-tree", "opt-tree of all"])
 def test_trees_over_the_slots_of_a_block_are_exact(name):
     shape, verifier, stop = PAIRS[name.removesuffix(" of all")]
     sampling = Sampling(1.3, top_k=0 if name.endswith("of all") else 2)
@@ -123,9 +114,9 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
     states, last = run_single(session.slot_rows(source.prefix, 4))[0], int(source.prefix[-1])
     vocabulary = drafter.vocabulary
     rows = drafter.model.logits(states)
-    temperatures = (0.7, 0.4)
+    temperature = 0.7
     every, few = (
-        LikelyTokens(states, rows, (count, temperatures), session.correction)
+        LikelyTokens(states, rows, (count, temperature), session.correction)
         for count in (vocabulary, 5)
     )
     for slot in range(4):
@@ -136,7 +127,7 @@ def test_the_likeliest_tokens_of_all_slots_have_the_probabilities_of_their_rows(
                 states[slot].expand(len(previous), -1), torch.tensor(previous)
             )
         tokens, log_probs = map(torch.tensor, every.after(slot, previous))
-        expected = (after / temperatures[min(slot, 1)]).log_softmax(-1).gather(1, tokens)
+        expected = (after / temperature).log_softmax(-1).gather(1, tokens)
         assert torch.allclose(log_probs, expected, rtol=0, atol=1e-9)
         previous = few.tokens[slot - 1, [4, 0]].tolist() if slot else [last]
         few_tokens, of_few = map(torch.tensor, few.after(slot, previous))
@@ -165,7 +156,7 @@ class WholeRows:
     [
         (Optimal(60), 0),
         (Optimal(60), 3),
-        (Optimal(60, draft_temperature=(0.2, 1.0)), 3),
+        (Optimal(60, draft_temperature=0.2), 3),
         (Optimal(9), 0),
         (binary_tree(14), 0),
     ],

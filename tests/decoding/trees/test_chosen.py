@@ -54,16 +54,13 @@ def test_a_greedy_target_is_scored_as_if_the_drafter_were_surer():
     assert greedy.expected > plain.expected and greedy.depth >= plain.depth
 
 
-def test_levels_can_have_temperatures_of_their_own():
-    """The last temperature applies to all deeper levels."""
+def test_a_tree_can_have_a_temperature_of_its_own():
     table = LogitsTable(3, 4)
-    found = grow(
-        Optimal(9, draft_temperature=(0.3, 1.2)).new_tree(Sampling(), drawn(), ()), table, 3
-    )
+    found = grow(Optimal(9, draft_temperature=0.3).new_tree(Sampling(), drawn(), ()), table, 3)
     scored = {}
     for length in (1, 2, 3):
         for path in itertools.product(range(4), repeat=length):
-            row = (table[(*START, *path[:-1])] / (0.3 if length == 1 else 1.2)).softmax(-1)
+            row = (table[(*START, *path[:-1])] / 0.3).softmax(-1)
             scored[path] = scored.get(path[:-1], 1.0) * float(row[path[-1]])
     best = sorted(scored, key=scored.__getitem__, reverse=True)[:9]
     assert set(paths_of(found)) == set(best)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from drafttrain.decoding.roles import Randomness, Verifier
-from drafttrain.decoding.trees import verifiers as tree_verifiers
 from drafttrain.decoding.trees.drawn import Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed
 from drafttrain.decoding.trees.shapes import Shape
@@ -19,13 +18,11 @@ from drafttrain.decoding.trees.verifiers import (
     MultiRound,
     RecursiveRejection,
     TargetWalk,
-    Traversal,
     k_seq_gamma,
-    rejected_child,
 )
 from drafttrain.decoding.types import Proposal, Sampling
-from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
-from tests.decoding.enumeration import enumerate_law, total_variation
+from drafttrain.decoding.verifiers import RejectionSampling
+from tests.decoding.enumeration import enumerate_law
 from tests.decoding.expected import expected_probs
 from tests.decoding.paths import paths_of, tokens_to
 from tests.decoding.toys import LogitsTable
@@ -88,10 +85,6 @@ LOSSLESS = {
     "k-seq": (KSeq, drawn(Paths(2))),
     "k-seq of three": (KSeq, drawn(Paths(3), 1)),
     "recursive": (RecursiveRejection, drawn(Branching((2, 2)))),
-    "traversal iid": (Traversal, drawn(Paths(2))),
-    "traversal of three": (Traversal, drawn(Paths(3), 1)),
-    "traversal": (Traversal, drawn(Branching((2, 2)))),
-    "traversal of pairs below one": (Traversal, drawn(Branching((1, 3)))),
     "walk iid": (TargetWalk, drawn(Paths(2))),
     "walk without replacement": (TargetWalk, drawn(Branching((2, 2)))),
     "walk deterministic": (TargetWalk, likeliest(2)),
@@ -125,78 +118,6 @@ def test_on_a_chain_every_rule_is_speculative_sampling(rule: Verifier) -> None:
     assert accepted[0] == pytest.approx(accepted[1], abs=1e-12)
 
 
-def test_on_a_chain_traversal_is_block_verification() -> None:
-    target, draft, sampling = LogitsTable(5, 3), LogitsTable(6, 3), SAMPLINGS["temperature 1"]
-
-    def law_of(verifier: Verifier) -> dict:
-        def play(randomness: Randomness) -> tuple:
-            proposal = drawn(Paths(1), 3)(draft, sampling, randomness)
-            logits = target_logits(target, proposal)
-            verdict = verifier.verify(proposal, logits, sampling, randomness)
-            return (tuple(proposal.tokens.tolist()), len(verdict.path), verdict.next_token)
-
-        return enumerate_law(play)
-
-    assert total_variation(law_of(Traversal), law_of(BlockVerification())) < 1e-12
-    assert total_variation(law_of(Traversal), law_of(RecursiveRejection)) > 0.01
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    ("draw", "rule"),
-    [(drawn(Branching((2, 2))), RecursiveRejection), (drawn(Paths(2)), MultiRound)],
-    ids=["without replacement", "independent"],
-)
-def test_traversal_accepts_more_than_going_down(draw: Grow, rule: Verifier, seed: int) -> None:
-    target, draft, sampling = LogitsTable(seed, 3), LogitsTable(20 + seed, 3), Sampling(1.0)
-
-    def mean_length(verifier: Verifier) -> float:
-        def play(randomness: Randomness) -> int:
-            proposal = draw(draft, sampling, randomness)
-            logits = target_logits(target, proposal)
-            return len(verifier.verify(proposal, logits, sampling, randomness).path)
-
-        return sum(length * p for length, p in enumerate_law(play).items())
-
-    assert mean_length(Traversal) >= mean_length(rule)
-
-
-def keeps_its_weight(target: Tensor, draft: Tensor, weight: float) -> tuple[Tensor, float]:
-    """Wrong on purpose: the node's weight is unchanged after a child was rejected."""
-    return rejected_child(target, draft, weight)[0], weight
-
-
-def forgets_the_weight(target: Tensor, draft: Tensor, weight: float) -> tuple[Tensor, float]:
-    """Wrong on purpose: the residual of token-by-token rejection."""
-    return rejected_child(target, draft, 1.0)[0], rejected_child(target, draft, weight)[1]
-
-
-@pytest.mark.parametrize("wrong", [keeps_its_weight, forgets_the_weight], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", ["traversal", "traversal iid"])
-def test_control_a_wrong_traversal_is_detected(name, wrong, monkeypatch) -> None:
-    verifier, draw = LOSSLESS[name]
-    target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
-    monkeypatch.setattr(tree_verifiers, "rejected_child", wrong)
-    law = law_of_two(verifier, draw, target, draft, sampling)
-    assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 1e-3
-
-
-def test_control_a_traversal_that_draws_rejected_siblings_again_is_detected(monkeypatch) -> None:
-    target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
-    monkeypatch.setattr(tree_verifiers, "without", lambda drafts, token: drafts)
-    law = law_of_two(Traversal, drawn(Branching((2, 2))), target, draft, sampling)
-    assert 0.5 * (law - plain_law(target, sampling)).abs().sum() > 1e-3
-
-
-def test_traversal_of_siblings_by_hand() -> None:
-    """Target (.5, .3, .2), draft (.1, .6, .3), after a sibling was rejected with weight 0.8."""
-    target, draft = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.6, 0.3])
-    row, weight = rejected_child(target, draft, 0.8)
-    assert row.tolist() == pytest.approx([1.0, 0.0, 0.0])  # (.4 - .1)+, (.24 - .6)+, (.16 - .3)+
-    assert weight == pytest.approx(0.3 / (0.3 + 0.2))
-    assert rejected_child(draft, draft, 1.0)[1] == 1.0
-
-
 def play_length(verifier, target, draft, sampling: Sampling, randomness: Randomness) -> int:
     proposal = drawn(Paths(1))(draft, sampling, randomness)
     verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, randomness)
@@ -206,7 +127,6 @@ def play_length(verifier, target, draft, sampling: Sampling, randomness: Randomn
 WRONG = {
     "deterministic as independent": (MultiRound, likeliest(2)),
     "without replacement as independent": (MultiRound, drawn(Branching((2, 1)))),
-    "deterministic, from the leaves up": (Traversal, likeliest(2)),
 }
 
 
