@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,7 +14,7 @@ from drafttrain.build.method import build_method, build_sampling
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import Pair, drafter_for, load_pair, open_kind
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import Compile
+from drafttrain.config.commands import Compile, OnTarget
 from drafttrain.config.decode import (
     DecodeConfig,
     SamplingConfig,
@@ -21,7 +23,7 @@ from drafttrain.config.decode import (
 )
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
-from drafttrain.config.reading import check_read
+from drafttrain.config.reading import check_read, validate_settings
 from drafttrain.data.inputs.tokens import tokenize_texts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls, reserve
@@ -35,7 +37,8 @@ from drafttrain.models.weight_files import check_finite
 
 DEFAULT_K = 5
 """Draft tokens per round for drafters whose config does not set a number."""
-Inputs = str | Sequence[str] | Sequence[Sequence[int]] | Tensor
+Inputs = str | Iterable[str] | Iterable[int] | Iterable[Sequence[int]] | Tensor
+Model = str | os.PathLike[str] | PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,9 @@ class SpeculativeDecoder:
     ) -> list[Generation]:
         """Decodes texts or token ids, `batch_size` at once; returns one result per input, in order.
 
-        Raises ValueError for an empty or over-long input and for texts without a tokenizer, and
-        NotFinite if logits are NaN or infinite.
+        inputs: a text, texts, the ids of one input, or rows of ids without padding. Raises
+        ValueError for inputs of another kind, an empty or over-long one, ids outside the vocabulary
+        and texts without a tokenizer, and NotFinite if logits are NaN or infinite.
         """
         sources = self._sources(inputs)
         reserve(max((len(source.prefix) for source in sources), default=0) + max_new_tokens)
@@ -85,21 +89,30 @@ class SpeculativeDecoder:
 
     def stream(self, text: str | Sequence[int], max_new_tokens: int = 128) -> Iterator[list[int]]:
         """Yields the tokens of one input as each round commits them. Raises as `generate` does."""
-        inputs = text if isinstance(text, str) else [text]
-        for round_ in self.decoder.decode(self._sources(inputs), max_new_tokens, 1):
+        sources = self._sources(text)
+        if len(sources) != 1:
+            raise ValueError(f"{len(sources)} inputs, but `stream` decodes one; use `generate`")
+        for round_ in self.decoder.decode(sources, max_new_tokens, 1):
             yield list(round_.emitted)
 
     def _sources(self, inputs: Inputs) -> list[Source]:
         model = self.decoder.target.model
-        if isinstance(inputs, str):
-            inputs = [inputs]
-        if isinstance(inputs, Tensor):
-            inputs = inputs.tolist()
-        if len(inputs) and isinstance(inputs[0], str):
+        rows = _rows_of(inputs)
+        if rows and all(isinstance(row, str) for row in rows):
             if self.tokenizer is None:
                 raise ValueError("texts need a tokenizer: load(..., tokenizer=...), or give ids")
-            inputs = tokenize_texts(self.tokenizer, inputs, not model.config.is_encoder_decoder)
-        return [make_source(ids, model) for ids in inputs]
+            rows = tokenize_texts(self.tokenizer, rows, not model.config.is_encoder_decoder)
+        size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        for number, row in enumerate(rows):
+            if isinstance(row, str) or not all(isinstance(token, int) for token in row):
+                raise ValueError(f"input {number} is {row!r}; give texts only, or token ids only")
+            outside = [token for token in row if token < 0 or (size and token >= size)]
+            if outside:
+                raise ValueError(
+                    f"input {number} has the token {outside[0]}, but the target has the tokens 0 "
+                    f"to {size - 1}; use its own tokenizer, and no padding"
+                )
+        return [make_source(row, model) for row in rows]
 
     def _generation(self, output: Output) -> Generation:
         text = None
@@ -115,9 +128,22 @@ class SpeculativeDecoder:
         )
 
 
+def _rows_of(inputs: Inputs) -> list[Any]:
+    """Returns texts or rows of ids as a list. Raises ValueError for inputs that are neither."""
+    if isinstance(inputs, str):
+        return [inputs]
+    if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable):
+        raise ValueError(
+            f"inputs are a {type(inputs).__name__}; give texts, or the rows of ids of a tokenizer "
+            '(its "input_ids", without padding)'
+        )
+    rows = [row.tolist() if hasattr(row, "tolist") else row for row in inputs]
+    return [rows] if rows and isinstance(rows[0], int) else rows
+
+
 def load(
-    target: str | PreTrainedModel,
-    drafter: str | PreTrainedModel = "max-gram",
+    target: Model,
+    drafter: Model | None = "max-gram",
     *,
     k: int | None = None,
     temperature: float = 0.0,
@@ -134,36 +160,55 @@ def load(
     """Loads a target and a drafter, ready to decode.
 
     target, drafter: a folder, Hub name or loaded model; the drafter may also be "max-gram" (copies
-    text, has no model) or "none" (plain decoding). k: draft tokens per round; None: the number that
+    text, has no model) or None (plain decoding). k: draft tokens per round; None: the number that
     the drafter was trained for, else 5. verifier: its name; auto is lossless. source_language,
     target_language: for a multilingual target that is given by name (`TargetConfig`). compile: off,
     on, auto (on a GPU). Raises ConfigError or ValueError for parts that do not fit each other.
     """
+    target = _path_or_model(target, "target")
+    drafter = _path_or_model("none" if drafter is None else drafter, "drafter")
+    if tokenizer is not None and not callable(tokenizer):
+        raise ConfigError(
+            f"tokenizer = {tokenizer!r}; give a tokenizer, as AutoTokenizer.from_pretrained returns"
+        )
     languages = {"source_language": source_language, "target_language": target_language}
     if any(languages.values()) and not isinstance(target, str):
         raise ConfigError(
             f"languages = {languages} can be set only for a target given by name; for a loaded one "
             "set src_lang of its tokenizer and forced_bos_token_id of its generation_config"
         )
-    sampling = SamplingConfig(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-    )
+    chosen = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    sampling = validate_settings(SamplingConfig, chosen | {"seed": seed})
+    length = validate_settings(StopConfig, {} if k is None else {"k": k})
+    how = validate_settings(OnTarget, {"compile": compile}).compile
     check_read(sampling, sampling.model_dump(exclude_defaults=True))
     name = drafter if isinstance(drafter, str) else str(drafter.name_or_path)
-    rule = VerifierConfig(kind=verifier)
+    rule = validate_settings(VerifierConfig, {"kind": verifier}, "verifier")
     config = DecodeConfig(drafter=name, sampling=sampling, verifier=rule)
     if isinstance(target, str) and isinstance(drafter, str):
         pair = load_pair(TargetConfig(path=target, **languages), *check_methods(config))
     else:
         pair = _pair_of(target, drafter, name, languages)
     trained = None if pair.drafter_model is None else getattr(pair.drafter_model.config, "k", 0)
-    config = config.model_copy(update={"stop": StopConfig(k=k or trained or DEFAULT_K)})
+    if k is None:
+        length = StopConfig(k=trained or DEFAULT_K)
+    config = config.model_copy(update={"stop": length})
     method = build_method(config, pair)
     sampling = build_sampling(config.sampling)
     check_pairing(method.drafter, method.stop.rule, method.verifier.rule, sampling)
-    compile_calls(compile)
+    compile_calls(how)
     decoder = method.decoder(pair.model, sampling, config.sampling.seed)
     return SpeculativeDecoder(decoder, tokenizer or pair.target.tokenizer)
+
+
+def _path_or_model(value: Any, name: str) -> str | PreTrainedModel:
+    """Returns a path as a string, and a model as it is. Raises ConfigError for anything else."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(value, str) and not hasattr(value, "name_or_path"):
+        raise ConfigError(
+            f"{name} is a {type(value).__name__}; give a folder, a Hub name or a Transformers model"
+        )
+    return value
 
 
 def _pair_of(

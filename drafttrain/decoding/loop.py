@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from time import perf_counter
 
 import torch
@@ -59,10 +60,9 @@ class Decoder:
         the sampling, if the target's generation_config has settings that are not supported, or if
         the drafter drafts trees and the target does not support tree attention.
         """
-        if max_new_tokens < 1 or batch_size < 1:
-            raise ValueError(
-                f"max_new_tokens={max_new_tokens} and batch_size={batch_size} must be at least 1"
-            )
+        for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name} = {value!r}; give an integer of at least 1")
         check_pairing(self.drafter, self.stop.rule, self.verifier.rule, self.sampling)
         if self.drafter.drafts_trees:
             self.target.check_tree_attention()

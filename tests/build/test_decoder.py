@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -53,6 +55,44 @@ def test_loaded_models_and_ids_need_no_folder() -> None:
     assert found.mean_acceptance_length > 2.5  # the drafter is the target
     with pytest.raises(ValueError, match="texts need a tokenizer"):
         decoder.generate("a text")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (["a", [1, 2]], "input 0 is 'a'; give texts only"),
+        ({"input_ids": [[5, 6]]}, "inputs are a dict; give texts, or the rows of ids"),
+        (None, "inputs are a NoneType"),
+        ([[5, 6], [5, 10**6]], "input 1 has the token 1000000, but the target has the tokens 0 to"),
+        ([[5, -1]], "input 0 has the token -1"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused(inputs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        drafttrain.load(tiny_model("llama"), None).generate(inputs)
+
+
+def test_ids_of_one_input_need_no_outer_list() -> None:
+    decoder = drafttrain.load(tiny_model("llama"), drafter=None)
+    [expected] = decoder.generate([[5, 9, 20]], 6)
+    for inputs in ([5, 9, 20], torch.tensor([5, 9, 20]), (ids for ids in [[5, 9, 20]])):
+        assert decoder.generate(inputs, 6) == [expected]
+    assert sum(decoder.stream(torch.tensor([5, 9, 20]), 6), []) == expected.tokens
+    with pytest.raises(ValueError, match="2 inputs, but `stream` decodes one"):
+        next(decoder.stream([[5, 9], [5, 9]]))
+    for wrong in ({"max_new_tokens": 0}, {"max_new_tokens": 8.5}, {"batch_size": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .*; give an integer of at"):
+            decoder.generate([5, 9, 20], **wrong)
+
+
+def test_paths_load_and_wrong_arguments_are_named() -> None:
+    assert drafttrain.load(Path(TARGET), Path(DRAFTER)).generate(TEXTS[0], 4)
+    wrong = {"k": 0, "temperature": -1, "compile": "x", "tokenizer": TARGET}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError, match=f"{name} = "):
+            drafttrain.load(TARGET, DRAFTER, **{name: value})
+    with pytest.raises(ConfigError, match="target is a Linear"):
+        drafttrain.load(torch.nn.Linear(2, 2))
 
 
 def test_sampling_is_repeated_by_its_seed_and_settings_are_checked() -> None:
