@@ -126,6 +126,13 @@ PLACES = {
     f"{EXPORT} --report texts.txt": ("texts.txt", "is no report of"),
     f"{EXPORT} --out texts.txt": ("texts.txt", "is no earlier export"),
     f"{EXPORT} --out exported": ("'exported'", "--force"),
+    f"{EXPORT} hub=user/eagle3-x": ("hub = 'user/eagle3-x'", "vLLM would mistake"),
+    f"{EXPORT} check=target": ("add --target MODEL",),
+    f"{EXPORT} --target lama check=target": ("'lama'", "no such folder", "did you mean 'llama'"),
+    f"{EXPORT} --target lama check=drafter": ("'lama'", "no such folder"),  # its rows are read
+    f"{CAUSAL} --report /proc/report.json": ("report = ", "/proc"),
+    f"{CAUSAL} --report llama/config.json": ("report = ", "llama/config.json"),
+    f"{ALONE} --report llama/config.json": ("report = ", "llama/config.json"),
     "drafttrain bigrams --distilled shards --out table.json": ("out", ".safetensors"),
 }
 READ_FIRST = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from drafttrain.models.speech import takes_audio
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
+Change = Callable[[Path], dict[str, object]]
+"""Writes other models or files into a folder and returns the settings that name them."""
 SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0}
 FEW = ([4, 9], [5, 7, 11], [22])
 """Inputs of a quick check of an export."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -23,12 +22,11 @@ from drafttrain.export.engines import (
     vllm_command,
 )
 from drafttrain.export.verify import compare
-from tests.export.pairs import save_drafter
+from tests.export.pairs import Change, save_drafter
 from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
 
 SERVING = Serving("org/big", "exports/mine", "AutoModelForCausalLM", 5, 0.4, VOCAB)
-ALL = tuple(ENGINES)
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +36,17 @@ def pair(tmp_path_factory) -> tuple[Path, Path]:
     return save_drafter(root / "drafter"), save_target(tiny_model("llama"), root / "target")
 
 
-def wanted(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> ExportConfig:
+def exported(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> Path:
     drafter, target = pair
     given = {"drafter": drafter, "target": target, "check": "drafter"} | settings
     given["target"] = given["target"] and {"path": str(given["target"])}
-    return ExportConfig(out=out, engines=engines, **given | {"drafter": str(given["drafter"])})
+    given["drafter"] = str(given["drafter"])
+    export(ExportConfig(out=out, engines=engines, **given), reload=compare)
+    return out
 
 
 def test_one_folder_serves_every_engine(capsys, tmp_path, pair):
-    settings = wanted(pair, tmp_path / "out", ALL, num_assistant_tokens=4)
-    export(settings, reload=compare)
-    out = tmp_path / "out"
+    out = exported(pair, tmp_path / "out", tuple(ENGINES), num_assistant_tokens=4)
     printed, card = capsys.readouterr().out, (out / "README.md").read_text()
     for engine in ENGINES.values():
         assert f"{engine.title}:" in printed and f"### {engine.title}" in card
@@ -56,10 +54,6 @@ def test_one_folder_serves_every_engine(capsys, tmp_path, pair):
     assert f"-md {out}/drafter-f16.gguf --spec-type draft-simple" in printed
     assert "--spec-draft-n-max 4 --spec-draft-p-min 0" in printed
     assert str(tmp_path) not in card
-
-
-Change = Callable[[Path], dict[str, object]]
-"""Writes another drafter or target into a folder and returns the settings that name it."""
 
 
 def wide(root: Path) -> dict[str, object]:
@@ -98,7 +92,7 @@ def test_drafters_that_an_engine_cannot_load_are_refused_first(
     settings = changes(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match=says):
-        export(wanted(pair, tmp_path / "out", engines, **settings), reload=compare)
+        exported(pair, tmp_path / "out", engines, **settings)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -118,8 +112,8 @@ def test_the_servers_take_a_family_with_its_names_and_settings(
     model, tied = tiny_model(family, **shape), bool(shape.get("tie_word_embeddings"))
     if tied:
         model.tie_weights()
-    drafter, out = save_target(model, tmp_path / "drafter"), tmp_path / "out"
-    export(wanted(pair, out, engines, drafter=drafter), reload=compare)
+    drafter = save_target(model, tmp_path / "drafter")
+    out = exported(pair, tmp_path / "out", engines, drafter=drafter)
     config = json.loads((out / "config.json").read_text())
     assert config["sliding_window"] is None and "auto_map" not in config
     assert config["tie_word_embeddings"] is tied
@@ -137,14 +131,14 @@ def test_tensors_that_are_no_part_of_the_drafter_are_not_exported(tmp_path, pair
     weights = load_file(folder / "model.safetensors")
     stray = {"acceptance_head.out.weight": weights["lm_head.weight"][:1].clone()}
     save_file(weights | stray, folder / "model.safetensors", {"format": "pt"})
-    export(wanted(pair, tmp_path / "out", "sglang", drafter=folder), reload=compare)
-    assert load_file(tmp_path / "out" / "model.safetensors").keys() == weights.keys()
+    out = exported(pair, tmp_path / "out", "sglang", drafter=folder)
+    assert load_file(out / "model.safetensors").keys() == weights.keys()
 
 
 def test_only_llama_cpp_takes_a_padded_vocabulary(tmp_path, pair):
     """vLLM compares the numbers of embedding rows; llama.cpp accepts a difference of up to 128."""
-    export(wanted(pair, tmp_path / "out", "llama.cpp", **wide(tmp_path)), reload=compare)
-    assert (tmp_path / "out" / "config.json").is_file()
+    out = exported(pair, tmp_path / "out", "llama.cpp", **wide(tmp_path))
+    assert (out / "config.json").is_file()
 
 
 def settings_in(serving: Serving) -> tuple[dict, dict]:

@@ -19,7 +19,7 @@ from drafttrain.config.policy import Policy, read_policy
 from drafttrain.data.shards.writing import only_writer, renamed_when_whole
 from drafttrain.export import folder as export_folder
 from drafttrain.export.folder import check_name, older_rope_names, write_parts
-from drafttrain.export.parts import Parts, load_parts
+from drafttrain.export.parts import load_parts
 from drafttrain.export.verify import (
     Check,
     compare,
@@ -36,6 +36,7 @@ from drafttrain.training.run_folder import save_final
 from tests.comparing import close, same_weights
 from tests.export.pairs import (
     FEW,
+    Change,
     export_to,
     make_head,
     noisy_copy,
@@ -49,22 +50,25 @@ from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 PROMPT = torch.tensor([[3, 9, 14, 22]])
 
 
-@pytest.fixture
-def drafter(tmp_path: Path) -> Path:
-    return save_drafter(tmp_path / "drafter")
-
-
-@pytest.fixture
-def head(tmp_path: Path) -> Path:
-    return save_head(tmp_path / "run" / "final" / "D1-w6", noisy_copy("llama"))
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("exports")
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drafter(root) -> Path:
+    return save_drafter(root / "drafter")
+
+
+@pytest.fixture(scope="module")
+def head(root) -> Path:
+    return save_head(root / "run" / "final" / "D1-w6", noisy_copy("llama"))
+
+
+@pytest.fixture(scope="module")
+def exported(root, drafter, head) -> Path:
     """An export of a decoder-only drafter with a head, for reading only."""
-    root = tmp_path_factory.mktemp("exported")
-    head = save_head(root / "run" / "final" / "D1-w6", noisy_copy("llama"))
-    return export_to(root / "out", drafter=str(save_drafter(root / "drafter")), head=head)
+    return export_to(root / "out", drafter=str(drafter), head=head)
 
 
 def test_an_export_has_drafter_head_policy_code_and_card(exported):
@@ -100,21 +104,14 @@ LLAMA3 = {
 }
 
 
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, {"rope_theta": 1e5}),
-        (
-            {"rope_parameters": LLAMA3 | {"rope_theta": 5e5, "partial_rotary_factor": 0.5}},
-            {"rope_theta": 5e5, "partial_rotary_factor": 0.5, "rope_scaling": LLAMA3},
-        ),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, {}),
-        ({"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 6.0}, {}),
-        ({"rope_parameters": None}, {}),
-    ],
-)
-def test_rotary_settings_are_also_named_as_in_transformers_4(config, names):
-    assert older_rope_names(config) == names
+def test_rotary_settings_are_also_named_as_in_transformers_4():
+    own = {"rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    assert older_rope_names({"rope_parameters": LLAMA3 | own}) == own | {"rope_scaling": LLAMA3}
+    plain = {"rope_type": "default", "rope_theta": 1e5}
+    assert older_rope_names({"rope_parameters": plain}) == {"rope_theta": 1e5}
+    for several in ({"full_attention": {"rope_theta": 5.0}}, None):
+        assert older_rope_names({"rope_parameters": several}) == {}
+    assert older_rope_names({"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 6.0}) == {}
 
 
 def test_an_export_states_the_rotary_base_under_both_names(tmp_path, exported):
@@ -195,42 +192,43 @@ def test_a_head_trained_in_float32_fits_a_drafter_stored_in_half_precision(tmp_p
     head = save_head(tmp_path / "head", in_float32)
     out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
     assert json.loads((out / "config.json").read_text())["dtype"] == "float16"
-    model = noisy_copy("llama")
-    assert hash_weights(model, torch.float32) == hash_weights(noisy_copy("llama").float())
-    assert hash_weights(model, torch.float32) != hash_weights(model)
+
+
+def chosen(policy: str) -> Change:
+    """Returns a change of the given policy."""
+
+    def settings(root: Path) -> dict[str, object]:
+        (root / "policy.json").write_text(policy)
+        return {"policy": root / "policy.json"}
+
+    return settings
+
+
+def of_head(**changes: object) -> Change:
+    return lambda root: {"head": save_head(root / "head", noisy_copy("llama"), **changes)}
+
+
+ANOTHER = {"path": "other", "weights_sha256": "ab" * 32}
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("change", "says"),
     [
-        ({"drafter": {"path": "other", "weights_sha256": "ab" * 32}}, "'other' with other weights"),
-        ({"drafter": None}, "does not say which drafter"),
-        ({"hidden_size": 24}, "reads states of size 24, but the drafter's have size 16"),
+        (of_head(drafter=ANOTHER), "'other' with other weights"),
+        (of_head(drafter=None), "does not say which drafter"),
+        (of_head(hidden_size=24), "reads states of size 24, but the drafter's have size 16"),
+        (chosen('{"stop": "head", "head": "D3-w6", "h": 0.7}'), "'D3-w6', but --head is 'D1-w6'"),
+        (lambda root: chosen('{"stop": "head", "h": 0.7}')(root) | {"head": None}, "with --head"),
+        (chosen("{}"), "stop: Field required"),
+        (chosen('{"stop": "head", "h": 1.5}'), "h = 1.5: Input should be less than 1"),
+        (chosen('{"stop": "fixed"}'), "stop is 'fixed' but there is no k; add k"),
     ],
 )
-def test_a_head_for_another_drafter_is_refused(tmp_path, drafter, changes, says):
-    head = save_head(tmp_path / "head", noisy_copy("llama"), **changes)
+def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head, change, says):
+    settings = {"drafter": str(drafter), "head": head} | change(tmp_path)
     with pytest.raises(ConfigError, match=says):
-        export_to(tmp_path / "out", drafter=str(drafter), head=head)
+        export_to(tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
-
-
-def test_parts_that_do_not_go_together_are_refused(tmp_path, drafter, head):
-    def refused(says: str, **settings: object) -> None:
-        with pytest.raises(ConfigError, match=says):
-            load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter), **settings))
-
-    policy = tmp_path / "policy.json"
-    policy.write_text('{"stop": "head", "head": "D3-w6", "h": 0.7}')
-    refused("chosen for head 'D3-w6', but --head is 'D1-w6'", head=head, policy=policy)
-    refused("no head is given; give that head with --head", policy=policy)
-    for text, says in [
-        ("{}", "stop: Field required"),
-        ('{"stop": "head", "h": 1.5}', "h = 1.5: Input should be less than 1"),
-        ('{"stop": "fixed"}', "stop is 'fixed' but there is no k; add k"),
-    ]:
-        policy.write_text(text)
-        refused(says, head=head, policy=policy)
 
 
 def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
@@ -252,22 +250,17 @@ def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
     assert "`target` was a local folder" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+@pytest.mark.parametrize("mask", [0o002, 0o077])
 def test_files_have_the_mode_of_the_umask(tmp_path, drafter, head, mask):
     before = os.umask(mask)
     try:
-        out = export_to(tmp_path / "out", drafter=str(drafter), head=head)
+        export_to(tmp_path / "out", drafter=str(drafter), head=head)
         save_final(tmp_path / "run", noisy_copy("llama"), tiny_tokenizer())
         with renamed_when_whole(tmp_path / "cache.safetensors") as temporary:
             save_file({"states": torch.zeros(1)}, temporary)
     finally:
         os.umask(before)
-    files = [
-        *out.rglob("*"),
-        *(tmp_path / "run" / "final").rglob("*"),
-        tmp_path / "cache.safetensors",
-    ]
-    modes = {file.stat().st_mode & 0o777 for file in files if file.is_file()}
+    modes = {file.stat().st_mode & 0o777 for file in tmp_path.rglob("*") if file.is_file()}
     assert modes == {0o666 & ~mask}
 
 
@@ -277,9 +270,9 @@ def test_files_have_the_mode_of_the_umask(tmp_path, drafter, head, mask):
     ids=str,
 )
 def test_generation_settings_that_transformers_refuses_to_write_are_left_out(
-    tmp_path, drafter, capsys, settings
+    tmp_path, capsys, settings
 ):
-    ids = {"eos_token_id": 1, "pad_token_id": 0}
+    drafter, ids = save_drafter(tmp_path / "drafter"), {"eos_token_id": 1, "pad_token_id": 0}
     (drafter / "generation_config.json").write_text(json.dumps(ids | settings))
     out = export_to(tmp_path / "out", drafter=str(drafter))
     written = json.loads((out / "generation_config.json").read_text())
@@ -289,10 +282,10 @@ def test_generation_settings_that_transformers_refuses_to_write_are_left_out(
     assert capsys.readouterr().err.count(next(iter(settings))) == 2
 
 
-def test_names_that_mislead_vllm_are_refused():
-    for trap in ("my-eagle-drafter", "Eagle3", "dflash", "a-dspark-b"):
-        with pytest.raises(ConfigError, match="choose another name"):
-            check_name(trap, "out")
+@pytest.mark.parametrize("trap", ["my-eagle-drafter", "Eagle3", "dflash", "a-dspark-b"])
+def test_names_that_mislead_vllm_are_refused(trap):
+    with pytest.raises(ConfigError, match="choose another name"):
+        check_name(trap, "out")
 
 
 def test_only_an_earlier_export_is_replaced_and_only_on_request(tmp_path, drafter, head):
@@ -330,13 +323,6 @@ def test_a_broken_write_leaves_nothing_and_keeps_the_earlier_export(tmp_path, dr
     assert list(out.parent.iterdir()) == [out]
 
 
-def write(folder: Path, drafter: Path, head: Path | None = None) -> tuple[Path, Parts]:
-    """Writes an export without verifying it and returns it with its parts."""
-    parts = load_parts(ExportConfig(out=folder, drafter=str(drafter), head=head))
-    write_parts(folder, parts)
-    return folder, parts
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -345,21 +331,20 @@ def write(folder: Path, drafter: Path, head: Path | None = None) -> tuple[Path, 
             lambda at: make_head(noisy_copy("llama"), 2).save_pretrained(at / "acceptance_head"),
             "acceptance head changed",
         ),
-        (
-            lambda at: (at / "policy.json").write_text('{"stop": "fixed", "k": 2}'),
-            "policy.json changed",
-        ),
+        (lambda at: chosen('{"stop": "fixed", "k": 2}')(at), "policy.json changed"),
     ],
     ids=["weights", "head", "policy"],
 )
 def test_verification_finds_changed_files(tmp_path, drafter, head, spoil, says):
-    written, parts = write(tmp_path / "written", drafter, head)
-    assert verify(written, parts, Check(FEW), compare).drafted == len(FEW)
+    out = tmp_path / "out"
+    parts = load_parts(ExportConfig(out=out, drafter=str(drafter), head=head))
+    write_parts(out, parts)
+    assert verify(out, parts, Check(FEW), compare).drafted == len(FEW)
     if says == "weights changed":  # random inputs, as none are given
-        assert verify(written, parts, Check(), compare).drafted == 20
-    spoil(written)
+        assert verify(out, parts, Check(), compare).drafted == 20
+    spoil(out)
     with pytest.raises(ValueError, match=says):
-        verify(written, parts, Check(FEW), compare)
+        verify(out, parts, Check(FEW), compare)
 
 
 def test_an_export_repairs_what_a_killed_one_left(tmp_path, drafter):
@@ -376,26 +361,20 @@ def test_an_export_repairs_what_a_killed_one_left(tmp_path, drafter):
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_policy_records_the_verifier(tmp_path, drafter):
-    rule = {"kind": "spec-verification", "beta": 2, "tau": 0.5}
-    out = export_to(tmp_path / "out", drafter=str(drafter), verifier=rule)
-    assert json.loads((out / "policy.json").read_text())["verifier"] == rule
-
-
 def test_outputs_of_the_target_are_compared_and_a_wrong_one_is_noticed(
     tmp_path, drafter, own_modules
 ):
     target = save_target(tiny_model("llama").float(), tmp_path / "target")
     parts = load_parts(ExportConfig(out=tmp_path / "out", drafter=str(drafter)))
     check = Check(inputs=[[4, 9], [5, 7, 11]], target=TargetConfig(path=str(target)))
-    written = tmp_path / "written"
-    write_parts(written, parts)
-    found = verify(written, parts, check, compare)
+    out = tmp_path / "out"
+    write_parts(out, parts)
+    found = verify(out, parts, check, compare)
     assert (found.drafted, found.decoded, found.ties) == (2, 2, 0)
-    code = written / "custom_generate" / "generate.py"
+    code = out / "custom_generate" / "generate.py"
     code.write_text("def generate(model, input_ids, **_):\n    return input_ids + 1\n")
     with pytest.raises(ValueError, match="different outputs for input 0"):
-        verify(written, parts, check, compare)
+        verify(out, parts, check, compare)
 
 
 def test_numbers_may_differ_by_rounding_only():
