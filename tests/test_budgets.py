@@ -4,8 +4,6 @@
 one. If code has to grow, its bound is raised by hand, so that a reviewer sees it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from math import ceil
@@ -55,12 +53,12 @@ def lowered(budgets: dict[str, Budget], found: dict[str, int]) -> dict[str, Budg
     }
 
 
-def test_every_size_has_a_budget() -> None:
+def test_every_size_has_a_budget():
     assert sizes().keys() == read_budgets().keys()
 
 
 @pytest.mark.parametrize("name", read_budgets())
-def test_a_size_stays_within_its_budget_and_the_budget_close_to_it(name: str) -> None:
+def test_a_size_stays_within_its_budget_and_the_budget_close_to_it(name):
     size, budget = sizes()[name], read_budgets()[name]
     bound = budget["bound"]
     assert size <= bound, f"{name}: {size}, {bound} allowed; make it smaller"
@@ -69,7 +67,7 @@ def test_a_size_stays_within_its_budget_and_the_budget_close_to_it(name: str) ->
     )
 
 
-def test_bounds_are_only_ever_lowered_and_not_below_the_design() -> None:
+def test_bounds_are_only_ever_lowered_and_not_below_the_design():
     budgets = {
         name: {"bound": 300, "design": 200} for name in ("shrunk", "grown", "small", "reached")
     }

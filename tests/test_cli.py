@@ -1,7 +1,5 @@
 """The command line: help, one-line errors, and all commands on a tiny random pair."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

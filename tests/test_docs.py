@@ -1,7 +1,5 @@
 """Links, files, settings, imports and JSON fields that documents name exist."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -62,7 +60,7 @@ JSON_FIELDS: dict[str, tuple[type, ...]] = {
 
 
 @PAGE
-def test_links_lead_somewhere(page: Path):
+def test_links_lead_somewhere(page):
     text = without_code(page.read_text(encoding="utf-8"))
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if link.startswith(("http://", "https://")):
@@ -75,7 +73,7 @@ def test_links_lead_somewhere(page: Path):
 
 
 @PAGE
-def test_rows_of_a_table_have_as_many_cells_as_its_head(page: Path):
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
     text = without_blocks(page.read_text(encoding="utf-8"))
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         head, line, *rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
@@ -83,7 +81,7 @@ def test_rows_of_a_table_have_as_many_cells_as_its_head(page: Path):
 
 
 @PAGE
-def test_files_named_exist(page: Path):
+def test_files_named_exist(page):
     text = without_blocks(page.read_text(encoding="utf-8"))
     for name in re.findall(rf"`((?:{FOLDERS})(?:/[\w.-]+)+)/?`", text):
         assert (ROOT / name).exists(), name
@@ -93,7 +91,7 @@ def test_files_named_exist(page: Path):
 
 
 @pytest.mark.parametrize("heading", JSON_FIELDS)
-def test_all_fields_of_a_file_are_documented(heading: str):
+def test_all_fields_of_a_file_are_documented(heading):
     page = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
     section = page.split(f"### {heading}\n")[1].split("\n#")[0]
     named = set(re.findall(r"`([\w.]+)`", section))
@@ -110,14 +108,14 @@ def test_pages_stay_short():
 
 
 @SETTLED_PAGE
-def test_settings_named_exist(page: Path):
+def test_settings_named_exist(page):
     text = page.read_text(encoding="utf-8")
     for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)=[^`]*`", text):
         assert any(is_setting(kind, key) for kind in KINDS), key
 
 
 @over([page for page in SETTLED_PAGES if "import " in page.read_text(encoding="utf-8")])
-def test_documented_imports_exist(page: Path):
+def test_documented_imports_exist(page):
     text = page.read_text(encoding="utf-8")
     for line in re.findall(r"^\s*(?:from|import) .*", "\n".join(python_blocks(text)), re.MULTILINE):
         exec(line.strip(), {})

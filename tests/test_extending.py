@@ -1,7 +1,5 @@
 """The walk-throughs of docs/extending.md, executed on a copy of the package."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -82,7 +80,7 @@ def extended(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(extended: Path) -> dict[str, Ran]:
+def ran(extended) -> dict[str, Ran]:
     """Results of the page's commands and of plain decoding, by what they test."""
     names = ("verifier", "stop", "recipe", "drafter")
     tried = {"plain": PLAIN, **dict(zip(names, commands(), strict=True))}

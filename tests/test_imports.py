@@ -3,8 +3,6 @@
 Statements inside functions and under TYPE_CHECKING count too.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +78,7 @@ def modules_imported(file: Path, known: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_a_package_imports_only_what_the_table_allows(file: Path) -> None:
+def test_a_package_imports_only_what_the_table_allows(file):
     ours = [
         n.split(".") for n in names_in(ast.walk(parse(file)), file) if n.startswith("drafttrain")
     ]
@@ -88,7 +86,7 @@ def test_a_package_imports_only_what_the_table_allows(file: Path) -> None:
     assert rooms <= set(MAY_IMPORT[room_of(file)].split())
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_no_module_imports_itself_through_others():
     known = {module_of(file) for file in files()}
     imports = {module_of(file): modules_imported(file, known) for file in files()}
     done: set[str] = set()
@@ -104,7 +102,7 @@ def test_no_module_imports_itself_through_others() -> None:
         visit(module, ())
 
 
-def test_the_package_root_has_only_the_command_line() -> None:
+def test_the_package_root_has_only_the_command_line():
     loose = {file.name for file in PACKAGE.glob("*.py")}
     assert loose == {"__init__.py", "__main__.py", "cli.py"}
     rooms = {place.name for place in PACKAGE.iterdir() if place.is_dir()} - {"__pycache__"}
@@ -112,7 +110,7 @@ def test_the_package_root_has_only_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("place", sorted(LIGHT))
-def test_settings_and_command_line_load_nothing_heavy(place: str) -> None:
+def test_settings_and_command_line_load_nothing_heavy(place):
     path = PACKAGE / place
     chosen = [file for file in files() if file == path or path in file.parents]
     chosen = chosen or [path.with_suffix(".py")]
@@ -123,7 +121,7 @@ def test_settings_and_command_line_load_nothing_heavy(place: str) -> None:
         assert ours <= {"config", "cli", "commands", "__version__"}, file
 
 
-def test_relative_imports_are_seen_too() -> None:
+def test_relative_imports_are_seen_too():
     file = PACKAGE / "decoding" / "drafters" / "none.py"
     statement = ast.parse("from ..loop import decode").body[0]
     assert imported(statement, file) == ["drafttrain.decoding.loop.decode"]

@@ -1,7 +1,5 @@
 """Files in launch/ are valid for Accelerate or bash."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -36,7 +34,7 @@ def options() -> set[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_accelerate_reads_the_file_and_knows_every_field(file: Path) -> None:
+def test_accelerate_reads_the_file_and_knows_every_field(file):
     config = load_config_from_file(str(file))
     values = yaml.safe_load(file.read_text())
     known = options()
@@ -52,33 +50,33 @@ def test_accelerate_reads_the_file_and_knows_every_field(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_accelerate_passes_the_file_to_the_processes(name: str) -> None:
+def test_accelerate_passes_the_file_to_the_processes(name):
     environment = launch_environment(str(LAUNCH / name))
     assert environment | WANTED[name] == environment
 
 
 @pytest.mark.skipif(not DEEPSPEED, reason="needs the extra deepspeed")
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_deepspeed_files_ask_for_their_stage(stage: int) -> None:
+def test_deepspeed_files_ask_for_their_stage(stage):
     environment = launch_environment(str(LAUNCH / f"deepspeed_zero{stage}.yaml"))
     assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
     assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == str(stage)
 
 
-def test_every_file_is_in_the_guide() -> None:
+def test_every_file_is_in_the_guide():
     guide = (LAUNCH / "README.md").read_text()
     for file in FILES + SCRIPTS:
         assert f"`{file.name}`" in guide, file.name
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.name)
-def test_bash_reads_the_script(script: Path) -> None:
+def test_bash_reads_the_script(script):
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Path:
+def cluster(tmp_path) -> Path:
     """A folder with the scripts and stubs of Slurm and Accelerate, which record their arguments;
     `accelerate` works until SIGTERM, on which it ends with exit code 130."""
     shutil.copytree(LAUNCH, tmp_path / "launch")
@@ -123,7 +121,7 @@ def done(cluster: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_slurm_starts_every_machine_with_its_rank(cluster: Path) -> None:
+def test_slurm_starts_every_machine_with_its_rank(cluster):
     job = submit(cluster, "recipes/r.py", "data.prefix=to German: ", work=1)
     assert job.wait(60) == 0
     started, finished = done(cluster)
@@ -133,7 +131,7 @@ def test_slurm_starts_every_machine_with_its_rank(cluster: Path) -> None:
     assert finished == "finished"
 
 
-def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(cluster: Path) -> None:
+def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(cluster):
     running = submit(cluster, "-m", "drafttrain", "distill", work=600)
     deadline = time.monotonic() + 60
     while not done(cluster):
@@ -146,7 +144,7 @@ def test_a_pre_empted_job_stops_its_processes_and_is_queued_again(cluster: Path)
     assert "queued again" in printed
 
 
-def test_processes_are_counted_by_hand_without_gpus(cluster: Path) -> None:
+def test_processes_are_counted_by_hand_without_gpus(cluster):
     variables = {"SLURM_GPUS_ON_NODE": "", "PROCESSES": "2"}
     job = submit(cluster, "recipes/r.py", work=1, **variables)
     assert job.wait(60) == 0
@@ -155,7 +153,7 @@ def test_processes_are_counted_by_hand_without_gpus(cluster: Path) -> None:
     assert job.wait(60) != 0
 
 
-def test_a_file_whose_launcher_would_die_of_the_signal_is_refused(cluster: Path) -> None:
+def test_a_file_whose_launcher_would_die_of_the_signal_is_refused(cluster):
     for file in ("launch/cpu.yaml", "launch/gpu.yaml"):
         assert submit(cluster, "r.py", work=1, LAUNCH_FILE=file).wait(60) == 2
     assert not done(cluster)

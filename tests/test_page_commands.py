@@ -1,13 +1,10 @@
 """The commands in pages, help texts and recipes have valid settings and would run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import pairwise, takewhile
-from pathlib import Path
 
 import pytest
 import typer
@@ -47,12 +44,12 @@ def settings_alone(monkeypatch):
 
 
 @SETTLED_PAGE
-def test_commands_take_their_options_settings_and_files(page: Path, settings_alone, capsys):
+def test_commands_take_their_options_settings_and_files(page, settings_alone, capsys):
     check_commands(page.read_text(encoding="utf-8"), capsys)
 
 
 @SETTLED_PAGE
-def test_commands_on_embedded_data_pass_a_dry_run(page: Path, monkeypatch, capsys):
+def test_commands_on_embedded_data_pass_a_dry_run(page, monkeypatch, capsys):
     """A dry run checks the pairing, reads the inputs and plans; it loads no weights."""
     monkeypatch.chdir(ROOT)
     for words in commands(page.read_text(encoding="utf-8")):
@@ -67,7 +64,7 @@ def test_commands_on_embedded_data_pass_a_dry_run(page: Path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_examples_of_the_help_are_right(verb: str, settings_alone, capsys):
+def test_examples_of_the_help_are_right(verb, settings_alone, capsys):
     examples = VERBS[verb].help.split("Examples:")[1]
     check_commands("\n\n" + examples.replace("\n  ", "\n      "), capsys)
 
@@ -80,7 +77,7 @@ def test_the_example_of_the_readme_runs(monkeypatch, capsys):
 
 
 @PAGE
-def test_commands_write_only_what_git_ignores(page: Path):
+def test_commands_write_only_what_git_ignores(page):
     patterns = re.findall(r"^/(\*\..+)$", (ROOT / ".gitignore").read_text(), re.MULTILINE)
     blocks = re.findall(r"```(?:bash|sh)\n.*?```", page.read_text(encoding="utf-8"), re.DOTALL)
     for words in commands("\n".join(blocks)):

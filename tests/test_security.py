@@ -3,8 +3,6 @@
 Every malicious file below would create a file `code-was-run` if its code were executed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle
@@ -52,14 +50,14 @@ def write_malicious(file: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def nothing_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     assert not (tmp_path / MARK).exists(), "code from a file was run"
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path) -> Path:
     return save_target(tiny_model("marian"), tmp_path / "target")
 
 
@@ -158,7 +156,7 @@ SHORT = SIX_STEPS.model_copy(update={"max_steps": 2, "checkpoint_every": 1})
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     """A run of two steps with its checkpoints."""
     run = tmp_path_factory.mktemp("trained") / "run"
     train_small(small_task(), SHORT, run)
@@ -199,7 +197,7 @@ def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
 
 
 @pytest.fixture
-def coded(tmp_path: Path) -> Path:
+def coded(tmp_path) -> Path:
     """A model with its own code for configuration, weights, tokenizer and generation."""
     folder = save_target(tiny_model("marian"), tmp_path / "coded")
     config = json.loads((folder / "config.json").read_text())

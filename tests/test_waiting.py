@@ -1,7 +1,5 @@
 """Programs that compute with torch let waiting OpenMP threads sleep instead of spin."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """benchmarks/gpu_day.py, run on a CPU; the measurements of a failed stage are kept."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,9 +1,5 @@
 """The tables of docs/results.md show their reports, and their settings are valid for decoding."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from benchmarks import results
@@ -12,16 +8,14 @@ from drafttrain.config.reading import load_settings
 from tests.evaluation.reports import batched_report
 
 
-def test_the_page_shows_the_reports_that_are_kept() -> None:
+def test_the_page_shows_the_reports_that_are_kept():
     text = results.PAGE.read_text(encoding="utf-8")
     assert results.render_page(text) == text
     shown = {match["name"] for match in results.BLOCK.finditer(text)}
     assert shown == {file.stem for file in results.REPORTS.glob("*.json")}
 
 
-def test_a_block_holds_the_command_the_machine_and_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_holds_the_command_the_machine_and_the_table(tmp_path, monkeypatch):
     report = batched_report()
     (tmp_path / "pair.json").write_text(report.model_dump_json())
     monkeypatch.setattr(results, "REPORTS", tmp_path)
@@ -34,6 +28,6 @@ def test_a_block_holds_the_command_the_machine_and_the_table(
 
 
 @pytest.mark.parametrize("file", results.REPORTS.glob("*.yaml"), ids=lambda file: file.stem)
-def test_settings_of_every_table_can_be_read_and_name_its_report(file: Path) -> None:
+def test_settings_of_every_table_can_be_read_and_name_its_report(file):
     settings = load_settings(EvalConfig, file, [])
     assert results.ROOT / settings.report == file.with_suffix(".json")

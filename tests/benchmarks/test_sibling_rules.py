@@ -1,7 +1,5 @@
 """Acceptance of verifiers for siblings, compared with enumeration and computed by hand."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -53,7 +51,7 @@ def enumerated(verifier: Verifier, target: Tensor, draft: Tensor, siblings: int)
 
 @pytest.mark.parametrize("rows", [(TARGET, DRAFT), APART], ids=["full", "supports apart"])
 @pytest.mark.parametrize("siblings", [1, 2, 3])
-def test_acceptance_is_that_of_verification_with_every_outcome_visited(rows, siblings) -> None:
+def test_acceptance_is_that_of_verification_with_every_outcome_visited(rows, siblings):
     target, draft = row(*rows[0]), row(*rows[1])
     found = acceptance(draft.tolist(), target.tolist(), siblings)
     for verifier, computed in (
@@ -70,7 +68,7 @@ POINTS = [(0.5, 0.3), (0.5, 0.1), (0.3, 0.7), (0.9, 0.1), (0.99, 0.01), (0.4, 0.
 
 
 @pytest.mark.parametrize(("p", "q"), POINTS)
-def test_two_siblings_of_a_bernoulli_pair_by_hand(p: float, q: float) -> None:
+def test_two_siblings_of_a_bernoulli_pair_by_hand(p, q):
     """Assume p > q, else swap the tokens. Multi-round: the first token is 1 and is rejected with
     probability p - q; the residual target is then all on 0, and the second token is 1 with p.
     Optimum: (1, 1) is drawn with p^2, of which q can be accepted. K-SEQ: beta = q / gamma + 1 - p,
@@ -97,7 +95,7 @@ def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 @settings(max_examples=25, deadline=None)
 @given(rows(), st.integers(1, 3))
-def test_no_rule_for_independent_siblings_beats_the_optimum(pair, siblings: int) -> None:
+def test_no_rule_for_independent_siblings_beats_the_optimum(pair, siblings):
     target, draft = pair
     found = acceptance(draft.tolist(), target.tolist(), siblings)
     assert max(found.multi_round, found.k_seq) <= found.optimum + 1e-12

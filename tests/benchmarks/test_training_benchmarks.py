@@ -1,7 +1,5 @@
 """The training benchmarks run end to end on tiny models."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -15,7 +13,7 @@ from tests.tiny_targets import random_sentences, save_target
 
 
 @pytest.fixture
-def multi30k(tmp_path: Path) -> Path:
+def multi30k(tmp_path) -> Path:
     """A few sentences in files with Multi30k's names."""
     folder = tmp_path / "multi30k"
     folder.mkdir()
@@ -26,9 +24,7 @@ def multi30k(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_step_and_its_parts_are_measured_on_a_recipe(
-    multi30k: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_and_its_parts_are_measured_on_a_recipe(multi30k, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     target = save_target(shared("marian"), tmp_path / "target")
     recipe = {

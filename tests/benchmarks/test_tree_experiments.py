@@ -1,7 +1,5 @@
 """Comparison of methods at equal depth and budget on tiny models: reports, samples, table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The trees compared at equal depth and budget, as listed in RSD's Appendix C.3."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.tree_grids import METHODS, expand_methods

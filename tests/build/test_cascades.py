@@ -1,7 +1,5 @@
 """Cascades built from settings and used on the command line: levels, increments, costs, reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

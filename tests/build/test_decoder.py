@@ -1,7 +1,5 @@
 """`drafttrain.load`: names or loaded models, texts or ids, batches, streaming, sampling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -29,7 +27,7 @@ def plain() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("drafter", [DRAFTER, "max-gram", "none"])
-def test_texts_are_decoded_as_generate_decodes_them(plain, drafter) -> None:
+def test_texts_are_decoded_as_generate_decodes_them(plain, drafter):
     decoder = drafttrain.load(TARGET, drafter=drafter, k=4)
     assert decoder.lossless
     for batch_size in (1, 2):
@@ -45,7 +43,7 @@ def test_texts_are_decoded_as_generate_decodes_them(plain, drafter) -> None:
     assert sum(streamed, []) == plain[0] and len(streamed) == first.rounds
 
 
-def test_loaded_models_and_ids_need_no_folder() -> None:
+def test_loaded_models_and_ids_need_no_folder():
     target, drafter = tiny_model("llama"), tiny_model("llama")
     decoder = drafttrain.load(target, drafter=drafter, k=3)
     [found] = decoder.generate([[5, 9, 20, 7]], max_new_tokens=12)
@@ -67,12 +65,12 @@ def test_loaded_models_and_ids_need_no_folder() -> None:
         ([[5, -1]], "input 0 has the token -1"),
     ],
 )
-def test_inputs_of_another_kind_are_refused(inputs, message) -> None:
+def test_inputs_of_another_kind_are_refused(inputs, message):
     with pytest.raises(ValueError, match=message):
         drafttrain.load(tiny_model("llama"), None).generate(inputs)
 
 
-def test_ids_of_one_input_need_no_outer_list() -> None:
+def test_ids_of_one_input_need_no_outer_list():
     decoder = drafttrain.load(tiny_model("llama"), drafter=None)
     [expected] = decoder.generate([[5, 9, 20]], 6)
     for inputs in ([5, 9, 20], torch.tensor([5, 9, 20]), (ids for ids in [[5, 9, 20]])):
@@ -85,7 +83,7 @@ def test_ids_of_one_input_need_no_outer_list() -> None:
             decoder.generate([5, 9, 20], **wrong)
 
 
-def test_paths_load_and_wrong_arguments_are_named() -> None:
+def test_paths_load_and_wrong_arguments_are_named():
     assert drafttrain.load(Path(TARGET), Path(DRAFTER)).generate(TEXTS[0], 4)
     wrong = {"k": 0, "temperature": -1, "compile": "x", "tokenizer": TARGET}
     for name, value in wrong.items():
@@ -95,7 +93,7 @@ def test_paths_load_and_wrong_arguments_are_named() -> None:
         drafttrain.load(torch.nn.Linear(2, 2))
 
 
-def test_sampling_is_repeated_by_its_seed_and_settings_are_checked() -> None:
+def test_sampling_is_repeated_by_its_seed_and_settings_are_checked():
     settings = {"k": 3, "temperature": 1.0, "top_k": 20}
     tokens = [
         drafttrain.load(TARGET, DRAFTER, seed=seed, **settings).generate(TEXTS[0], 16)[0].tokens

@@ -1,7 +1,5 @@
 """Targets and drafters load together, or are refused with one line that says why."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stop policies from settings: heads are found, match their drafter, and read h in policy.json."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from tests.tiny_models import tiny_model
 
 
 @pytest.fixture
-def drafter(tmp_path: Path) -> PreTrainedModel:
+def drafter(tmp_path) -> PreTrainedModel:
     """A tiny Llama in tmp_path/drafter, float32."""
     model = tiny_model("llama").float()
     model.save_pretrained(tmp_path / "drafter")

@@ -1,7 +1,5 @@
 """Draft trees from settings: what is built and refused, and that outputs stay exact."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Verifiers from settings, and from the policy.json of an export."""
 
-from __future__ import annotations
-
 import pytest
 
 from drafttrain.build.method import build_verifier

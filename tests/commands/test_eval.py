@@ -1,7 +1,5 @@
 """`drafttrain eval` on the command line: batch sizes, teacher-forced drafters, trees."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`drafttrain export` from the command line: what it prints, writes and refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -23,12 +21,12 @@ from tests.tiny_targets import random_sentences, save_target
 
 
 @pytest.fixture
-def drafter(tmp_path: Path) -> Path:
+def drafter(tmp_path) -> Path:
     return save_drafter(tmp_path / "drafter")
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Path:
+def report(tmp_path) -> Path:
     """A report of `drafttrain eval` with one method."""
     command = {"command": "/home/me/bin/drafttrain eval --drafter /home/me/tiny"}
     written = Report(
@@ -59,7 +57,7 @@ def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, r
 
 
 @pytest.fixture
-def finished_run(tmp_path: Path, report: Path) -> Path:
+def finished_run(tmp_path, report) -> Path:
     """A run of a Spec-Drafter, with its report, plot and held-out rows."""
     model = tiny_model("marian").float()
     target = save_target(model, tmp_path / "target")

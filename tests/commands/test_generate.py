@@ -1,7 +1,5 @@
 """Streamed text and the display of rounds in `drafttrain generate`."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

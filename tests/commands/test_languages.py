@@ -1,7 +1,5 @@
 """Whole commands with multilingual targets: outputs are those of `generate` in each language."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -28,12 +26,12 @@ NEW = 8
 
 
 @pytest.fixture(params=LANGUAGES)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request) -> str:
     return request.param
 
 
 @pytest.fixture
-def run(kind: str, tmp_path: Path) -> Path:
+def run(kind, tmp_path) -> Path:
     """Trains a Spec-Drafter for a few steps and returns its run."""
     target = save_language_target(kind, tmp_path / "target")
     source, output = LANGUAGES[kind]
@@ -51,9 +49,7 @@ def run(kind: str, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_every_command_decodes_in_the_languages_of_the_run(
-    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_every_command_decodes_in_the_languages_of_the_run(kind, run, tmp_path, capsys):
     source, output = LANGUAGES[kind]
     path = str(tmp_path / "target")
     target = AutoModelForSeq2SeqLM.from_pretrained(path)
@@ -95,9 +91,7 @@ def test_every_command_decodes_in_the_languages_of_the_run(
     assert "target.source_language is missing" in capsys.readouterr().err
 
 
-def test_an_export_decodes_in_these_languages(
-    kind: str, run: Path, tmp_path: Path, own_modules: None, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_export_decodes_in_these_languages(kind, run, tmp_path, own_modules, capsys):
     source, output = LANGUAGES[kind]
     export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
     assert "the target's output unchanged for 4 inputs" in capsys.readouterr().out

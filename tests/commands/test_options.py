@@ -1,7 +1,5 @@
 """Options set their settings and have the settings' help texts and defaults."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

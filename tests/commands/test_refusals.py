@@ -1,10 +1,7 @@
 """Invalid command lines end with one line that names field, value and remedy, and write nothing."""
 
-from __future__ import annotations
-
 import errno
 import os
-from pathlib import Path
 
 import pytest
 import typer
@@ -171,9 +168,7 @@ def test_debug_shows_the_traceback(refusal_project, command):
         main([command, "--debug", "--config", "torn.yaml"])
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_with_the_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line_with_the_remedy(tmp_path, capsys):
     def write() -> None:
         raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "run"))
 

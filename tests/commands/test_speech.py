@@ -1,7 +1,5 @@
 """Whole commands with a speech target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,7 +26,7 @@ END = 1
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("speech")
     save_whisper(root / "whisper")
     save_clips(root / "clips", 4)
@@ -163,7 +161,7 @@ def test_texts_and_unknown_languages_are_refused(inside, capsys):
 
 
 @pytest.fixture(scope="module")
-def run(project: Path) -> Path:
+def run(project) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         assert exit_code(main, "--config", "recipe.yaml") == 0

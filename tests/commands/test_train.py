@@ -1,7 +1,5 @@
 """`drafttrain train` finds recipes, runs them in one process, and ends as all commands do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

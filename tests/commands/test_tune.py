@@ -1,7 +1,5 @@
 """`drafttrain tune` on tiny models: its candidates, its files, and decoding with its policy."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -32,7 +30,7 @@ def small(*names: str, **more: list[float]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory) -> Path:
     """A pair, a run with two random heads for it, and prompts."""
     root = tmp_path_factory.mktemp("tune")
     save_target(tiny_model("llama").float(), root / "target")
@@ -58,7 +56,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tuned(project: Path) -> Report:
+def tuned(project) -> Report:
     given = ["--heads", project / "run", "--report-data", project / "test.txt", *small(h=[0.5])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "FIRST", 2)
@@ -67,7 +65,7 @@ def tuned(project: Path) -> Report:
     return read_report(project / "run" / "tune.json")
 
 
-def test_the_candidates_are_decoded_and_halved_at_every_batch_size(tuned: Report):
+def test_the_candidates_are_decoded_and_halved_at_every_batch_size(tuned):
     search = tuned.search
     names = {"k=2", "k=5", "k=2 block", "k=5 block", "entropy(1) block", "cumulative(0.3) block"}
     names |= {"opt-tree(4)", "rsd-s(2x4)"}
@@ -86,7 +84,7 @@ def test_the_candidates_are_decoded_and_halved_at_every_batch_size(tuned: Report
                 assert one.tokens_per_second.value > 0.0 and one.verification_rate <= 1.0
 
 
-def test_the_final_figures_are_of_other_prompts_with_the_choices(tuned: Report, project: Path):
+def test_the_final_figures_are_of_other_prompts_with_the_choices(tuned, project):
     assert tuned.runs[0].name == "plain"
     assert tuned.data.path == str(project / "test.txt")
     assert tuned.search.data.path == str(project / "val.txt")
@@ -95,7 +93,7 @@ def test_the_final_figures_are_of_other_prompts_with_the_choices(tuned: Report, 
             assert all(tuned.run(name, size).lossless for size in (1, 2))
 
 
-def test_the_policy_names_the_choice_and_the_best_head(tuned: Report, project: Path):
+def test_the_policy_names_the_choice_and_the_best_head(tuned, project):
     policy = read_policy(project / "run" / "final" / "policy.json")
     first, second = tuned.search.choices
     assert set(policy.batches) == {2} and policy.sampling == SAMPLING
@@ -112,7 +110,7 @@ def test_the_policy_names_the_choice_and_the_best_head(tuned: Report, project: P
     assert {"machine", "measured_on", "speedup"} <= facts.keys()
 
 
-def test_the_page_stands_alone_and_shows_every_candidate(tuned: Report, project: Path):
+def test_the_page_stands_alone_and_shows_every_candidate(tuned, project):
     page = (project / "run" / "tune.html").read_text()
     assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', page) == []
     for name in ("plain", *tuned.search.candidates):
@@ -120,16 +118,14 @@ def test_the_page_stands_alone_and_shows_every_candidate(tuned: Report, project:
     assert (project / "run" / "tune.png").stat().st_size > 10_000
 
 
-def test_a_report_of_tune_is_read_as_one_of_eval(tuned: Report, project: Path):
+def test_a_report_of_tune_is_read_as_one_of_eval(tuned, project):
     measured = read_measured(project / "run" / "tune.json")
     assert f"| {tuned.search.choices[0].best_fixed} |" in measured.table
     assert any("of 12 other prompts" in note for note in measured.notes)
 
 
 @pytest.mark.parametrize("fastest", ["plain", "opt-tree(4)", "deep", "k=5"])
-def test_generate_uses_the_fastest_method(
-    project: Path, fastest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_generate_uses_the_fastest_method(project, fastest, monkeypatch, capsys):
     """A drafter without heads, greedy decoding; all other candidates are made very slow."""
     own = tune.facts_of
 
@@ -171,9 +167,7 @@ def test_generate_uses_the_fastest_method(
 
 
 @pytest.mark.parametrize("kind", ["max-gram", "spec-drafter", "block-heads"])
-def test_other_kinds_of_drafters_are_tuned(
-    project: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_other_kinds_of_drafters_are_tuned(project, kind, tmp_path, monkeypatch):
     """Language models, parallel and state drafters are tested above and with their recipes."""
     monkeypatch.setattr(tune, "FIRST", 2)
     target, drafter = tmp_path / "target", kind
@@ -201,7 +195,7 @@ def test_other_kinds_of_drafters_are_tuned(
     )
 
 
-def test_a_dry_run_loads_no_model_and_lists_the_candidates(project: Path, capsys):
+def test_a_dry_run_loads_no_model_and_lists_the_candidates(project, capsys):
     with recorded() as loaded:
         assert ended("tune", "--heads", project / "run", "--dry-run", *small(h=[0.5])) == 0
     printed = capsys.readouterr().out

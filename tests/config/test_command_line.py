@@ -1,7 +1,5 @@
 """Recorded command lines: the program's name only, and private folders by their last part."""
 
-from __future__ import annotations
-
 import pytest
 
 from drafttrain.config.command_line import describe_command, hide_folders

@@ -1,7 +1,5 @@
 """Progress in a log file: a line at the start, every half minute and at the end."""
 
-from __future__ import annotations
-
 import io
 
 import tqdm.std

@@ -1,7 +1,5 @@
 """Given settings are read or refused by name; numbers have bounds that fit real machines."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin

@@ -30,10 +30,7 @@ def test_overrides_and_flags_win_over_the_file(tmp_path):
         tmp_path, "target: {path: from-file, dtype: bfloat16}\ndata: {path: a}\nout: o"
     )
     settings = load_settings(
-        DistillConfig,
-        file,
-        ["data.path=b"],
-        {"target.path": "from-flag", "data.limit": None},
+        DistillConfig, file, ["data.path=b"], {"target.path": "from-flag", "data.limit": None}
     )
     assert settings.target.path == "from-flag"
     assert settings.target.dtype == "bfloat16"

@@ -1,7 +1,5 @@
 """Settings that commands take from policy.json, also by batch size, and from finished runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -35,7 +33,7 @@ FASTER["batches"]["8"]["method"] = {"cascade": CASCADE, "bigrams": "table"}
 
 
 @pytest.fixture
-def drafter(tmp_path: Path) -> str:
+def drafter(tmp_path) -> str:
     (tmp_path / "policy.json").write_text(json.dumps(CHOSEN))
     return str(tmp_path)
 

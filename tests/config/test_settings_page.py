@@ -1,7 +1,5 @@
 """docs/settings.md is up to date with the settings classes."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

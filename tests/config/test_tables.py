@@ -1,7 +1,5 @@
 """The tables of kinds agree with the code that they name."""
 
-from __future__ import annotations
-
 import inspect
 from pkgutil import resolve_name
 
@@ -11,15 +9,7 @@ import torch
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.decode import StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, NONE, kind_of, named_kind
-from drafttrain.config.methods import (
-    RULES,
-    STOPS,
-    TREES,
-    StopKind,
-    TreeKind,
-    VerifierRule,
-    rules_for,
-)
+from drafttrain.config.methods import RULES, STOPS, TREES, rules_for
 from drafttrain.data.distill.distill import BACKENDS
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.block_heads import BlockHeadsDrafter
@@ -87,7 +77,7 @@ def test_any_language_model_is_a_causal_drafter():
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=lambda stop: stop.name)
-def test_a_stop_policy_has_the_settings_and_inputs_of_its_row(stop: StopKind):
+def test_a_stop_policy_has_the_settings_and_inputs_of_its_row(stop):
     assert set(stop.settings) <= StopConfig.model_fields.keys()
     assert stop.varied in stop.settings and stop.settings[-1] in ("k", "max_draft")
     goes_on = resolve_name(stop.function)
@@ -110,7 +100,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
-def test_a_verifier_takes_its_settings(rule: VerifierRule):
+def test_a_verifier_takes_its_settings(rule):
     taken = list(inspect.signature(resolve_name(rule.function)).parameters)
     assert taken[:4] == ["proposal", "target_logits", "sampling", "randomness"]
     assert tuple(taken[4:]) == rule.settings
@@ -119,7 +109,7 @@ def test_a_verifier_takes_its_settings(rule: VerifierRule):
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=lambda tree: tree.name)
-def test_a_tree_has_the_draw_and_verifier_of_its_row(tree: TreeKind):
+def test_a_tree_has_the_draw_and_verifier_of_its_row(tree):
     settings = TreeConfig(kind=tree.name, by_rank=(0.6, 0.2), nodes=6)
     assert set(tree.settings) <= TreeConfig.model_fields.keys()
     assert tree.rule in rules_for(tree.draw_kind, tree.shape is not None)

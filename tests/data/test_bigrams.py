@@ -1,7 +1,5 @@
 """Tables of most likely successors: hand-computed counts, and the file."""
 
-from __future__ import annotations
-
 import pytest
 
 from drafttrain.config.base import ConfigError

@@ -1,7 +1,5 @@
 """Models with pickled weights are converted to safetensors completely or not at all."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
@@ -19,7 +17,7 @@ from tests.tiny_targets import save_target
 
 
 @pytest.fixture
-def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pickled(tmp_path, monkeypatch) -> Path:
     """A float16 Marian in two pickle files, whose config.json says float64; its parent folder is
     the working directory."""
     monkeypatch.chdir(tmp_path)
@@ -37,9 +35,7 @@ def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_refusal_of_pickles_names_the_command_that_mends_them(
-    pickled: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_refusal_of_pickles_names_the_command_that_mends_them(pickled, capsys):
     generate = ("generate", "--drafter", "none", "--text", "w5", "--max-new-tokens", 4)
     assert ended(*generate, "--target", "pickled") == 2
     assert "drafttrain convert --model pickled --out FOLDER" in capsys.readouterr().err
@@ -47,7 +43,7 @@ def test_the_refusal_of_pickles_names_the_command_that_mends_them(
     assert ended(*generate, "--target", "whole") == 0
 
 
-def test_every_weight_is_kept_to_the_bit_and_every_other_file_as_it_is(pickled: Path) -> None:
+def test_every_weight_is_kept_to_the_bit_and_every_other_file_as_it_is(pickled):
     assert ended("convert", "--model", "pickled", "--out", "whole") == 0
     before = torch.load("weights.bin", weights_only=True)
     after = load_file("whole/model.safetensors")
@@ -62,7 +58,7 @@ def test_every_weight_is_kept_to_the_bit_and_every_other_file_as_it_is(pickled: 
 
 
 @pytest.mark.parametrize("how", [torch.save, lambda one, file: file.write_bytes(pickle.dumps(one))])
-def test_pickles_that_hold_more_than_tensors_are_refused_and_not_run(pickled: Path, how) -> None:
+def test_pickles_that_hold_more_than_tensors_are_refused_and_not_run(pickled, how):
     (pickled / "pytorch_model.bin.index.json").unlink()
     how({"lm_head.weight": Malicious()}, pickled / "pytorch_model.bin")
     assert ended("convert", "--model", "pickled", "--out", "whole") == 2
@@ -70,9 +66,7 @@ def test_pickles_that_hold_more_than_tensors_are_refused_and_not_run(pickled: Pa
     assert not Path("whole").exists() and not list(Path().glob(".whole*"))
 
 
-def test_models_that_cannot_be_converted_are_refused_in_one_line(
-    pickled: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_that_cannot_be_converted_are_refused_in_one_line(pickled, capsys):
     Path("there").mkdir()
     save_target(tiny_model("llama"), Path("whole"))
     shard = pickled / "pytorch_model-0.bin"

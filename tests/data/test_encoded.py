@@ -1,7 +1,5 @@
 """Encoder states of rows equal those of the target's module, and are kept if encoding is slow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +28,7 @@ ROWS = {"source_ids": [[5, 6, 7, 1], [9, 1]], "target_ids": [[4, 1], [8, 8, 1]]}
 
 @pytest.mark.parametrize("family", ["bart", "t5", "longt5"])
 @pytest.mark.parametrize("rows", [[0, 1], [1, 2]], ids=["padded", "alike"])
-def test_a_batch_is_encoded_as_each_of_its_texts(family: str, rows: list[int]) -> None:
+def test_a_batch_is_encoded_as_each_of_its_texts(family, rows):
     """Also if no source is padded and no mask is passed."""
     model = tiny_seq2seq(family) if family == "longt5" else shared(family)
     drafter = drafter_of(model, encoder="target")
@@ -47,7 +45,7 @@ def test_a_batch_is_encoded_as_each_of_its_texts(family: str, rows: list[int]) -
 
 
 @pytest.fixture
-def audio(tmp_path: Path) -> tuple[LoadedTarget, DataConfig]:
+def audio(tmp_path) -> tuple[LoadedTarget, DataConfig]:
     save_whisper(tmp_path / "whisper")
     target = load_target(TargetConfig(path=str(tmp_path / "whisper"), device="cpu"))
     return target, DataConfig(path=str(save_clips(tmp_path / "clips", 3)))

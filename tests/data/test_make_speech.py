@@ -1,7 +1,5 @@
 """Synthetic clips: text and voice depend only on the seed; a stub program replaces Flite."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -26,7 +24,7 @@ soundfile.write(given["-o"], 0.3 * np.sin(440 * times), 16000)
 
 
 @pytest.fixture
-def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def inside(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("flite").write_text(FLITE)
     os.chmod("flite", 0o755)

@@ -1,7 +1,5 @@
 """The cached teacher has the target's rows and gives the same training as the online teacher."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.1, 0.2, 0.3, 0.4]], dtype=t
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pair(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(teacher, "SHARD_ROWS", 4)
     return make_pair(tmp_path, "llama")
 
@@ -49,7 +47,7 @@ def cached(pair: Path, draftable: torch.Tensor | None = None, **changes):
     return training_examples(wanted, rows, target, draftable), rows, target
 
 
-def test_the_likeliest_tokens_and_the_mass_of_the_others_by_hand() -> None:
+def test_the_likeliest_tokens_and_the_mass_of_the_others_by_hand():
     found = top_rows(LOGITS, 2)
     assert found.tokens.tolist() == [[0, 1], [3, 2]]
     mass = torch.tensor([[0.5, 0.25, 0.25], [0.4, 0.3, 0.3]], dtype=torch.float64)
@@ -96,7 +94,7 @@ def test_a_cache_of_all_tokens_equals_the_online_target(pair, draftable):
     close(gradients[0], gradients[1], 1e-6)
 
 
-def test_other_settings_rows_or_targets_are_refused(pair) -> None:
+def test_other_settings_rows_or_targets_are_refused(pair):
     _, rows, target = cached(pair, top_k=5)
     for top_k, draftable, words in ((6, None, "top_k = 5"), (5, DRAFTABLE, "draftable = 40")):
         with pytest.raises(ConfigError, match=f"{words}.* distilled="):

@@ -1,7 +1,5 @@
 """Hand-written reports with several batch sizes."""
 
-from __future__ import annotations
-
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import DataFacts, Environment, Report, Run, TargetFacts
 

@@ -1,7 +1,5 @@
 """Tiny pairs, inputs and settings as `drafttrain eval` loads them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from datasets import Dataset

@@ -1,7 +1,5 @@
 """Transformers' decoding methods, measured as baselines."""
 
-from __future__ import annotations
-
 import pytest
 
 from drafttrain.build.method import Method

@@ -1,7 +1,5 @@
 """Batches give the tokens of batch size 1; groups and their times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

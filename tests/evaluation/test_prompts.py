@@ -1,7 +1,5 @@
 """Messages on inputs that a drafter was trained on, and on outputs cut by positions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from tests.tiny_targets import save_target
 
 
 @pytest.fixture(autouse=True)
-def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _project(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,7 +1,5 @@
 """Scores equal those of the libraries; rounding is distinguished from errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

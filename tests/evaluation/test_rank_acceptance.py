@@ -1,7 +1,5 @@
 """Acceptance by rank: hand-computed on scripted rows, and on average the target's distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The table and the plot of a report with hand-written figures."""
 
-from __future__ import annotations
-
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console

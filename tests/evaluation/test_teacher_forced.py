@@ -1,7 +1,5 @@
 """Teacher-forced acceptance: greedy counts equal those of decoding, sampled ones hand-computed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The search of `drafttrain tune`, with candidates of known speed and a scripted clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -155,7 +153,7 @@ def drafting(kind: DrafterKind) -> Drafting:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "none"])
-def test_every_kind_of_drafter_has_candidates_that_fit_it(name: str, temperature: float):
+def test_every_kind_of_drafter_has_candidates_that_fit_it(name, temperature):
     kind = KINDS[name]
     settings = TuneConfig(drafter="x", sampling=SamplingConfig(temperature=temperature))
     heads = {"D1-w1": "heads/D1-w1"} if "hidden" in kind.provides else {}

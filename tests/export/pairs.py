@@ -1,7 +1,5 @@
 """Tiny pairs for exports: a random target, a drafter that often agrees with it, a head for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exports for inference engines: what is checked, written and printed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports: which files they contain, how they load, and that a failed export leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

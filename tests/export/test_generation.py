@@ -1,7 +1,5 @@
 """custom_generate: the tokens of `generate`, from a folder with drafter, head and policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -54,7 +52,7 @@ def exported(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def assistant(exported: Path) -> PreTrainedModel:
+def assistant(exported) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(exported).eval()
 
 

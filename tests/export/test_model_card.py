@@ -1,7 +1,5 @@
 """Model cards: real values in every command, measurements with their source, stated limits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

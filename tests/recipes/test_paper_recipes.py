@@ -1,8 +1,6 @@
 """The recipes with the paper's settings run two steps, with a tiny target of the same family and a
 local sample of 200 rows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +41,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe)
-def test_recipe_of_the_paper_runs_on_a_sample(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_recipe_of_the_paper_runs_on_a_sample(case, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     target = save_target(shared(case.family), tmp_path / "target")
     write_texts(tmp_path, ROWS, 5)

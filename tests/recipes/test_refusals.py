@@ -1,7 +1,5 @@
 """Invalid settings of a recipe end with one line that names field, value and remedy."""
 
-from __future__ import annotations
-
 import pytest
 
 from drafttrain.config.base import ConfigError

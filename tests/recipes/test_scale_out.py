@@ -1,7 +1,5 @@
 """A recipe computes the same however a step is divided among processes."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ TRAIN = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """A target, a drafter and sentences, and settings of both recipes without dropout."""
     folder = tmp_path_factory.mktemp("scale-out")
     target = save_target(shared("marian"), folder / "target")
@@ -88,20 +86,20 @@ def largest_difference(one: Path, other: Path, value: str = "loss") -> float:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> Path:
+def alone(folder) -> Path:
     """A run of the Spec-Drafter recipe in one process, with two batches per step."""
     run(launch(folder, DRAFTER, "alone", "train.accumulation=2"))
     return folder / "alone"
 
 
-def test_two_processes_have_the_losses_of_one_drafter_run(folder: Path, alone: Path) -> None:
+def test_two_processes_have_the_losses_of_one_drafter_run(folder, alone):
     run(launch(folder, DRAFTER, "pair", processes=2))
     assert len(logged(alone, "loss")) == STEPS
     assert largest_difference(alone, folder / "pair") <= 1e-5
     assert largest_difference(alone, folder / "pair", "held_out_loss") <= 1e-5
 
 
-def test_two_processes_have_the_losses_of_every_head_of_one_run(folder: Path) -> None:
+def test_two_processes_have_the_losses_of_every_head_of_one_run(folder):
     run(launch(folder, HEADS, "heads-alone", "train.accumulation=2"))
     run(launch(folder, HEADS, "heads-pair", processes=2))
     heads = load_heads(folder / "heads-pair")
@@ -112,7 +110,7 @@ def test_two_processes_have_the_losses_of_every_head_of_one_run(folder: Path) ->
         assert largest_difference(one, two, f"loss/{name}") <= 1e-5
 
 
-def test_two_processes_have_the_losses_of_one_language_model_run(folder: Path) -> None:
+def test_two_processes_have_the_losses_of_one_language_model_run(folder):
     one, two = folder / "states-alone", folder / "states-pair"
     run(launch(folder, STATES, one.name, "train.accumulation=2"))
     pair = launch(folder, STATES, two.name, processes=2)
@@ -124,8 +122,8 @@ def test_two_processes_have_the_losses_of_one_language_model_run(folder: Path) -
 
 
 def test_fsdp_has_the_losses_of_one_process_and_goes_on_after_a_kill_to_the_same_bits(
-    folder: Path, alone: Path
-) -> None:
+    folder, alone
+):
     whole, cut = folder / "fsdp", folder / "fsdp-killed"
     run(launch(folder, DRAFTER, "fsdp", processes=2, file="fsdp2.yaml"))
     assert largest_difference(alone, whole) <= 1e-5
@@ -140,9 +138,7 @@ def test_fsdp_has_the_losses_of_one_process_and_goes_on_after_a_kill_to_the_same
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="extra deepspeed")
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_has_the_losses_of_one_process_and_goes_on_after_a_kill(
-    stage: int, folder: Path, alone: Path
-) -> None:
+def test_zero_has_the_losses_of_one_process_and_goes_on_after_a_kill(stage, folder, alone):
     name = f"zero{stage}"
     zero = launch(
         folder,

@@ -1,7 +1,5 @@
 """The recipes for new users need only a target, inputs and a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,10 +1,7 @@
 """The recipe trains heads for a target and a drafter in one command; what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +20,7 @@ HEADS = {"D0-w1", "D0-w6", "D2-w1", "D2-w6"}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def made(tmp_path_factory) -> SimpleNamespace:
     """A finished run on 30 sentences and 6 held-out ones: two mixes, four heads, 8 steps."""
     folder = tmp_path_factory.mktemp("heads")
     save_target(tiny_model("marian"), folder / "target")
@@ -51,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, file=file, run=folder / "run", code=code)
 
 
-def test_one_command_leaves_every_head_with_what_it_is_for(made: SimpleNamespace) -> None:
+def test_one_command_leaves_every_head_with_what_it_is_for(made):
     assert made.code == 0
     heads = load_heads(made.run)
     assert set(heads) == HEADS
@@ -70,7 +67,7 @@ def test_one_command_leaves_every_head_with_what_it_is_for(made: SimpleNamespace
     assert isinstance(again, AcceptanceHead)
 
 
-def test_held_out_measures_of_every_head_are_logged(made: SimpleNamespace) -> None:
+def test_held_out_measures_of_every_head_are_logged(made):
     lines = [json.loads(x) for x in (made.run / "metrics.jsonl").read_text().splitlines()]
     last = {key: value for line in lines for key, value in line.items()}
     for name in HEADS:
@@ -81,9 +78,7 @@ def test_held_out_measures_of_every_head_are_logged(made: SimpleNamespace) -> No
     assert CacheManifest.read(made.run / "held_out_cache").mixes == 1
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(
-    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_dry_run_prints_the_plan_and_writes_nothing(made, tmp_path, capsys):
     run = tmp_path / "run"
     assert exit_code(main, "--config", str(made.file), f"run={run}", "--dry-run") == 0
     printed = capsys.readouterr().out
@@ -93,7 +88,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert not run.exists()
 
 
-def test_validation_by_hand() -> None:
+def test_validation_by_hand():
     """Prediction P^ = 3/4 at all positions; labels 1 and 1/2; w_rej = 3."""
     head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=4, depth=0, rejection_weight=3.0))
     torch.nn.init.zeros_(head.out.weight)

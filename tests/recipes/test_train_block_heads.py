@@ -1,7 +1,5 @@
 """The recipe end to end on tiny targets: one command, resumed bit for bit, measured by `eval`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -32,9 +30,7 @@ def make_project(folder: Path, family: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["marian", "llama"])
-def test_one_command_leaves_heads_that_eval_measures_as_exact(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_one_command_leaves_heads_that_eval_measures_as_exact(family, tmp_path, capsys):
     arguments = make_project(tmp_path, family)
     plans_and_writes_nothing(main, arguments, tmp_path / "run", capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err

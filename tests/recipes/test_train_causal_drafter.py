@@ -1,11 +1,8 @@
 """The recipe end to end on a tiny target: one command, resumed bit for bit, measured by `eval`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
@@ -48,9 +45,7 @@ def make_project(folder: Path) -> list[str]:
     return arguments
 
 
-def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_path, capsys):
     arguments, run = make_project(tmp_path), tmp_path / "run"
     plans_and_writes_nothing(main, arguments, run, capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
@@ -95,7 +90,7 @@ def layer(model, number: int) -> torch.Tensor:
     return model.model.layers[number].mlp.up_proj.weight
 
 
-def test_another_model_trains_too_in_the_set_dtype(tmp_path: Path) -> None:
+def test_another_model_trains_too_in_the_set_dtype(tmp_path):
     own = [f"initialise={{path: {tmp_path / 'target'}}}"]
     own += ["train.max_steps=2", "save_dtype=float16", "objective.packed_tokens=null"]
     own += ["drafter.output_tokens=null"]
@@ -105,9 +100,7 @@ def test_another_model_trains_too_in_the_set_dtype(tmp_path: Path) -> None:
         assert drafter.dtype == torch.float16
 
 
-def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits(tmp_path, capsys):
     arguments = [*make_project(tmp_path), "teacher={kind: cached, top_k: 4}"]
     assert exit_code(main, *arguments, "--dry-run") == 0
     resumed_as_if_never_stopped(main, arguments, tmp_path, "final", "start")
@@ -123,9 +116,7 @@ def test_a_cached_teacher_is_made_once_and_a_stopped_run_ends_with_the_same_bits
     assert shards[0].stat().st_mtime_ns == stamp
 
 
-def test_rows_longer_than_the_drafter_s_positions_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_rows_longer_than_the_drafter_s_positions_are_refused(tmp_path, capsys):
     short = tiny_model("gpt2", max_position_embeddings=10).float()
     save_target(short, tmp_path / "short")
     start = f"initialise={{path: {tmp_path / 'short'}}}"
@@ -133,9 +124,7 @@ def test_rows_longer_than_the_drafter_s_positions_are_refused(
     assert "drafter has 10 positions; leave long rows out" in capsys.readouterr().err
 
 
-def test_a_target_that_the_engine_cannot_decode_is_refused_before_it_is_distilled(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_target_that_the_engine_cannot_decode_is_refused_before_it_is_distilled(tmp_path, capsys):
     shape = {"vocab_size": 40, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
     local = GPTNeoConfig(**shape, attention_types=[[["global", "local"], 1]])
     save_target(GPTNeoForCausalLM(local), tmp_path / "local")
@@ -146,9 +135,7 @@ def test_a_target_that_the_engine_cannot_decode_is_refused_before_it_is_distille
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(tmp_path, capsys):
     arguments, run = [*make_project(tmp_path), "drafter.embeddings=target"], tmp_path / "run"
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
     for folder in ("start", "final"):

@@ -1,11 +1,8 @@
 """The recipe end to end on a tiny target: one command, resumed bit for bit, `eval`, `export`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
-import pytest
 from transformers import AutoModelForCausalLM
 
 from drafttrain.commands.export import export
@@ -27,9 +24,7 @@ def make_project(folder: Path) -> list[str]:
     return language_project(folder, initialise={"layers": [0, 3]})
 
 
-def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_path, capsys):
     arguments, run = make_project(tmp_path), tmp_path / "run"
     plans_and_writes_nothing(main, arguments, run, capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err

@@ -1,9 +1,5 @@
 """The recipe end to end on a tiny target: one command, which can resume after kill -9."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -22,7 +18,7 @@ from tests.tiny_targets import save_target
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
+def arguments(tmp_path) -> list[str]:
     """Arguments of the recipe: 60 sentences, 10 held-out ones, 12 steps, a checkpoint every 3."""
     save_target(shared("marian"), tmp_path / "target")
     train = {"max_steps": 12, "batch_tokens": 400, "checkpoint_every": 3}
@@ -37,7 +33,7 @@ def arguments(tmp_path: Path) -> list[str]:
     return ["--config", str(file)]
 
 
-def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path: Path) -> None:
+def test_killed_training_ends_with_the_same_bits(arguments, tmp_path):
     def launch(*overrides: str) -> Launch:
         return Launch("train_spec_drafter.py", [*arguments, *overrides], tmp_path / "log")
 
@@ -54,9 +50,7 @@ def test_killed_training_ends_with_the_same_bits(arguments: list[str], tmp_path:
 
 
 @pytest.mark.parametrize("family", ["led", "blenderbot", "umt5", "t5gemma", "two vocabularies"])
-def test_any_family_of_encoder_decoders_is_drafted_for(
-    family: str, tmp_path: Path, own_modules: None, capsys: pytest.CaptureFixture
-) -> None:
+def test_any_family_of_encoder_decoders_is_drafted_for(family, tmp_path, own_modules, capsys):
     """Trained for a few steps, loaded and exported, and exact when decoding. M2M100 and mBART-50
     are tested in tests/commands/test_languages.py."""
     target = tiny_seq2seq(family).float()
@@ -78,9 +72,7 @@ def test_any_family_of_encoder_decoders_is_drafted_for(
     assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out
 
 
-def test_tokens_that_outputs_use_can_be_drafted(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_tokens_that_outputs_use_can_be_drafted(arguments, tmp_path, capsys):
     """These are the tokens of the distilled outputs and EOS."""
     assert exit_code(main, *arguments, "drafter.output_tokens=used", "train.max_steps=1") == 0
     run = tmp_path / "run"
@@ -94,15 +86,11 @@ def test_tokens_that_outputs_use_can_be_drafted(
     assert printed in capsys.readouterr().out
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path, capsys):
     plans_and_writes_nothing(main, arguments, tmp_path / "run", capsys)
 
 
-def test_a_budget_too_small_costs_no_distillation(
-    arguments: list[str], capsys: pytest.CaptureFixture
-) -> None:
+def test_a_budget_too_small_costs_no_distillation(arguments, capsys):
     capsys.readouterr()  # discards the fixture's output
     assert exit_code(main, *arguments, "train.batch_tokens=12") == 2
     error = capsys.readouterr().err.splitlines()[-1]

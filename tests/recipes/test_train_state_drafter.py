@@ -1,7 +1,5 @@
 """State drafters end to end: fitted, trained, resumed, measured, refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -32,9 +30,7 @@ def make_project(folder: Path, rank: int = 0) -> list[str]:
     return language_project(folder, drafter={"previous_token_rank": rank})
 
 
-def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_path, capsys):
     arguments, run = make_project(tmp_path, 5), tmp_path / "run"
     plans_and_writes_nothing(main, arguments, run, capsys)
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
@@ -72,9 +68,7 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(
     assert "does not say what it reads: context_layers = None" in capsys.readouterr().err
 
 
-def test_interrupted_training_ends_with_the_same_bits_and_blocks_draft_trees(
-    tmp_path: Path,
-) -> None:
+def test_interrupted_training_ends_with_the_same_bits_and_blocks_draft_trees(tmp_path):
     resumed_as_if_never_stopped(main, make_project(tmp_path, 5), tmp_path, "final", "start")
     tree = ["--drafter", str(tmp_path / "run"), "--text", "w5 w6", "--tree", "opt-tree"]
     assert exit_code(drafttrain, "generate", *tree, "--max-new-tokens", "3") == 0
@@ -89,14 +83,14 @@ def test_interrupted_training_ends_with_the_same_bits_and_blocks_draft_trees(
         ("objective.forward_kl=0", "so nothing is learned"),
     ],
 )
-def test_wrong_settings_are_named(given: str, message: str, tmp_path: Path) -> None:
+def test_wrong_settings_are_named(given, message, tmp_path):
     save_target(tiny_model("llama", num_hidden_layers=4), tmp_path / "target")
     fixed = [f"run={tmp_path}/run", f"target.path={tmp_path}/target", "data.path=rows.jsonl"]
     with pytest.raises(ConfigError, match=message):
         check_state_recipe(load_settings(StateDrafterRecipe, None, [*fixed, given]))
 
 
-def test_targets_of_other_families_are_refused(tmp_path: Path, capsys) -> None:
+def test_targets_of_other_families_are_refused(tmp_path, capsys):
     save_target(tiny_model("gpt2").float(), tmp_path / "target")
     arguments = ["--config", str(write_recipe(tmp_path, 8, 3))]
     assert exit_code(main, *arguments) != 0

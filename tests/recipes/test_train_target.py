@@ -1,11 +1,8 @@
 """A small target trained from scratch, saved, and used for distillation."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import yaml
@@ -37,7 +34,7 @@ LLAMA = {
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> dict:
+def settings(tmp_path) -> dict:
     """Settings with sixty pairs of a sentence and the sentence in capitals."""
     words = ["one", "two", "three", "four", "five", "six"]
     rows = []
@@ -61,7 +58,7 @@ def settings(tmp_path: Path) -> dict:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+def run(tmp_path, monkeypatch, capsys) -> Run:
     """Runs the recipe in this process and returns its exit code and output."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
@@ -77,9 +74,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("family", SHAPES)
-def test_trained_target_loads_and_its_perplexity_was_logged(
-    family: str, settings: dict, tmp_path: Path, run: Run
-) -> None:
+def test_trained_target_loads_and_its_perplexity_was_logged(family, settings, tmp_path, run):
     settings["model"] = {"model_type": family} | SHAPES[family]
     code, printed = run(settings, "save_dtype=float16")
     assert code == 0 and "nothing was learned" in printed, printed  # after so few steps
@@ -94,9 +89,7 @@ def test_trained_target_loads_and_its_perplexity_was_logged(
     assert any(json.loads(line).get("perplexity", 0) > 1 for line in lines)
 
 
-def test_decoder_only_target_continues_its_prompts_with_their_references(
-    settings: dict, tmp_path: Path, run: Run
-) -> None:
+def test_decoder_only_target_continues_its_prompts_with_their_references(settings, tmp_path, run):
     settings |= {"model": LLAMA, "vocab_size": 300, "label_smoothing": 0.0}
     settings["data"]["suffix"] = " -> "
     settings["held_out"]["suffix"] = " -> "
@@ -116,8 +109,8 @@ def test_decoder_only_target_continues_its_prompts_with_their_references(
 
 
 def test_a_drafter_learns_from_its_target_and_validation_reports_acceptance(
-    settings: dict, tmp_path: Path, run: Run
-) -> None:
+    settings, tmp_path, run
+):
     settings |= {"model": LLAMA, "vocab_size": 300}
     code, error = run(settings)
     assert code == 0, error

@@ -1,7 +1,5 @@
 """A recipe's settings on tiny texts, and functions that run recipes in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches contain every row once per epoch, respect the budget, and do not depend on history."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from drafttrain.models.spec_drafter.shape import DraftShape
 LENGTHS = np.random.default_rng(0).integers(3, 30, size=101)
 
 
-def test_every_row_comes_once_an_epoch_within_the_budget() -> None:
+def test_every_row_comes_once_an_epoch_within_the_budget():
     plan = BatchPlan(LENGTHS, 120, seed=1)
     batches = plan.epoch(3)
     assert sorted(np.concatenate(batches)) == list(range(101))
@@ -22,7 +20,7 @@ def test_every_row_comes_once_an_epoch_within_the_budget() -> None:
     assert len(batches) == plan.batches_per_epoch
 
 
-def test_pairs_are_batched_by_what_their_padding_costs() -> None:
+def test_pairs_are_batched_by_what_their_padding_costs():
     random = np.random.default_rng(0)
     sources = random.integers(3, 60, 3000)
     pairs = np.stack((sources, np.maximum(2, sources + random.integers(-8, 9, 3000))), axis=1)
@@ -36,7 +34,7 @@ def test_pairs_are_batched_by_what_their_padding_costs() -> None:
     assert sum(costs) < 0.95 * sum(len(rows) * pairs[rows].max(0).sum() for rows in by_total)
 
 
-def test_epochs_differ_and_a_later_start_gives_the_same_batches() -> None:
+def test_epochs_differ_and_a_later_start_gives_the_same_batches():
     plan = BatchPlan(LENGTHS, 120, seed=1)
     assert [b.tolist() for b in plan.epoch(0)] != [b.tolist() for b in plan.epoch(1)]
     whole = list(plan.stream(range(50)))
@@ -46,12 +44,12 @@ def test_epochs_differ_and_a_later_start_gives_the_same_batches() -> None:
 @pytest.mark.parametrize(
     ("lengths", "message"), [([], "no rows"), ([5, 500, 400], "row 1 with 500 tokens")]
 )
-def test_impossible_plans_are_refused(lengths: list[int], message: str) -> None:
+def test_impossible_plans_are_refused(lengths, message):
     with pytest.raises(ValueError, match=message):
         BatchPlan(np.array(lengths), 120, seed=0)
 
 
-def test_rows_that_no_batch_can_hold_are_left_out_and_named() -> None:
+def test_rows_that_no_batch_can_hold_are_left_out_and_named():
     lengths = np.array([5, 500, 7, 6])
     plan, short = BatchPlan(lengths, 120, seed=0), BatchPlan(lengths[lengths < 120], 120, seed=0)
     assert "1 of 4 rows" in plan.left_out() and "row 1 with 500 tokens" in plan.left_out()
@@ -60,7 +58,7 @@ def test_rows_that_no_batch_can_hold_are_left_out_and_named() -> None:
     assert [kept[rows].tolist() for rows in short.epoch(2)] == [r.tolist() for r in plan.epoch(2)]
 
 
-def test_draws_depend_only_on_seed_epoch_and_row() -> None:
+def test_draws_depend_only_on_seed_epoch_and_row():
     shape = DraftShape(mask_id=10, vocab_size=10)
     collate = SlotCollator(shape, 4, blocks=2, seed=7, start_token=0)
     first, second = (0, 3, [4, 5, 1], [4, 5, 6, 7, 1]), (0, 8, [4, 1], [4, 5, 1])
@@ -72,7 +70,7 @@ def test_draws_depend_only_on_seed_epoch_and_row() -> None:
     assert not torch.equal(later.priority, alone.priority)
 
 
-def test_prefix_lengths_are_uniform_over_the_sentence() -> None:
+def test_prefix_lengths_are_uniform_over_the_sentence():
     shape = DraftShape(mask_id=10, vocab_size=10, slots="paper")
     collate = SlotCollator(shape, 4, blocks=1, seed=0, start_token=0)
     batch = collate([(0, row, [4], [5, 6, 7, 1]) for row in range(4000)])
@@ -81,7 +79,7 @@ def test_prefix_lengths_are_uniform_over_the_sentence() -> None:
     assert len(share) == 4 and (share - 0.25).abs().max() < 0.03
 
 
-def test_pairs_are_padded_and_masked() -> None:
+def test_pairs_are_padded_and_masked():
     batch = PairCollator(pad_token_id=0)([(0, 0, [5, 1], [6, 7, 1]), (0, 1, [5, 6, 1], [7, 1])])
     assert batch.input_ids.tolist() == [[5, 1, 0], [5, 6, 1]]
     assert batch.attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]

@@ -1,7 +1,5 @@
 """Texts followed by the masks of many blocks: layout, attention and dropping as in PARD."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -42,7 +40,7 @@ def labelled(batch: BlocksBatch) -> Iterator[tuple[int, int, int, int, int]]:
 
 @pytest.mark.parametrize("kept", [0.7, 1.0])
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-def test_every_row_of_a_packed_pass_equals_a_separate_pass(family, kept) -> None:
+def test_every_row_of_a_packed_pass_equals_a_separate_pass(family, kept):
     model, packed = tiny_model(family), [EXAMPLES, EXAMPLES[1:]]
     batch = collator(kept=kept)(packed)
     masks = 0
@@ -63,7 +61,7 @@ def test_every_row_of_a_packed_pass_equals_a_separate_pass(family, kept) -> None
     assert masks == (14 if kept == 1 else 10)  # of blocks of 4, 4, 4, 3, 2, 1; 2, 1; 2, 1; 1; 1
 
 
-def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
+def test_texts_come_first_and_masks_chain_on_to_their_anchor():
     batch = collator(k=3, kept=1.0)([EXAMPLES[1:], EXAMPLES[:1]])
     assert batch.columns == 8 and batch.input_ids[0, 8:].tolist() == [MASK] + [0] * 8
     text = BlocksCollator(0)([EXAMPLES[1:], EXAMPLES[:1]])
@@ -76,7 +74,7 @@ def test_texts_come_first_and_masks_chain_on_to_their_anchor() -> None:
     assert before == [2, 8, 3, 10, 4, 12, 5, 14, 6]
 
 
-def test_rows_of_the_target_are_found_by_their_place_in_the_text() -> None:
+def test_rows_of_the_target_are_found_by_their_place_in_the_text():
     batch = collator(kept=1.0)([EXAMPLES, EXAMPLES[1:]])
     labels = batch.text.labels[batch.text.labels != IGNORED]
     assert torch.equal(labels[batch.same_in_text()], batch.labels[batch.labels != IGNORED])
@@ -87,7 +85,7 @@ def test_rows_of_the_target_are_found_by_their_place_in_the_text() -> None:
         assert next(numbers) == rows[sequence][row] + position - prompts[sequence][row]
 
 
-def test_shares_fall_with_the_place_in_the_block_to_the_floor() -> None:
+def test_shares_fall_with_the_place_in_the_block_to_the_floor():
     close(
         torch.tensor(shares(8, 0.7, 0.2)),
         torch.tensor([1, 0.7, 0.49, 0.343, 0.2401, 0.2, 0.2, 0.2], dtype=torch.float64),
@@ -95,7 +93,7 @@ def test_shares_fall_with_the_place_in_the_block_to_the_floor() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_block_has_a_token_only_if_it_has_the_previous_one_in_the_set_shares(seed: int) -> None:
+def test_a_block_has_a_token_only_if_it_has_the_previous_one_in_the_set_shares(seed):
     tasks = tasks_of_blocks(1000, 8, 0.7, 0.2, np.random.default_rng(seed))
     assert tasks.max() == 8 and tasks[-1] == 1 and (tasks <= 1000 - np.arange(1000)).all()
     kept = [(tasks[:990] > task).mean() for task in range(8)]
@@ -104,7 +102,7 @@ def test_a_block_has_a_token_only_if_it_has_the_previous_one_in_the_set_shares(s
     assert (again == tasks).all()
 
 
-def test_dropped_tokens_depend_only_on_seed_epoch_and_row() -> None:
+def test_dropped_tokens_depend_only_on_seed_epoch_and_row():
     def anchors(example: Example, seed: int = 0) -> list[int]:
         batch = collator(8, 0.5, 0.0, seed)([[EXAMPLES[2], example]])
         return batch.anchors[batch.documents == 1].tolist()
@@ -117,7 +115,7 @@ def test_dropped_tokens_depend_only_on_seed_epoch_and_row() -> None:
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.7, 1.0])
-def test_lengths_are_the_columns_that_rows_take_but_for_their_ends(kept: float) -> None:
+def test_lengths_are_the_columns_that_rows_take_but_for_their_ends(kept):
     lengths = np.array([[len(source), len(target)] for source, target in ROWS])
     counted = lengths_with_masks(lengths, 4, kept, 0.1)
     for example, length in zip(EXAMPLES, counted, strict=True):
@@ -126,7 +124,7 @@ def test_lengths_are_the_columns_that_rows_take_but_for_their_ends(kept: float) 
     assert lengths_with_masks(np.array([[3, 10]]), 3, 0.7, 0.2).tolist() == [3 + 9 + 7 + 5]
 
 
-def test_predictions_are_put_together_block_by_block() -> None:
+def test_predictions_are_put_together_block_by_block():
     batch = collator(k=3, kept=1.0).alone(EXAMPLES[:1])
     tokens = batch.labels[batch.labels != IGNORED]
     nothing = -1

@@ -1,7 +1,5 @@
 """Rows packed into one sequence: how they are chosen, laid out and separated."""
 
-from __future__ import annotations
-
 import datasets
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ ROWS = [([5, 6, 7], [8, 9, 1]), ([10], [11, 1]), ([12, 13], [1])]
 EXAMPLES = numbered(ROWS)
 
 
-def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
+def test_each_row_goes_where_the_least_room_is_left_for_it():
     lengths = np.array([3, 6, 4, 2, 9, 4])
     sequences = pack(lengths, 8)
     assert sequences == [[4], [1, 3], [2, 5], [0]]  # 9 is too long to share a sequence
@@ -29,13 +27,13 @@ def test_each_row_goes_where_the_least_room_is_left_for_it() -> None:
     ("most", "taught", "sequences", "sizes"),
     [(None, [1, 4], [[1], [4]], [6, 9]), (8, [0, 2, 3, 5], [[2, 5], [0, 3]], [8, 5])],
 )
-def test_rows_without_labels_are_in_no_sequence(most, taught, sequences, sizes) -> None:
+def test_rows_without_labels_are_in_no_sequence(most, taught, sequences, sizes):
     packed, lengths = share_sequences(None, np.array([3, 6, 4, 2, 9, 4]), most, taught)
     assert packed.sequences == sequences and lengths.tolist() == sizes
 
 
 @pytest.mark.parametrize("most", [1, 20, 64])
-def test_packing_loses_and_doubles_no_row(most: int) -> None:
+def test_packing_loses_and_doubles_no_row(most):
     lengths = np.random.default_rng(0).integers(1, 30, 200)
     sequences = pack(lengths, most)
     assert sorted(row for rows in sequences for row in rows) == list(range(200))
@@ -45,7 +43,7 @@ def test_packing_loses_and_doubles_no_row(most: int) -> None:
         assert len(sequences) <= 1.05 * np.ceil(lengths.sum() / most)
 
 
-def test_positions_of_packed_rows_start_at_0_and_only_outputs_have_labels() -> None:
+def test_positions_of_packed_rows_start_at_0_and_only_outputs_have_labels():
     first, second, third = EXAMPLES
     batch = BlocksCollator(pad_token_id=0)([[first, third], [second]])
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 12, 13], [10, 11, 0, 0, 0, 0, 0]]
@@ -60,19 +58,19 @@ def test_positions_of_packed_rows_start_at_0_and_only_outputs_have_labels() -> N
     assert seen[4].tolist() == [True] * 5 + [False] * 2
 
 
-def test_where_the_target_reads_prompts_it_tells_the_first_token() -> None:
+def test_where_the_target_reads_prompts_it_tells_the_first_token():
     [text], [own] = (lay_out_texts([EXAMPLES], reads) for reads in (False, True))
     assert text | {"labels": own["labels"]} == own
     assert text["labels"] == [IGNORED] * 3 + [9, 1] + [IGNORED] + [1] + [IGNORED] * 2
 
 
-def test_a_sequence_of_one_row_needs_no_mask() -> None:
+def test_a_sequence_of_one_row_needs_no_mask():
     batch = BlocksCollator(pad_token_id=0).alone(EXAMPLES)
     assert batch.mask(torch.float32) is None
     assert batch.labels.tolist()[2] == [IGNORED, 1, *[IGNORED] * 3]
 
 
-def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:
+def test_sequences_are_fetched_with_their_rows_and_epochs():
     columns = {"source_ids": [s for s, _ in ROWS], "target_ids": [t for _, t in ROWS]}
     rows = Examples(datasets.Dataset.from_dict(columns))
     found = PackedExamples(rows, [[2, 0], [1]]).__getitems__([(4, 1), (3, 0)])
@@ -82,7 +80,7 @@ def test_sequences_are_fetched_with_their_rows_and_epochs() -> None:
     ]
 
 
-def test_outputs_of_one_token_have_no_labels_where_the_target_supplies_it() -> None:
+def test_outputs_of_one_token_have_no_labels_where_the_target_supplies_it():
     columns = {"source_ids": [[5, 6]] * 3, "target_ids": [[7, 1], [1], [8, 9, 1]]}
     rows = datasets.Dataset.from_dict(columns)
     assert rows_with_labels(rows, True).tolist() == [0, 1, 2]

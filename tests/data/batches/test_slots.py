@@ -1,7 +1,5 @@
 """Glancing reveals the right number of slots and removes their labels from the loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,21 +9,21 @@ from drafttrain.models.spec_drafter.layout import IGNORED, Layout, lay_out
 from drafttrain.models.spec_drafter.shape import DraftShape
 
 
-def test_ratio_falls_linearly_and_ends_exactly() -> None:
+def test_ratio_falls_linearly_and_ends_exactly():
     assert glancing_ratio(0.5, 0.3, 0.0) == 0.5
     assert glancing_ratio(0.5, 0.3, 0.5) == pytest.approx(0.4)
     assert glancing_ratio(0.5, 0.3, 1.0) == 0.3
 
 
 @pytest.mark.parametrize(("wrong", "ratio", "expected"), [(5, 0.5, 2), (1, 0.5, 0), (4, 1.0, 4)])
-def test_floor_of_the_share_is_revealed(wrong: int, ratio: float, expected: int) -> None:
+def test_floor_of_the_share_is_revealed(wrong, ratio, expected):
     revealable = torch.tensor([[[True] * 5 + [False] * 3]])
     revealed = choose_revealed(torch.tensor([[wrong]]), revealable, torch.rand(1, 1, 8), ratio)
     assert revealed.sum() == expected
     assert not (revealed & ~revealable).any()
 
 
-def test_choice_is_uniform_over_the_slots() -> None:
+def test_choice_is_uniform_over_the_slots():
     torch.manual_seed(0)
     priority = torch.rand(4000, 1, 4)
     revealable = torch.ones(4000, 1, 4, dtype=torch.bool)
@@ -34,7 +32,7 @@ def test_choice_is_uniform_over_the_slots() -> None:
     assert (share - 0.5).abs().max() < 0.03
 
 
-def test_blocks_of_a_row_start_after_different_prefixes_of_its_output() -> None:
+def test_blocks_of_a_row_start_after_different_prefixes_of_its_output():
     """Prefixes have 0 to L - 1 tokens of the output, after the given tokens; at most L blocks."""
     collate = SlotCollator(DraftShape(9, 10, "paper"), k=2, blocks=3, seed=0, start_token=0)
     drawn = set()
@@ -56,14 +54,14 @@ def rows(slots: str, output: list[int], prefix: int) -> Layout:
     return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, slots), 4, 0)
 
 
-def test_revealed_paper_slot_shows_its_token_and_loses_its_label() -> None:
+def test_revealed_paper_slot_shows_its_token_and_loses_its_label():
     layout = rows("paper", [5, 6, 7, 8, 1], 1)
     tokens, labels = reveal(layout, torch.tensor([[[False, True, False, False]]]), anchored=False)
     assert layout.of_blocks(tokens).tolist() == [[[9, 7, 9, 9]]]
     assert layout.of_blocks(labels).tolist() == [[[6, IGNORED, 8, 1]]]
 
 
-def test_revealed_anchored_slot_takes_the_label_of_the_row_before_it() -> None:
+def test_revealed_anchored_slot_takes_the_label_of_the_row_before_it():
     layout = rows("anchored", [5, 6, 7, 8, 1], 1)
     tokens, labels = reveal(layout, torch.tensor([[[False, True, False]]]), anchored=True)
     assert layout.of_blocks(tokens).tolist() == [[[9, 7, 9]]]
@@ -72,7 +70,7 @@ def test_revealed_anchored_slot_takes_the_label_of_the_row_before_it() -> None:
 
 
 @pytest.mark.parametrize("slots", ["paper", "anchored"])
-def test_everything_revealed_leaves_no_label_that_was_shown(slots: str) -> None:
+def test_everything_revealed_leaves_no_label_that_was_shown(slots):
     layout = rows(slots, [5, 6, 7, 1], 0)
     revealable = layout.of_blocks(layout.fill) >= 0
     tokens, labels = reveal(layout, revealable, anchored=slots == "anchored")

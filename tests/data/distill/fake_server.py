@@ -1,7 +1,5 @@
 """A tiny OpenAI-compatible server on loopback, with faults on request."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

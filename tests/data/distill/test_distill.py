@@ -1,7 +1,5 @@
 """Distilled outputs are the target's, and shards do not depend on interruptions or processes."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import json

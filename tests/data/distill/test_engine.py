@@ -1,7 +1,5 @@
 """Distillation with the engine gives the same rows as the other backends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import datasets
@@ -26,7 +24,7 @@ LINES = [*random_sentences(14), "", "w5", " ", "w4 w5 w6 w7 w8 w9 w10 w11 w12 w1
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory) -> Path:
     """Targets whose outputs have different lengths."""
     root = tmp_path_factory.mktemp("models")
     for family in ("marian", "llama"):
@@ -37,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 

@@ -1,7 +1,5 @@
 """Batched generation, mostly of decoder-only models: padding and finished rows change nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -70,7 +68,7 @@ def test_beams_of_a_batch_are_those_of_generate(family):
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_t5_decodes_with_any_decoder_depth(depth: int) -> None:
+def test_t5_decodes_with_any_decoder_depth(depth):
     """`generate` alone makes a cache as deep as the encoder and fails if the decoder is deeper."""
     model = tiny_model("t5", num_decoder_layers=depth)
     for beams in (1, 3):

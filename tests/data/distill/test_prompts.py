@@ -1,7 +1,5 @@
 """Decoder-only targets: prompts and chats as inputs, continuations as outputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from tests.tiny_targets import save_target, tiny_tokenizer
 
 
 @pytest.fixture
-def causal_target(tmp_path: Path) -> Path:
+def causal_target(tmp_path) -> Path:
     """A folder with a tiny Llama that often generates EOS, and the word tokenizer."""
     model = tiny_model("llama")
     model.generation_config.update(eos_token_id=[EOS, 15, 21, 25], pad_token_id=0)

@@ -1,7 +1,5 @@
 """Rows from an OpenAI-compatible server are the target's, whatever faults occur on the way."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -50,10 +48,7 @@ def ask(local, tmp_path, monkeypatch):
 
     def run(url, others=None, **server):
         quick = {"concurrency": 4, "extra_body": IDS}
-        changes = {
-            "out": str(tmp_path / "rows"),
-            "server": {"url": url} | quick | server,
-        }
+        changes = {"out": str(tmp_path / "rows"), "server": {"url": url} | quick | server}
         config = settings(local, **changes | (others or {}))
         return distill(config)
 

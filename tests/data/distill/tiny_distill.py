@@ -1,7 +1,5 @@
 """Distillation settings for a tiny target, and readers of the written rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow.parquet

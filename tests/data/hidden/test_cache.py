@@ -1,7 +1,5 @@
 """Hidden states, labels and positions match, and shards do not depend on interruptions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -30,7 +28,7 @@ WARPING = Sampling(1.0, 20)
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Path:
+def pair(tmp_path) -> Path:
     return make_pair(tmp_path)
 
 

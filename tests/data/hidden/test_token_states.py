@@ -1,7 +1,5 @@
 """Distribution of draft tokens, labels as acceptance probabilities, and shares of mixes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A tiny pair with distilled outputs, and its cache of hidden states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Audio clips as inputs: what is read, and one line for each clip that cannot be read."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

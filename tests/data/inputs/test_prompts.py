@@ -1,7 +1,5 @@
 """Inputs from all sources are read the same way, rows keep their numbers, errors are named."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

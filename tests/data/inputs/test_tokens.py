@@ -1,7 +1,5 @@
 """Tokenisation of prompts: BOS is kept, EOS removed, and chats get special tokens once."""
 
-from __future__ import annotations
-
 import json
 
 import datasets
@@ -41,12 +39,7 @@ def chats(*messages: list[dict[str, str]]) -> datasets.Dataset:
 
 USER = {"role": "user", "content": "a b"}
 
-AROUND = {
-    "$A": [7, 8],
-    "<s> $A": [BOS, 7, 8],
-    "<s> $A </s>": [BOS, 7, 8],
-    "$A </s>": [7, 8],
-}
+AROUND = {"$A": [7, 8], "<s> $A": [BOS, 7, 8], "<s> $A </s>": [BOS, 7, 8], "$A </s>": [7, 8]}
 
 
 @pytest.mark.parametrize("single", AROUND)

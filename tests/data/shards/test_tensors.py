@@ -1,7 +1,5 @@
 """Ragged rows in shards are read as written, and invalid files are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -44,7 +42,7 @@ def opened(folder: Path) -> TensorRows:
 @pytest.mark.parametrize(
     "rows", [[0], [3, 4], [4, 2, 1, 0], [0, 1, 2, 3, 4], [1], [], [2, 2]], ids=str
 )
-def test_rows_come_in_the_requested_order(tmp_path: Path, rows: list[int]) -> None:
+def test_rows_come_in_the_requested_order(tmp_path, rows):
     write(tmp_path)
     numbers, pairs = opened(tmp_path).read(rows, "number", "pair")
     expected = torch.cat([ROWS[0][:0], *(ROWS[row] for row in rows)])
@@ -56,7 +54,7 @@ def test_rows_come_in_the_requested_order(tmp_path: Path, rows: list[int]) -> No
     )
 
 
-def test_a_damaged_shard_and_one_of_another_folder_are_named(tmp_path: Path) -> None:
+def test_a_damaged_shard_and_one_of_another_folder_are_named(tmp_path):
     write(tmp_path)
     first, last = MANIFEST.path(tmp_path, 0), MANIFEST.path(tmp_path, 2)
     content = first.read_bytes()
@@ -73,12 +71,12 @@ def test_a_damaged_shard_and_one_of_another_folder_are_named(tmp_path: Path) -> 
         open_tensors(tmp_path, MANIFEST, WIDTHS | {"pair": (3,)}, "b.")
 
 
-def test_the_last_shard_may_have_fewer_rows() -> None:
+def test_the_last_shard_may_have_fewer_rows():
     assert MANIFEST.shards == 3
     assert [list(MANIFEST.rows_of(shard)) for shard in range(3)] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_cause_is_named_before_its_effects(tmp_path: Path) -> None:
+def test_a_cause_is_named_before_its_effects(tmp_path):
     token, drawn = (CacheConfig.model_construct(state=state) for state in ("token", "drawn"))
     there = CacheManifest.model_construct(settings=token, hidden_size=128, rows=3)
     wanted = there.model_copy(update={"settings": drawn, "hidden_size": 134})
