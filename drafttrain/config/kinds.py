@@ -91,10 +91,7 @@ class DrafterKind:
 
 _AT, _MODELS, _SETTINGS = "drafttrain.decoding.drafters", "drafttrain.models", "drafttrain.config"
 _Blocks = partial(
-    DrafterKind,
-    drafts="blocks",
-    draws=("deterministic", "iid"),
-    provides=frozenset({"logits"}),
+    DrafterKind, drafts="blocks", draws=("deterministic", "iid"), provides=frozenset({"logits"})
 )
 _Slots = partial(
     _Blocks,
