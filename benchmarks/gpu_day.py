@@ -135,7 +135,10 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
     drafters = {"plain": "none", "Spec-Drafter": str(run / "final")}
     decoders = {
         f"{name}, {how}": drafttrain.load(str(TARGET), drafter, compile=compile)
-        for compile, how in (("on", "compiled"), ("off", "eager"))  # "on" compiles existing ones
+        for compile, how in (
+            ("on", "compiled"),
+            ("off", "eager"),
+        )  # "on" compiles existing ones
         for name, drafter in drafters.items()
     }
     plain = decoders["plain, eager"]

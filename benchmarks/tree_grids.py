@@ -45,7 +45,10 @@ Parts = dict[str, dict[str, Any]]
 
 
 def expand_methods(
-    decode: DecodeConfig, methods: Sequence[str], depths: Sequence[int], budgets: Sequence[int]
+    decode: DecodeConfig,
+    methods: Sequence[str],
+    depths: Sequence[int],
+    budgets: Sequence[int],
 ) -> list[DecodeConfig]:
     """Returns settings for each method at each depth and budget, each tree once.
 

@@ -187,10 +187,12 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 def generate(
     settings: GenerateConfig,
     text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="TEXT", help="An input; may be repeated.")
+        list[str] | None,
+        typer.Option("--text", metavar="TEXT", help="An input; may be repeated."),
     ] = None,
     show_rounds: Annotated[
-        bool, typer.Option("--show-rounds", help="Show drafted and accepted tokens of each round.")
+        bool,
+        typer.Option("--show-rounds", help="Show drafted and accepted tokens of each round."),
     ] = False,
     json_lines: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per input, with all rounds.")

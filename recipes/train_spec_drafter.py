@@ -33,7 +33,11 @@ from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation
 from drafttrain.models.drafters import reads_states, vocabulary_size
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_target, load_tokenizer
-from drafttrain.models.spec_drafter.build import build, empty_drafter, make_config
+from drafttrain.models.spec_drafter.build import (
+    build,
+    empty_drafter,
+    make_config,
+)
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import mark, shape_of
 from drafttrain.models.speech import takes_audio

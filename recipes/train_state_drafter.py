@@ -29,7 +29,12 @@ from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.draftable import draftable_tokens
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, load_target
-from drafttrain.models.state_drafter import StateDrafter, check_state_recipe, copy_layers, fit_start
+from drafttrain.models.state_drafter import (
+    StateDrafter,
+    check_state_recipe,
+    copy_layers,
+    fit_start,
+)
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_states import FollowStates
 from drafttrain.training.recipe import (

@@ -93,7 +93,9 @@ def train_tokenizer(texts: list[str], vocab_size: int, pairs: bool) -> PreTraine
 
 @torch.no_grad()
 def perplexity(
-    objective: LanguageModelling, rows: datasets.Dataset, collate: PairCollator
+    objective: LanguageModelling,
+    rows: datasets.Dataset,
+    collate: PairCollator,
 ) -> dict[str, float]:
     """Per-token perplexity and accuracy on held-out rows, without label smoothing; with a teacher
     also the mean probability that it accepts a token drawn from the model."""

@@ -15,7 +15,12 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import Pair, drafter_for, load_pair, open_kind
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import Compile, OnTarget
-from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, VerifierConfig
+from drafttrain.config.decode import (
+    DecodeConfig,
+    SamplingConfig,
+    StopConfig,
+    VerifierConfig,
+)
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
 from drafttrain.config.reading import check_read, validate_settings

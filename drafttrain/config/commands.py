@@ -7,8 +7,21 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from drafttrain.config.base import Config, Count, CountOrZero, CountsFor, Few, Listed, Seed
-from drafttrain.config.decode import DecodeConfig, SamplingConfig, TreeName, VerifierConfig
+from drafttrain.config.base import (
+    Config,
+    Count,
+    CountOrZero,
+    CountsFor,
+    Few,
+    Listed,
+    Seed,
+)
+from drafttrain.config.decode import (
+    DecodeConfig,
+    SamplingConfig,
+    TreeName,
+    VerifierConfig,
+)
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.sweep import Swept
 

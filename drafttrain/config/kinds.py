@@ -91,7 +91,10 @@ class DrafterKind:
 
 _AT, _MODELS, _SETTINGS = "drafttrain.decoding.drafters", "drafttrain.models", "drafttrain.config"
 _Blocks = partial(
-    DrafterKind, drafts="blocks", draws=("deterministic", "iid"), provides=frozenset({"logits"})
+    DrafterKind,
+    drafts="blocks",
+    draws=("deterministic", "iid"),
+    provides=frozenset({"logits"}),
 )
 _Slots = partial(
     _Blocks,

@@ -78,7 +78,9 @@ def check_read(
 
 
 def merge_values(
-    file: Path | None = None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the given settings as nested mappings, before defaults and types are applied."""
     values = OmegaConf.create() if file is None else _read_yaml(file)

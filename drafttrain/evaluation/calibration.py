@@ -172,7 +172,10 @@ def oracle_counts(agrees: Sequence[Array]) -> OracleCounts:
 
 
 def follow_oracle(
-    pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt], longest: int
+    pair: Pair,
+    sampling: SamplingConfig,
+    prompts: Sequence[Prompt],
+    longest: int,
 ) -> OracleCounts | None:
     """Counts the oracle on the target's plain greedy outputs, with the drafter teacher-forced.
 

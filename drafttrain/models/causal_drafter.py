@@ -15,7 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import CausalDrafterRecipe, FollowTargetConfig, StateDrafterRecipe
+from drafttrain.config.recipes import (
+    CausalDrafterRecipe,
+    FollowTargetConfig,
+    StateDrafterRecipe,
+)
 from drafttrain.models.draftable import draftable_tokens
 from drafttrain.models.drafters import check_tokenizers, vocabulary_size
 from drafttrain.models.language_models import (

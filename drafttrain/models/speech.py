@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from transformers import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING, GenerationConfig, PretrainedConfig
+from transformers import (
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    GenerationConfig,
+    PretrainedConfig,
+)
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from drafttrain.config.base import ConfigError

@@ -166,7 +166,10 @@ def keep_start(
 
 
 def train_and_save(
-    accelerator: Accelerator, settings: KeptRecipe, task: Task, tokenizer: PreTrainedTokenizerBase
+    accelerator: Accelerator,
+    settings: KeptRecipe,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Trains a model to the end and writes `final/` in settings.save_dtype."""
     train(accelerator, task, settings.train, settings.run)

@@ -25,7 +25,12 @@ from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+)
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
 from tests.decoding.decoded import decoder_of

@@ -76,7 +76,11 @@ SLOTS |= {
 
 
 def decode(
-    model: PreTrainedModel, drafter: Drafter, stop: StopPolicy, sampling: Sampling, batch_size: int
+    model: PreTrainedModel,
+    drafter: Drafter,
+    stop: StopPolicy,
+    sampling: Sampling,
+    batch_size: int,
 ) -> list[list[int]]:
     seeded = partial(sequence_randomness, 4)
     decoder = decoder_of(model, drafter, stop, None, sampling, seeded)

@@ -26,7 +26,11 @@ from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Branching, Paths
 from drafttrain.decoding.trees.shapes import Shape
-from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import (
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+)
 from drafttrain.decoding.types import Proposal, Sampling, Source, Verdict
 from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling, verify_rejection
 from tests.decoding.decoded import decoder_of
@@ -73,7 +77,11 @@ RULES = {"rejection": RejectionSampling(), "block": BlockVerification()}
 for_every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
-DRAFTERS = {"drawn": ToyDrafter(2), "point mass": ToyDrafter(2, point=True), "none": NoDrafter()}
+DRAFTERS = {
+    "drawn": ToyDrafter(2),
+    "point mass": ToyDrafter(2, point=True),
+    "none": NoDrafter(),
+}
 
 
 @for_every_rule

@@ -49,7 +49,10 @@ CHAIN_STOPS: dict[str, StopPolicy] = {
     "cumulative": Cumulative(0.7, 3),
 }
 RULES = {rule.name: rule for rule in (RejectionSampling(), BlockVerification())}
-BLOCK_STOPS: dict[str, StopPolicy] = {"entropy": Entropy(0.9, 3), "cumulative": Cumulative(0.3, 3)}
+BLOCK_STOPS: dict[str, StopPolicy] = {
+    "entropy": Entropy(0.9, 3),
+    "cumulative": Cumulative(0.3, 3),
+}
 
 
 @dataclass

@@ -48,7 +48,11 @@ def deep(family: str = "llama", layers: int = 5) -> PreTrainedModel:
 
 @pytest.mark.parametrize(
     ("how", "count", "layers"),
-    [("even", 3, [0, 2, 4]), ("even", 1, [4]), ([0, 4, 4], None, [0, 4, 4])],
+    [
+        ("even", 3, [0, 2, 4]),
+        ("even", 1, [4]),
+        ([0, 4, 4], None, [0, 4, 4]),
+    ],
 )
 def test_layers_are_chosen_by_place_or_by_number(how, count, layers) -> None:
     shape = {} if count is None else {"layers": count}

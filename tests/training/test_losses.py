@@ -63,7 +63,10 @@ def kl(one: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 OTHERS_P, OTHERS_Q = (1 / 2, 1 / 3, 1 / 6), (0.2, 0.6, 0.2)
 """Target and drafter distributions among the three tokens that are not kept."""
-TOO_LOW = {"forward_kl": 0.3 * kl(OTHERS_P, OTHERS_Q), "total_variation": 0.3 - (0.1 + 0.1 + 0.05)}
+TOO_LOW = {
+    "forward_kl": 0.3 * kl(OTHERS_P, OTHERS_Q),
+    "total_variation": 0.3 - (0.1 + 0.1 + 0.05),
+}
 
 
 @pytest.mark.parametrize("name", TOO_LOW)

@@ -28,7 +28,13 @@ from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
 from drafttrain.data.encoded import KeptEncodings
 from drafttrain.data.inputs.chats import Refused
-from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS, clip_source, name_languages
+from drafttrain.data.inputs.clips import (
+    AUDIO,
+    DIGESTS,
+    SECONDS,
+    clip_source,
+    name_languages,
+)
 from drafttrain.data.inputs.rows import REASON, describe_inputs
 from drafttrain.data.inputs.tokens import say_reasons, tokenize_prompts
 from drafttrain.data.shards.outputs import (

@@ -43,7 +43,9 @@ from drafttrain.models.speech import takes_audio
 
 
 def build_cache(
-    config: CacheConfig, target: LoadedTarget | None = None, drafter: PreTrainedModel | None = None
+    config: CacheConfig,
+    target: LoadedTarget | None = None,
+    drafter: PreTrainedModel | None = None,
 ) -> CacheManifest:
     """Writes the missing shards of `config.out` and returns the finished manifest.
 

@@ -65,7 +65,10 @@ def load_prompts(
 
 
 def load_inputs(
-    config: DataConfig, group: str = "data", audio: bool = False, texts: Sequence[str] | None = None
+    config: DataConfig,
+    group: str = "data",
+    audio: bool = False,
+    texts: Sequence[str] | None = None,
 ) -> datasets.Dataset:
     """Loads inputs as rows of `row`, `source`, `reference` (None if there is none) and `reason`.
 

@@ -147,7 +147,10 @@ class InTurnDrafter(Drafter):
     provides: frozenset[Evidence] = frozenset()
 
     def __init__(
-        self, quotas: Sequence[Quota], name: str | None = None, ends: frozenset[int] = frozenset()
+        self,
+        quotas: Sequence[Quota],
+        name: str | None = None,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
         """ends: tokens that end a draft."""
         if any(quota.count < 0 for quota in quotas) or not any(q.count for q in quotas):

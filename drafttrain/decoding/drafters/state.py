@@ -87,7 +87,8 @@ class TargetStatesDrafter(Drafter):
         self.position_limit = position_limit(target.config)
         """Number of positions; None = no limit."""
         self.requires = TargetRequirements(
-            tuple(config.state_layers), context_layers=tuple(config.context_layers)
+            tuple(config.state_layers),
+            context_layers=tuple(config.context_layers),
         )
         ends = target.generation_config.eos_token_id
         self.eos_ids = frozenset([ends] if isinstance(ends, int) else ends or ())

@@ -15,7 +15,10 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 
 @torch.inference_mode()
 def block_rows(
-    model: SpecDrafter, source: Tensor, target_ids: Tensor, given: Sequence[int] = ()
+    model: SpecDrafter,
+    source: Tensor,
+    target_ids: Tensor,
+    given: Sequence[int] = (),
 ) -> Tensor:
     """Computes the logits of blocks at every prefix length 0..L-1 of a known output, in one pass.
 

@@ -45,7 +45,10 @@ class TreeDrafter(Drafter):
     """
 
     def __init__(
-        self, drafter: GrowingDrafter, shape: Shape, draft_temperature: float | None = None
+        self,
+        drafter: GrowingDrafter,
+        shape: Shape,
+        draft_temperature: float | None = None,
     ) -> None:
         self.drafter, self.shape = drafter, shape
         self.kind = KINDS[drafter.name]

@@ -45,7 +45,10 @@ class CachedModel:
     """
 
     def __init__(
-        self, model: PreTrainedModel, draftable: Tensor | None = None, vocabulary: int | None = None
+        self,
+        model: PreTrainedModel,
+        draftable: Tensor | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """Checks and probes a model. Raises ValueError if it cannot be decoded speculatively.
 

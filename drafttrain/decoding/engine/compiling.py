@@ -237,7 +237,15 @@ def source_bucket(length: int) -> int:
     return max(SOURCES, 1 << (length - 1).bit_length())
 
 
-TENSORS = ("ids", "positions", "visible", "key_positions", "sources", "source_mask", "embedded")
+TENSORS = (
+    "ids",
+    "positions",
+    "visible",
+    "key_positions",
+    "sources",
+    "source_mask",
+    "embedded",
+)
 """Fields of `ForwardBatch` that are arguments of a compiled call; some are None."""
 COUNT = itertools.count()
 

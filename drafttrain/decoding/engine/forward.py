@@ -30,7 +30,12 @@ from drafttrain.decoding.engine.architectures import (
     unwrapped,
 )
 from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.positions import Current, Replacement, positions_inside, replacing
+from drafttrain.decoding.engine.positions import (
+    Current,
+    Replacement,
+    positions_inside,
+    replacing,
+)
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.draftable import UNDRAFTED
 

@@ -9,7 +9,13 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree, check_positive
+from drafttrain.decoding.trees.shapes import (
+    Array,
+    Likeliest,
+    Shape,
+    Tree,
+    check_positive,
+)
 from drafttrain.decoding.types import NOT_FINITE, NotFinite, Sampling
 
 

@@ -21,7 +21,11 @@ class MaskPredict(nn.Module):
 
     parts = teacher = None
 
-    def __init__(self, drafter: SpecDrafter, settings: ObjectiveConfig):
+    def __init__(
+        self,
+        drafter: SpecDrafter,
+        settings: ObjectiveConfig,
+    ):
         super().__init__()
         self.model, self.settings = drafter, settings
         self._no_split_modules = drafter._no_split_modules

@@ -91,7 +91,10 @@ def cascades(excluded: float = 0.0) -> dict[str, Drafter]:
 
 
 def law_of(
-    drafter: Drafter, sampling: Sampling, excluded: float = 0.0, verifier: Verifier = REJECTION
+    drafter: Drafter,
+    sampling: Sampling,
+    excluded: float = 0.0,
+    verifier: Verifier = REJECTION,
 ) -> dict:
     decoder = decoder_of(ToyTarget(1, 3, excluded), drafter, 2, verifier, sampling)
     return enumerate_output(decoder, [toy_prompt()], 3)

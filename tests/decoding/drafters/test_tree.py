@@ -20,7 +20,12 @@ from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import binary_tree, eagle_tree
 from drafttrain.decoding.trees.shapes import Shape
-from drafttrain.decoding.trees.verifiers import KSeq, MultiRound, RecursiveRejection, TargetWalk
+from drafttrain.decoding.trees.verifiers import (
+    KSeq,
+    MultiRound,
+    RecursiveRejection,
+    TargetWalk,
+)
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -34,7 +39,10 @@ from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_pro
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import tiny_model
 
-SAMPLINGS = {"top-k": Sampling(1.3, top_k=2), "top-p": Sampling(1.5, top_p=0.8)}
+SAMPLINGS = {
+    "top-k": Sampling(1.3, top_k=2),
+    "top-p": Sampling(1.5, top_p=0.8),
+}
 """Supports of one or two tokens, so that every outcome of several rounds is visited; single rounds
 under full supports are enumerated in trees/test_verifiers.py and trees/test_drawn.py."""
 

@@ -55,7 +55,10 @@ STARTS = {
     "language": ({"language": "German"}, [START, GERMAN, TRANSCRIBE, NO_TIMESTAMPS]),
     "its code": ({"language": "fr"}, [START, FRENCH, TRANSCRIBE, NO_TIMESTAMPS]),
     "its token": ({"language": "<|en|>"}, [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS]),
-    "both": ({"language": "de", "task": "translate"}, [START, GERMAN, TRANSLATE, NO_TIMESTAMPS]),
+    "both": (
+        {"language": "de", "task": "translate"},
+        [START, GERMAN, TRANSLATE, NO_TIMESTAMPS],
+    ),
     "forced, language open": (
         {"forced_decoder_ids": [[1, None], [2, TRANSLATE]]},
         [START, None, TRANSLATE, NO_TIMESTAMPS],
