@@ -56,9 +56,9 @@ class Source:
     prefix: Tensor
     """[P] token ids that the decoder starts from: the decoder start token and the forced tokens
     after it, or the whole prompt of a decoder-only model."""
-    chosen_from: Tensor | None = None
-    """[C] candidate tokens. When the target encodes the source it inserts the most likely of them
-    after the first token of the prefix (the language of a clip). None: the prefix is complete."""
+    language_is_open: bool = False
+    """Whether the token of a clip's language is still missing after the first token of the prefix:
+    the target detects it when it encodes the clip."""
     encoded: Tensor | None = None
     """[S, D] the target's encoder states, for drafters that read them instead of encoding the
     inputs themselves."""

@@ -74,17 +74,15 @@ def check_language_and_task(settings: GenerationConfig) -> None:
             raise ValueError(
                 f"target.task = {value!r} is not a task of this target; use {' or '.join(known)}"
             )
-        if name == "language":
-            language_token(value, known)
+        if name == "language" and not _is_language(value, known):
+            codes = ", ".join(sorted(token.strip("<|>") for token in known))
+            raise ValueError(
+                f"target.language = {value!r} is not a language of this target; give one of: "
+                f"{codes}"
+            )
 
 
-def language_token(language: str, known: Mapping[str, int]) -> int:
-    """Returns the token of a language given as `<|de|>`, `de` or `german`. Raises ValueError."""
+def _is_language(language: str, known: Mapping[str, int]) -> bool:
+    """Whether a language given as `<|de|>`, `de` or `german` is known."""
     name = language.lower()
-    for key in (name, f"<|{TO_LANGUAGE_CODE.get(name, name)}|>"):
-        if key in known:
-            return known[key]
-    codes = ", ".join(sorted(token.strip("<|>") for token in known))
-    raise ValueError(
-        f"target.language = {language!r} is not a language of this target; give one of: {codes}"
-    )
+    return name in known or f"<|{TO_LANGUAGE_CODE.get(name, name)}|>" in known

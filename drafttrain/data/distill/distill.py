@@ -33,7 +33,6 @@ from drafttrain.data.inputs.clips import (
     DIGESTS,
     SECONDS,
     clip_source,
-    name_languages,
 )
 from drafttrain.data.inputs.rows import REASON, describe_inputs
 from drafttrain.data.inputs.tokens import say_reasons, tokenize_prompts
@@ -53,6 +52,7 @@ from drafttrain.data.shards.writing import join_processes, only_writer, say
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import check_generation_config
+from drafttrain.decoding.engine.speech import detect_languages
 from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import (
@@ -258,11 +258,14 @@ class Distilling:
                 states = Encoder(target.model)(sources)
             for clip, own in zip(clips, states, strict=True):
                 kept.keep(clip[DIGESTS], own)
-            pairs = zip(sources, states, strict=True)
-            sources = [replace(source, encoded=own) for source, own in pairs]
+            named = detect_languages(target.model, sources, states)
             whole = [
-                replace(row, source=source, prefix_ids=source.prefix[1:].tolist())
-                for row, source in zip(batch, name_languages(target.model, sources), strict=True)
+                replace(
+                    row,
+                    source=replace(source, encoded=own),
+                    prefix_ids=source.prefix[1:].tolist(),
+                )
+                for row, source, own in zip(batch, named, states, strict=True)
             ]
             yield [replace(row, source=None) for row in self._decode_batch(whole)]
 

@@ -13,7 +13,6 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +21,6 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.base import Config, ConfigError
@@ -218,23 +216,6 @@ def clip_source(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
 def given_outputs(sources: Sequence[Source]) -> BaseModelOutput:
     """Returns the stored encoder states of sources as Transformers' encoder output."""
     return BaseModelOutput(last_hidden_state=torch.stack(given_encoding(sources)))
-
-
-@torch.inference_mode()
-def name_languages(model: PreTrainedModel, sources: Sequence[Source]) -> list[Source]:
-    """Completes the prefixes of encoded sources: the model detects languages that are not set, as
-    its `generate` does (`detect_language`), in one additional decoder call."""
-    if not any(source.chosen_from is not None for source in sources):
-        return list(sources)
-    named = model.detect_language(encoder_outputs=given_outputs(sources))
-    return [
-        replace(
-            source,
-            prefix=torch.cat([source.prefix[:1], language.view(1), source.prefix[1:]]),
-            chosen_from=None,
-        )
-        for source, language in zip(sources, named, strict=True)
-    ]
 
 
 def library(name: str) -> ModuleType:

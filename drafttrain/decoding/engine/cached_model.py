@@ -32,6 +32,7 @@ from drafttrain.decoding.engine.probe import probe
 from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
+from drafttrain.decoding.engine.speech import detect_languages
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
@@ -134,7 +135,7 @@ class CachedModel:
         """Returns how many tokens can be generated: `wanted`, or what the positions allow."""
         if self.position_limit is None:
             return wanted
-        missing = 0 if source.chosen_from is None else 1
+        missing = 1 if source.language_is_open else 0
         # the last token is never an input; `generate` of some families counts its position anyway
         last = 0 if counts_last_token(self.model) else 1
         return min(wanted, self.position_limit + last - missing - len(source.prefix))
@@ -154,27 +155,17 @@ class CachedModel:
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """Runs the encoder, if there is one, and returns new states with an empty cache.
 
-        If the model chooses a token of the prefix (`Source.chosen_from`), it is in the returned
-        state's source. Raises ValueError for a source that is empty or too long.
+        A detected language (`Source.language_is_open`) is in the prefix of the returned state's
+        source. Raises ValueError for a source that is empty or too long.
         """
         for source in sources:
             if source.is_text:
                 check_length(len(source.input_ids), self.source_limit)
         states = self.engine.begin(sources)
-        self._choose([state for state in states if state.source.chosen_from is not None])
+        named = detect_languages(self.model, sources, [state.encoded for state in states])
+        for state, source in zip(states, named, strict=True):
+            state.source = source
         return states
-
-    def _choose(self, states: Sequence[SequenceState]) -> None:
-        """Chooses the missing prefix token of these states (`Source.chosen_from`), in one call."""
-        if not states:
-            return
-        outputs = self.extend_caches([(state, state.source.prefix[:1]) for state in states])
-        for state, output in zip(states, outputs, strict=True):
-            source = state.source
-            best = output.logits[0, source.chosen_from].argmax()
-            chosen = source.chosen_from[best].view(1)
-            prefix = torch.cat([source.prefix[:1], chosen, source.prefix[1:]])
-            state.source = replace(source, prefix=prefix, chosen_from=None)
 
     def extend_cache(self, state: SequenceState, tokens: Tensor) -> ForwardOutput:
         """Runs `extend_caches` for one sequence."""

@@ -1,96 +1,68 @@
-"""Decoder prefix of Whisper models, derived from generation_config as `generate` does.
+"""Decoder prefix of Whisper models: that of their `generate`.
 
 It has the start token, the language of the clip, the task and `<|notimestamps|>`, as far as the
-settings name them. If they name no language, the model chooses one when it encodes the clip.
+generation_config names them. If it names no language, the model detects it when it has encoded the
+clip.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel, WhisperForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import device_of
+from drafttrain.decoding.engine.sources import start_token
 from drafttrain.decoding.types import Source
-from drafttrain.models.speech import check_language_and_task, language_token
+from drafttrain.models.speech import check_language_and_task
 
-
-@dataclass(frozen=True)
-class Start:
-    """The tokens that a decoder starts from."""
-
-    tokens: tuple[int, ...]
-    """The prefix, without the language token if the model chooses it."""
-    languages: tuple[int, ...] | None = None
-    """Tokens of which the model chooses one after the first token; None: the prefix is complete."""
+OPEN = -1
+"""Stands for a language token that is not known before the clip is encoded."""
 
 
 def speech_source(features: Tensor, model: PreTrainedModel) -> Source:
-    """Returns a source from a clip's log-mel features [M, F], on the model's device."""
-    start = read_start(model.generation_config, model.config)
-    device = device_of(model)
-    chosen = None if start.languages is None else torch.tensor(start.languages, device=device)
-    prefix = torch.tensor(start.tokens, device=device)
-    return Source({"input_features": features.to(device)}, prefix, chosen)
+    """Returns a source from a clip's log-mel features [M, F], on the model's device. Raises as
+    `read_start` does."""
+    tokens, device = read_start(model), device_of(model)
+    prefix = torch.tensor([token for token in tokens if token != OPEN], device=device)
+    inputs = {"input_features": features.to(device)}
+    return Source(inputs, prefix, language_is_open=OPEN in tokens)
 
 
-def read_start(settings: GenerationConfig, config: PretrainedConfig) -> Start:
-    """Returns the prefix that `generate` gives the decoder (`_retrieve_init_tokens`).
+def read_start(model: PreTrainedModel) -> list[int]:
+    """Returns the prefix that `generate` gives the decoder, with OPEN for an open language.
 
-    `language` and `task` override the older `forced_decoder_ids`. Raises ValueError for a language
-    or task that the model does not know, for either of them if the model is English-only, and for
-    forced tokens with gaps.
+    Raises ValueError for a language or task that the model does not know, for either of them if the
+    model is English-only, and for forced tokens with gaps.
     """
-    values = settings.to_dict()
-    task, language = values.get("task"), values.get("language")
-    languages, tasks = values.get("lang_to_id"), values.get("task_to_id")
+    settings = copy.copy(model.generation_config)
     check_language_and_task(settings)
-    forced: list[int | None] = []
-    if task is None and language is None:
-        forced = _forced(values.get("forced_decoder_ids") or _older_forced(config))
-    tokens = [start_of_transcript(settings), *forced]
-    language_is_open = False
-    if language is not None:
-        tokens[1:2] = [language_token(language, languages)]
-    elif languages is not None and (len(tokens) == 1 or tokens[1] is None):
-        tokens[1:2] = [None]
-        language_is_open = True
-    if task is not None:
-        tokens.append(tasks[task])
-    elif language is not None and tasks and not set(tasks.values()) & set(tokens):
-        tokens.append(tasks["transcribe"])
-    no_timestamps = values.get("no_timestamps_token_id")
-    if no_timestamps is not None and tokens[-1] != no_timestamps:
-        tokens.append(no_timestamps)
-    prefix = tuple(token for token in tokens if token is not None)
-    return Start(prefix, tuple(sorted(languages.values())) if language_is_open else None)
+    settings.decoder_start_token_id, settings.return_timestamps = start_token(model), False
+    without_clip = SimpleNamespace(device="cpu", detect_language=lambda **_: torch.tensor([OPEN]))
+    [tokens] = WhisperForConditionalGeneration._retrieve_init_tokens(
+        without_clip, None, 1, settings, model.config, None, {}
+    ).tolist()
+    return tokens
 
 
-def start_of_transcript(settings: GenerationConfig) -> int:
-    """Returns the first token. Raises ValueError if the settings do not name it."""
-    start = settings.decoder_start_token_id
-    if not isinstance(start, int):
-        raise ValueError(
-            f"the target's generation_config has decoder_start_token_id={start!r}; set it to one "
-            "token id"
-        )
-    return start
-
-
-def _older_forced(config: PretrainedConfig) -> list[list[int | None]]:
-    return config.to_dict().get("forced_decoder_ids") or []
-
-
-def _forced(pairs: list[list[int | None]]) -> list[int | None]:
-    """Converts [[1, token], [2, token], ...] to tokens; None: a language that is left open."""
-    if not pairs or pairs[0][0] != 1:
-        return []
-    positions = [position for position, _ in pairs]
-    if positions != list(range(1, len(pairs) + 1)):
-        raise ValueError(
-            f"the target's generation_config has forced_decoder_ids={pairs!r}, with gaps; set "
-            "language and task instead"
-        )
-    return [token for _, token in pairs]
+@torch.inference_mode()
+def detect_languages(
+    model: PreTrainedModel, sources: Sequence[Source], encoded: Sequence[Tensor]
+) -> list[Source]:
+    """Completes the prefixes of sources: the model detects open languages, as its `generate` does,
+    in one decoder call. Shapes: encoded [S, D] each, of equal lengths."""
+    named, places = list(sources), [i for i, one in enumerate(sources) if one.language_is_open]
+    if not places:
+        return named
+    states = BaseModelOutput(torch.stack([encoded[place] for place in places]))
+    for place, language in zip(places, model.detect_language(encoder_outputs=states), strict=True):
+        prefix = sources[place].prefix
+        prefix = torch.cat([prefix[:1], language.view(1), prefix[1:]])
+        named[place] = replace(sources[place], prefix=prefix, language_is_open=False)
+    return named
