@@ -30,11 +30,12 @@ from drafttrain.data.hidden.cache import build_cache, check_cache, estimate_cach
 from drafttrain.data.hidden.states import HiddenCache, open_cache
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST
+from drafttrain.evaluation.calibration import binary_kl
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_checked_drafter
 from drafttrain.models.loading import check_target, load_target
 from drafttrain.training.loop import Task, train
-from drafttrain.training.losses import acceptance_loss, binary_kl
+from drafttrain.training.losses import acceptance_loss
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.recipe import already_finished, begin_run, print_steps
 from drafttrain.training.run_folder import save_heads
@@ -161,11 +162,12 @@ class Validation:
             hidden, acceptance = self.cache.read(0, rows[start : start + ROWS_AT_ONCE])
             labels, positions = labels + float(acceptance.sum()), positions + len(acceptance)
             for name, head in sweep.parts.items():
-                target = acceptance.to(head.device)
-                logits = head(hidden.to(head.device))
-                losses, weights = acceptance_loss(logits, target, head.config.rejection_weight)
-                each = (binary_kl(logits, target), losses, weights, logits.sigmoid())
-                sums[name] += torch.stack([values.double().sum() for values in each]).cpu()
+                logits = head(hidden.to(head.device)).cpu()
+                losses, weights = acceptance_loss(logits, acceptance, head.config.rejection_weight)
+                predicted = logits.double().sigmoid()
+                kl = binary_kl(acceptance.double().numpy(), predicted.numpy())
+                each = (torch.from_numpy(kl), losses, weights, predicted)
+                sums[name] += torch.stack([values.double().sum() for values in each])
         metrics = {"mean_acceptance": labels / positions}
         for name, (kl, loss, weight, predicted) in sums.items():
             metrics |= {

@@ -28,7 +28,7 @@ from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.draftable import draftable_tokens
 from drafttrain.models.identity import hash_target
-from drafttrain.models.loading import LoadedTarget, load_target
+from drafttrain.models.loading import LoadedTarget
 from drafttrain.models.state_drafter import (
     StateDrafter,
     check_state_recipe,
@@ -74,17 +74,14 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     config.target |= {"weights_sha256": hash_target(target.model)}
     drafter = StateDrafter(config)
     copy_layers(drafter, target.model)
-    teacher = target
-    if settings.reads_in not in (None, settings.target.dtype):
-        teacher = load_target(settings.target.model_copy(update={"dtype": settings.reads_in}))
     texts = list(first_texts(rows, labelled, FITTED_TOKENS))
     shown = accelerator.is_main_process
-    fitted = fit_start(drafter, teacher.model, tracking(texts, "fit", "text", shown=shown))
+    fitted = fit_start(drafter, target.model, tracking(texts, "fit", "text", shown=shown))
     keep_start(accelerator, settings, drafter, target.tokenizer)
     accelerator.print(
         f"{drafter.num_parameters():,} parameters; maps fitted along {fitted:,} tokens"
     )
-    task = make_task(settings, drafter, rows, held_out, teacher)
+    task = make_task(settings, drafter, rows, held_out, target)
     train_and_save(accelerator, settings, task, target.tokenizer)
 
 
@@ -106,12 +103,12 @@ def make_task(
     drafter: StateDrafter,
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
-    teacher: LoadedTarget,
+    target: LoadedTarget,
 ) -> Task:
     draftable = draftable_tokens(drafter.config, drafter.config.vocab_size)
-    objective = FollowStates(drafter, settings.objective, teacher.model, draftable)
+    objective = FollowStates(drafter, settings.objective, target.model, draftable)
     # slots do not read a mask's embedding, so any id will do as mask token
-    pad, k = teacher.tokenizer.pad_token_id or 0, settings.drafter.k
+    pad, k = target.tokenizer.pad_token_id or 0, settings.drafter.k
     collate = BlocksCollator(pad, mask_token=0, k=k, reads_prompt=False)
     validate = None if held_out is None else slot_validation(Examples(held_out), collate)
     return blocks_task(settings, objective, Examples(rows), collate, validate)

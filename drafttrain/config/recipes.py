@@ -265,8 +265,6 @@ class FollowTargetConfig(Config):
     p is the target's row and q the drafter's, both unwarped, at every token of the target's output.
     """
 
-    cross_entropy: NonNegativeFloat = 0.0
-    """Weight of -log q of the output's token. If it is the only loss, the target is not called."""
     forward_kl: NonNegativeFloat = 1.0
     """Weight of KL(p || q) (DistillSpec, Zhou et al. 2024)."""
     total_variation: NonNegativeFloat = 0.0
@@ -363,7 +361,5 @@ class StateDrafterRecipe(DistillingRecipe):
 
     drafter: StateDrafterShape = StateDrafterShape()
     objective: FollowInBlocksConfig = FollowInBlocksConfig()
-    reads_in: Precision | None = None
-    """Type of the target's weights and activations in training. Default: target.dtype."""
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""

@@ -46,13 +46,6 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
         _check_start(settings)
     else:
         chosen_layers(settings, target)
-    weights = settings.objective.model_dump(include=LOSSES - {"cross_entropy"})
-    if settings.teacher.kind == "cached" and not any(weights.values()):
-        raise ConfigError(
-            "teacher.kind = 'cached' is for divergences from the target's distributions, but only "
-            "objective.cross_entropy has a weight; leave teacher.kind out, or give a divergence a "
-            "weight, for example objective.forward_kl=1"
-        )
     _check_embeddings(settings)
     return target
 

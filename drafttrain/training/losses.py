@@ -125,13 +125,3 @@ def acceptance_loss(
     of_rejection = rejection_weight * (1 - acceptance)
     losses = -acceptance * F.logsigmoid(logits) - of_rejection * F.logsigmoid(-logits)
     return losses, (acceptance + of_rejection).expand_as(losses)
-
-
-def binary_kl(logits: Tensor, acceptance: Tensor) -> Tensor:
-    """Returns KL(P || P^) between Bernoulli distributions per position, in nats; 0 * log 0 = 0.
-
-    Shapes: logits [..., N], acceptance [N] (labels P) -> [..., N].
-    """
-    losses, _ = acceptance_loss(logits, acceptance, 1.0)
-    entropy = -torch.xlogy(acceptance, acceptance) - torch.xlogy(1 - acceptance, 1 - acceptance)
-    return losses - entropy

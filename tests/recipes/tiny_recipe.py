@@ -46,7 +46,7 @@ def language_project(folder: Path, **changes: dict[str, Any]) -> list[str]:
     settings = {
         "distill": {"sampling": {"max_new_tokens": 8}},
         "drafter": {"k": 3, "output_tokens": 12},
-        "objective": {"cross_entropy": 0.5, "packed_tokens": 60},
+        "objective": {"packed_tokens": 60},
         "train": {"max_steps": 6, "batch_tokens": 90, "checkpoint_every": 2, "threads": 1},
     }
     for group, values in changes.items():

@@ -33,6 +33,7 @@ from drafttrain.decoding.engine.teacher_forcing import (
 )
 from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling, Source
+from drafttrain.decoding.verifiers import acceptance_probability
 from drafttrain.models.draft_states import drawn_states
 from drafttrain.models.loading import LoadedTarget
 
@@ -132,14 +133,6 @@ def row_uniforms(seed: int, mix: int, row: int, count: int) -> np.ndarray:
     return np.random.default_rng((seed, mix, row)).random((count, 2))
 
 
-def acceptance_of(tokens: Tensor, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Returns min(1, target / draft) at each token (Leviathan et al. 2023, Algorithm 1).
-
-    Shapes: tokens [L, R], target_probs and draft_probs [L, V] -> [L, R].
-    """
-    return (target_probs.gather(1, tokens) / draft_probs.gather(1, tokens)).clamp(max=1.0)
-
-
 def mix_tokens(
     output: Tensor, target_probs: Tensor, draft_probs: Tensor, keep: float, uniforms: Tensor
 ) -> list[Mixed]:
@@ -149,10 +142,9 @@ def mix_tokens(
     uniforms [R, L, 2] -> R mixes.
     """
     drawn = draw_tokens(draft_probs, uniforms[:, :, 0].T)
-    acceptance = acceptance_of(drawn, target_probs, draft_probs)
     mixes = []
-    for mix in range(len(uniforms)):
-        drafted = uniforms[mix, :, 1].to(output.device) >= keep
-        tokens = torch.where(drafted, drawn[:, mix], output)
-        mixes.append(Mixed(tokens, drafted, acceptance[:, mix]))
+    for own, chosen in zip(uniforms, drawn.unbind(1), strict=True):
+        drafted = own[:, 1].to(output.device) >= keep
+        acceptance = acceptance_probability(target_probs, draft_probs, chosen)
+        mixes.append(Mixed(torch.where(drafted, chosen, output), drafted, acceptance))
     return mixes

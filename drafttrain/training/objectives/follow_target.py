@@ -1,10 +1,10 @@
 """Training of a drafter from the target's outputs and from its distributions (distillation).
 
-If a divergence from the target's distributions is used, the target runs on every batch, unless the
-batch contains them, reduced to the likeliest tokens (`losses.merged_rows`). Only output tokens are
-in the loss, since only these are drafted. In batches of masked blocks (PARD, arXiv
-2504.18583), every token of a block is a separate next-token task; its label distribution is the
-target's for the token at the same position in the text, conditioned on all the text before it.
+The target runs on every batch, unless the batch contains its distributions, reduced to the
+likeliest tokens (`losses.merged_rows`). Only output tokens are in the loss, since only these are
+drafted. In batches of masked blocks (PARD, arXiv 2504.18583), every token of a block is a separate
+next-token task; its label distribution is the target's for the token at the same position in the
+text, conditioned on all the text before it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from drafttrain.training.objective import Teacher
 
 
 class FollowTarget(nn.Module):
-    """The weighted sum of -log q(y) and divergences of the drafter's distribution q from the
-    target's (`FollowTargetConfig`), at every token y of the target's output.
+    """The weighted sum of divergences of the drafter's distribution q from the target's
+    (`FollowTargetConfig`), at every token of the target's output.
 
     draftable [C]: the tokens that the drafter can draft, ascending; q is over these only. Any other
-    output token counts as a miss and has no cross entropy. target: needed for divergences (unless
-    the batches contain its distributions) and for `overlap`.
+    output token counts as a miss and has no cross entropy in validation.
     """
 
     parts = None
@@ -47,7 +46,7 @@ class FollowTarget(nn.Module):
         self,
         model: PreTrainedModel,
         settings: FollowTargetConfig,
-        target: PreTrainedModel | None = None,
+        target: PreTrainedModel,
         draftable: Tensor | None = None,
     ):
         super().__init__()
@@ -55,23 +54,20 @@ class FollowTarget(nn.Module):
         self._no_split_modules = model._no_split_modules  # FSDP gathers these one at a time
         weights = {name: getattr(settings, name) for name in DIVERGENCES}
         self.divergences = {name: weight for name, weight in weights.items() if weight}
-        self.cross_entropy = settings.cross_entropy
-        self.teacher = None if target is None else Teacher(target)
+        self.teacher = Teacher(target)
         self.register_buffer("draftable", draftable, persistent=False)
 
     def forward(self, batch: BlocksBatch, progress: float) -> LossSums:
-        """Returns the sums of a batch. In eval mode the loss is the cross entropy only."""
+        """Returns the sums of a batch. In eval mode the loss is the cross entropy of the output."""
         logits, labels = self.rows(batch)
         indices = self.draftable_index(labels)
         weights = (indices != IGNORED).float()
-        loss, weight = smoothed_cross_entropy(logits, indices, weights, 0.0)
         if self.training:
-            weight = torch.ones_like(weights).sum()
-            loss = self.cross_entropy * loss
-            if self.divergences:
-                rows = self.compared_rows(batch, logits)
-                terms = [w * DIVERGENCES[name](*rows) for name, w in self.divergences.items()]
-                loss = loss + sum(terms).sum()
+            rows = self.compared_rows(batch, logits)
+            terms = [w * DIVERGENCES[name](*rows) for name, w in self.divergences.items()]
+            loss, weight = sum(terms).sum(), torch.ones_like(weights).sum()
+        else:
+            loss, weight = smoothed_cross_entropy(logits, indices, weights, 0.0)
         correct = (logits.argmax(-1) == indices).sum()
         return LossSums(loss, weight, correct, torch.ones_like(indices).sum())
 

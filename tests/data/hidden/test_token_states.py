@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from drafttrain.data.hidden.labels import acceptance_of, mix_tokens, row_uniforms
+from drafttrain.data.hidden.labels import mix_tokens, row_uniforms
 from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling
+from drafttrain.decoding.verifiers import acceptance_probability
 
 TARGET = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
 DRAFT = torch.tensor([[0.0, 0.8, 0.2, 0.0], [0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
@@ -14,9 +15,9 @@ DRAFT = torch.tensor([[0.0, 0.8, 0.2, 0.0], [0.4, 0.3, 0.2, 0.1]], dtype=torch.f
 
 
 def test_labels_by_hand_where_supports_do_not_contain_each_other():
-    tokens = torch.tensor([[1, 2], [0, 3]])
-    labels = acceptance_of(tokens, TARGET, DRAFT)
-    assert torch.allclose(labels, torch.tensor([[0.625, 0.0], [0.25, 1.0]], dtype=torch.float64))
+    first = acceptance_probability(TARGET, DRAFT, torch.tensor([1, 0]))
+    second = acceptance_probability(TARGET, DRAFT, torch.tensor([2, 3]))
+    assert first.tolist() == [0.625, 0.25] and second.tolist() == [0.0, 1.0]
 
 
 def test_a_number_picks_the_token_in_whose_share_it_falls():
@@ -91,5 +92,5 @@ def test_labels_are_those_of_the_output_and_not_of_the_mix():
     first, second = mix_tokens(torch.tensor([0, 0]), TARGET, DRAFT, 0.9, uniforms(2, 2))
     for mixed in (first, second):
         kept = mixed.tokens.where(mixed.drafted, torch.tensor([1, 1]))
-        expected = acceptance_of(kept[:, None], TARGET, DRAFT)[:, 0]
+        expected = acceptance_probability(TARGET, DRAFT, kept)
         assert torch.equal(mixed.acceptance[mixed.drafted], expected[mixed.drafted])

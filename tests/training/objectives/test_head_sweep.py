@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from drafttrain.config.recipes import HeadConfig, TrainConfig
 from drafttrain.data.hidden.states import HeadBatch
 from drafttrain.training.loop import Task
-from drafttrain.training.losses import acceptance_loss, binary_kl
+from drafttrain.training.losses import acceptance_loss
 from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from tests.comparing import same_weights
 from tests.training.tiny_runs import SIX_STEPS, train_small
@@ -77,14 +77,6 @@ def test_extreme_logits_and_labels_stay_finite() -> None:
     labels = torch.tensor([1.0, 0.0, 0.0, 1.0])
     loss, _ = acceptance_loss(logits, labels, 2.0)
     assert loss.tolist() == [0.0, 0.0, 2e4, 1e4]
-    assert binary_kl(logits, labels).tolist() == [0.0, 0.0, 1e4, 1e4]
-
-
-def test_binary_kl_by_hand_and_zero_where_the_prediction_is_the_label() -> None:
-    labels = torch.tensor([0.0, 0.2, 0.5, 0.9, 1.0], dtype=torch.float64)
-    assert binary_kl(torch.logit(labels, eps=1e-12), labels).abs().max() < 1e-10
-    kl = binary_kl(torch.tensor([math.log(3.0)]), torch.tensor([0.5]))  # P^ = 3/4
-    assert kl.item() == pytest.approx(0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25))
 
 
 @pytest.mark.parametrize(

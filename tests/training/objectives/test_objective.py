@@ -28,7 +28,7 @@ from tests.tiny_drafters import block_heads, collator, state_drafter, tiny_draft
 from tests.tiny_models import tiny_model
 
 EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
-BLOCKS = FollowInBlocksConfig(cross_entropy=0.3, forward_kl=1.0)
+BLOCKS = FollowInBlocksConfig(forward_kl=1.0)
 
 
 def mask_predict() -> tuple[Objective, Batch]:
@@ -51,7 +51,7 @@ def language_modelling(family: str) -> tuple[Objective, Batch]:
 
 def follow_target(packed: bool) -> tuple[Objective, Batch]:
     drafter, draftable = tiny_model("llama", num_hidden_layers=1), torch.tensor([1, 7, 8, 30])
-    settings = FollowTargetConfig(cross_entropy=0.3, forward_kl=1.0, total_variation=0.2)
+    settings = FollowTargetConfig(forward_kl=1.0, total_variation=0.2)
     objective = FollowTarget(drafter, settings, tiny_model("llama", seed=2), draftable)
     collate = BlocksCollator(0)
     return objective, collate([EXAMPLES]) if packed else collate.alone(EXAMPLES)
