@@ -16,7 +16,7 @@ import datasets
 import huggingface_hub
 import torch
 import yaml
-from transformers import GPTJConfig, PreTrainedModel
+from transformers import GPTJConfig, PreTrainedModel, ViTConfig
 
 from drafttrain.cli import main
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
@@ -67,6 +67,7 @@ def make_project(root: Path) -> Path:
     unknown = GPTJConfig(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, **ids)
     unknown.save_pretrained(root / "unknown")
     tiny_tokenizer().save_pretrained(root / "unknown")
+    ViTConfig().save_pretrained(root / "vit")
     for name in ("pickled", "half", "untokenized"):
         shutil.copytree(root / "target", root / name)
     (root / "pickled/model.safetensors").rename(root / "pickled/pytorch_model.bin")

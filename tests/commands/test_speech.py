@@ -33,6 +33,7 @@ def project(tmp_path_factory) -> Path:
     whisper = load_target(TargetConfig(path=str(root / "whisper"), device="cpu")).model
     near_copy(whisper, 0.02, seed=1).save_pretrained(root / "drafter")
     (root / "texts.txt").write_text("w5 w6\n")
+    (root / "empty.wav").write_bytes(b"")
     recipe = {
         "run": "run",
         "target": {"path": "whisper", "device": "cpu"},
@@ -108,53 +109,22 @@ def test_distilled_outputs_are_those_of_generate_by_either_backend(inside):
     assert ended("distill", *ON, *beams, "--dry-run") == 0
 
 
-def test_eval_reports_word_errors_and_real_time_factors(inside):
-    arguments = ["--drafter", "max-gram", "--report", "report.json", "repeats=1", "warmup=0"]
-    arguments += ["baselines=[generate,beam]", "batch_sizes=[1]", SHORT]
+def test_eval_reports_word_errors_and_real_time_factors_also_of_assisted_generation(inside):
+    arguments = ["--drafter", "drafter", "--report", "report.json", "--k", 3, SHORT]
+    arguments += ["repeats=1", "warmup=0", "baselines=[generate,beam,assisted]"]
     assert ended("eval", *ON, *arguments) == 0
-    report = json.loads(Path("report.json").read_text())
-    plain, copied, generate, _ = report["runs"]
-    for run in (plain, copied):
+    plain, drafted, generate, _, assisted = json.loads(Path("report.json").read_text())["runs"]
+    for run in (plain, drafted):
         assert all(parity["identical"] == parity["compared"] == 4 for parity in run["parity"])
-    for run in (plain, copied, generate):
+    for run in (plain, drafted, generate, assisted):
         metrics = run["metrics"]
         assert metrics["rtf"]["value"] > 0
         assert metrics["wer"]["value"] > 0 and "bleu" not in metrics
-    assert copied["metrics"]["wer_difference"]["value"] == 0.0
-
-
-def test_assisted_generation_with_the_same_drafter_is_a_baseline(inside):
-    arguments = ["--drafter", "drafter", "--report", "assisted.json", "--k", 3]
-    arguments += ["repeats=1", "warmup=0", "baselines=[generate,assisted]", SHORT]
-    assert ended("eval", *ON, *arguments) == 0
-    *_, generate, assisted = json.loads(Path("assisted.json").read_text())["runs"]
-    assert assisted["name"].startswith("assisted drafter k=3, constant, confidence 0")
-    assert assisted["name"].endswith("no begin_suppress_tokens")
-    assert assisted["kind"] == "baseline" and assisted["metrics"]["wer"]["value"] > 0
-    assert 0 < assisted["totals"]["tokens"] <= 8 * 4
-    assert generate["totals"]["prompts"] == assisted["totals"]["prompts"] == 4
-
-
-@pytest.mark.parametrize("command", ["generate", "distill"])
-@pytest.mark.parametrize("bad", ["texts.txt", "empty.wav", "missing.flac"])
-def test_inputs_that_are_no_audio_are_refused_before_any_output(inside, capsys, command, bad):
-    Path("empty.wav").write_bytes(b"")
-    arguments = ["--target", "whisper", "--data", bad, "target.device=cpu"]
-    arguments += {"distill": ["--out", "none", "sampling.max_new_tokens=8"]}.get(
-        command, ["--drafter", "none"]
-    )
-    before = sorted(Path().rglob("*"))
-    assert ended(command, *arguments) == 2
-    printed = capsys.readouterr().err.strip()
-    assert "Traceback" not in printed and Path(bad).stem in printed
-    assert sorted(Path().rglob("*")) == before
-
-
-def test_texts_and_unknown_languages_are_refused(inside, capsys):
-    assert ended("generate", *ON[:2], "--drafter", "none", "--text", "w5 w6") == 2
-    assert "takes audio" in capsys.readouterr().err
-    assert ended("generate", *ON, "--drafter", "none", "target.language=tlh") == 2
-    assert "'tlh' is not a language of this target" in capsys.readouterr().err
+        assert run["totals"]["prompts"] == 4
+    assert drafted["metrics"]["wer_difference"]["value"] == 0.0
+    name = "assisted drafter k=3, constant, confidence 0"
+    assert assisted["name"].startswith(name) and assisted["name"].endswith("begin_suppress_tokens")
+    assert assisted["kind"] == "baseline" and 0 < assisted["totals"]["tokens"] <= 8 * 4
 
 
 # a Spec-Drafter, trained from recordings
@@ -179,23 +149,35 @@ def test_training_freezes_embeddings_and_keeps_encoder_states(run):
     assert any(row.get("mean_acceptance_length", 0) >= 1 for row in metrics)
 
 
-def test_heads_for_speech_are_refused(inside, run, capsys):
-    arguments = ["--drafter", run / "final", "--distilled", run / "distilled", "--out", "states"]
-    assert ended("cache", "--target", "whisper", *arguments) == 2
-    assert "takes audio" in capsys.readouterr().err and not Path("states").exists()
+WRONG = {
+    "distill --data texts.txt --out new sampling.max_new_tokens=8": "texts",
+    "generate --data texts.txt --drafter none": "texts",
+    "distill --data empty.wav --out new sampling.max_new_tokens=8": "empty",
+    "generate --data missing.flac --drafter none": "missing",
+    "generate --text w5 --drafter none": "takes audio",
+    f"generate {' '.join(ON[2:])} --drafter none target.language=tlh": "'tlh' is not a language of",
+    "cache --drafter run/final --distilled run/distilled --out new": "takes audio",
+    f"generate {' '.join(ON[2:])} --drafter run --target other {SHORT}": "'whisper' with other wei",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_inputs_and_models_for_no_speech_are_refused_before_any_output(inside, run, capsys, line):
+    if not Path("other").exists():
+        save_whisper(Path("other"))
+        other = WhisperForConditionalGeneration.from_pretrained("other")
+        other.model.encoder.layer_norm.weight.data += 0.5
+        other.save_pretrained("other")
+    before = sorted(Path().rglob("*"))
+    command, *arguments = line.split()
+    capsys.readouterr()
+    assert ended(command, *ON[:2], *arguments) == 2
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed and WRONG[line] in printed
+    assert sorted(Path().rglob("*")) == before
 
 
 def test_a_drafter_does_not_change_transcripts(inside, run, capsys):
     for batch_size in (1, 4):
         lines = generated(capsys, "--drafter", "run", "--batch-size", batch_size)
         assert [line["tokens"] for line in lines] == theirs()
-
-
-def test_another_target_is_refused(inside, run, capsys):
-    other = save_whisper(Path("other"))
-    model = WhisperForConditionalGeneration.from_pretrained(other)
-    model.model.encoder.layer_norm.weight.data += 0.5
-    model.save_pretrained(other)
-    arguments = ["--target", "other", "--data", "clips/clips.jsonl", "target.device=cpu"]
-    assert ended("generate", *arguments, "--drafter", "run", SHORT) == 2
-    assert "was trained on target 'whisper' with other weights" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 
@@ -32,11 +31,6 @@ def models(tmp_path_factory) -> Path:
         target.generation_config.update(eos_token_id=[EOS, 15, 21, 25], pad_token_id=0)
         save_target(target, root / family)
     return root
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def made(models: Path, tmp_path: Path, family: str, out: str, **changes) -> DistillConfig:
