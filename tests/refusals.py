@@ -16,7 +16,14 @@ import datasets
 import huggingface_hub
 import torch
 import yaml
-from transformers import GPTJConfig, PreTrainedModel, ViTConfig
+from transformers import (
+    GPTJConfig,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MambaConfig,
+    PreTrainedModel,
+    ViTConfig,
+)
 
 from drafttrain.cli import main
 from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
@@ -29,6 +36,7 @@ from recipes import (
     train_causal_drafter,
     train_parallel_drafter,
     train_spec_drafter,
+    train_state_drafter,
     train_target,
 )
 from tests.commanding import ended
@@ -45,6 +53,7 @@ RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
         train_block_heads,
         train_causal_drafter,
         train_parallel_drafter,
+        train_state_drafter,
         train_target,
     )
 }
@@ -68,6 +77,11 @@ def make_project(root: Path) -> Path:
     unknown.save_pretrained(root / "unknown")
     tiny_tokenizer().save_pretrained(root / "unknown")
     ViTConfig().save_pretrained(root / "vit")
+    MambaConfig(vocab_size=VOCAB).save_pretrained(root / "mamba")
+    tiny_tokenizer().save_pretrained(root / "mamba")
+    shape = {"vocab_size": VOCAB, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+    local = GPTNeoConfig(**shape, attention_types=[[["global", "local"], 1]], **ids)
+    save_target(GPTNeoForCausalLM(local), root / "local")
     for name in ("pickled", "half", "untokenized"):
         shutil.copytree(root / "target", root / name)
     (root / "pickled/model.safetensors").rename(root / "pickled/pytorch_model.bin")
@@ -134,6 +148,7 @@ def _write_runs(root: Path, small: PreTrainedModel) -> None:
         "train_block_heads": {"target": {"path": "target"}},
         "train_causal_drafter": {"target": {"path": "llama"}},
         "train_parallel_drafter": {"target": {"path": "llama"}},
+        "train_state_drafter": {"target": {"path": "llama"}},
         "train_acceptance_head": {"target": {"path": "llama"}, "drafter": "small"},
         "train_target": {"data": {"path": "rows.jsonl"}, "model": LANGUAGE_MODEL},
     }.items():

@@ -31,25 +31,10 @@ def project(tmp_path_factory) -> Path:
     return root
 
 
-def refused(capsys, *arguments: str) -> str:
-    """Runs a command with invalid input and returns its single line of error."""
-    assert ended(*arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    lines = printed.err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("drafttrain: ")
-    return lines[0].removeprefix("drafttrain: ")
-
-
 def test_no_arguments_show_the_help(capsys):
     assert ended() == 0
     text = capsys.readouterr().out
     assert all(command in text for command in ("distill", "eval", "generate"))
-
-
-def test_eval_without_a_run_names_the_command(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "drafttrain train recipes/seq2seq.yaml" in refused(capsys, "eval")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -54,29 +54,6 @@ def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
     assert found == [("k", 4), ("entropy", 1.5), ("h", 0.4)]
 
 
-@pytest.mark.parametrize(
-    ("stop", "message"),
-    [
-        ({"kind": "head", "k": 3}, "stop.k = 3 is for fixed only"),
-        ({"max_draft": 8}, "stop.max_draft = 8 is for head or entropy"),
-    ],
-)
-def test_settings_of_another_policy_are_refused(tmp_path, drafter, stop, message):
-    with pytest.raises(ConfigError, match=message):
-        check_methods(decode(tmp_path, stop))
-
-
-def test_policies_that_cannot_be_right_are_refused_before_anything_loads(tmp_path, drafter):
-    with pytest.raises(ValueError, match="temperature is 0.8.*its own value"):
-        check_methods(decode(tmp_path, {"kind": "confidence"}))
-    with pytest.raises(ValueError, match="reads .*chains of a Spec-Drafter"):
-        check_methods(decode(tmp_path, {"kind": "entropy"}, drafter="none"))
-    drafter.config.pard_token = drafter.config.k = 3
-    drafter.config.save_pretrained(tmp_path / "drafter")
-    with pytest.raises(ValueError, match="'head' reads .* 'parallel' .*=fixed or entropy or cumul"):
-        check_methods(decode(tmp_path, {"kind": "head", "head": "nowhere"}))
-
-
 def write_policy(folder: Path, **values) -> None:
     (folder / "policy.json").write_text(json.dumps({"stop": "head"} | values))
 
@@ -124,23 +101,6 @@ def test_policy_json_chooses_among_the_heads_of_a_run(tmp_path, drafter):
     write_policy(tmp_path / "run", h=0.2, head="D2-w6")
     chosen = build_stop(decode(tmp_path, stop), drafter)
     assert (chosen.continues.head.config.depth, chosen.value) == (2, 0.2)
-
-
-def test_missing_heads_are_refused_by_name(tmp_path, drafter):
-    with pytest.raises(ConfigError, match="no folder acceptance_head; add --head"):
-        check_methods(decode(tmp_path, {"kind": "head"}))
-    with pytest.raises(ConfigError, match="nowhere.*no such folder"):
-        check_methods(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "nowhere")}))
-    with pytest.raises(ConfigError, match="'llama' model, not an acceptance head"):
-        check_methods(decode(tmp_path, {"kind": "head", "head": str(tmp_path / "drafter")}))
-
-
-def test_a_head_trained_for_another_drafter_is_refused(tmp_path, drafter):
-    other = tiny_model("llama", seed=9).float()
-    head = str(save_head(tmp_path / "head", other))
-    check_methods(decode(tmp_path, {"kind": "head", "head": head}))  # the shape fits
-    with pytest.raises(ConfigError, match="for drafter 'tiny-drafter' with other weights"):
-        build_stop(decode(tmp_path, {"kind": "head", "head": head}), drafter)
 
 
 def test_a_drafter_rounded_to_half_precision_is_still_the_same(tmp_path, drafter):

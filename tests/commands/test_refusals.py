@@ -13,10 +13,13 @@ from tests.refusals import check_refusal, isolated
 
 COMMANDS = ("distill", "cache", "eval", "tune", "generate", "export")
 DISTILL = "drafttrain distill --target target --data texts.txt --out new"
+SERVED = "drafttrain distill --target llama --data texts.txt --out new --server"
+CONVERT = "drafttrain convert --model"
 CACHE = "drafttrain cache --target target --drafter target --distilled shards --out new"
 EVAL = "drafttrain eval --data rows.jsonl"
 CAUSAL = f"{EVAL} --target llama --drafter small"
 SAMPLED = f"{CAUSAL} --temperature 1"
+PATHS = "--tree paths decode.tree.drafters"
 FORCED = f"{CAUSAL} --mode teacher-forced"
 ENTROPY = "'others={x: {drafter: small, stop: {kind: entropy}}}'"
 TWICE = "'others={small k=4 greedy: {drafter: small, stop: {k: 1}}}'"
@@ -43,6 +46,13 @@ INPUTS = {
     f"{DISTILL} target.device=cuda:99": ("target.device = 'cuda:99'", "cpu"),
     f"{DISTILL} sampling.max_new_tokens=999": ("max_new_tokens = 999", "max_new_tokens=256"),
     f"{DISTILL} data.config_name=de-en": ("data.config_name = 'de-en'", "remove it"),
+    f"{DISTILL} --server http://127.0.0.1:1": ("encoder-decoder model", "leave --server out"),
+    f"{DISTILL} --backend server": ("server.url is not set", "give --server"),
+    f"{SERVED} http://127.0.0.1:1": ("server http://127.0.0.1:1/v1: Connection error",),
+    f"{SERVED} ftp://host": ("server.url must be an address",),
+    f"{CONVERT} picled --out new": ("did you mean 'pickled'?",),
+    f"{CONVERT} pickled --out small": ("out = 'small' exists",),
+    f"{CONVERT} llama --out new": ("no pickled weights",),
     f"{DISTILL} target.revision=main": ("'target' is a local folder", "'main'", "leave"),
     f"{CACHE} --drafter checkpoints/tiny/final": ("a Spec-Drafter", "stop.kind=cumulative"),
     f"{CACHE} mixing=0.3": ("mixing = 0.3", "state=token"),
@@ -69,8 +79,28 @@ INPUTS = {
     f"{ALONE} --sweep nodes=4 trees=[]": ("sweep.nodes is given, but not tried", "leave it out"),
     f"{ALONE} --sweep entropy=-1": ("decode.stop.entropy = -1", "greater than 0"),
     f"{ALONE} candidates.x.drafter=llama": ("candidates.x.drafter", "leave it out"),
+    f"{ALONE} 'candidates={{k=2: {{stop: {{k: 3}}}}}}'": (
+        "candidates.k=2 has the name of another",
+    ),
 }
 PAIRINGS = {
+    f"{EVAL} --target target --drafter llama": ("is a decoder-only model ('llama')", "'target'"),
+    f"{EVAL} --target llama --drafter target": ("is an encoder-decoder model ('marian')",),
+    f"{EVAL} --target llama --drafter checkpoints/tiny": ("is a Spec-Drafter for",),
+    f"{EVAL} --target llama --drafter mamba": ("'mamba' model", "decoded speculatively"),
+    f"{EVAL} --target mamba --drafter none": ("'mamba' model", "decoded speculatively"),
+    f"{EVAL} --target llama --drafter vit": ("'vit' model", "cannot draft"),
+    f"{EVAL} --target llama --drafter shards": ("holds no config.json",),
+    f"{SAMPLED} {PATHS}=[checkpoints/tiny/final]": ("tree.drafters = ", "is a Spec-Drafter"),
+    f"{SAMPLED} {PATHS}=[target]": ("is an encoder-decoder model",),
+    f"{SAMPLED} {PATHS}=[absent]": ("'absent'", "no such folder"),
+    f"{CAUSAL} --stop head --k 3": ("stop.k = 3 is for fixed only",),
+    f"{CAUSAL} decode.stop.max_draft=8": ("stop.max_draft = 8 is for head or entropy",),
+    f"{SAMPLED} --stop confidence": ("temperature is 1", "its own value"),
+    f"{EVAL} --target llama --drafter none --stop entropy": ("chains of a Spec-Drafter",),
+    f"{CAUSAL} --stop head": ("no folder acceptance_head", "add --head"),
+    f"{CAUSAL} --stop head --head absent": ("'absent'", "no such folder"),
+    f"{CAUSAL} --stop head --head small": ("'llama' model, not an acceptance head",),
     f"{DISTILL} --backend engine --method beam": ("method = 'beam'", "backend=transformers"),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (
@@ -138,6 +168,7 @@ PLACES = {
     "drafttrain bigrams --distilled shards --out table.json": ("out", ".safetensors"),
 }
 READ_FIRST = {
+    f"{CONVERT} pickled --out new": ("'pickled'", "are damaged, or hold more than tensors"),
     f"{FORCED} --sweep k=2,4 {TWICE}": ("small k=4 greedy", "give each once"),
     f"{DISTILL} --out shards --data rows.jsonl --method beam": (
         "shards/manifest.json",

@@ -64,20 +64,3 @@ def test_pickles_that_hold_more_than_tensors_are_refused_and_not_run(pickled, ho
     assert ended("convert", "--model", "pickled", "--out", "whole") == 2
     assert not Path(MARK).exists()
     assert not Path("whole").exists() and not list(Path().glob(".whole*"))
-
-
-def test_models_that_cannot_be_converted_are_refused_in_one_line(pickled, capsys):
-    Path("there").mkdir()
-    save_target(tiny_model("llama"), Path("whole"))
-    shard = pickled / "pytorch_model-0.bin"
-    shard.write_bytes(shard.read_bytes()[:500])
-    for model, out, says in (
-        ("pickled", "there", "out = 'there' exists"),
-        ("whole", "new", "no pickled weights"),
-        ("picled", "new", "did you mean 'pickled'?"),
-        ("pickled", "new", "cannot be read"),
-    ):
-        assert ended("convert", "--model", model, "--out", out) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert says in line
-    assert not Path("new").exists()

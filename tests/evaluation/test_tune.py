@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, StopConfig
-from drafttrain.config.kinds import CAUSAL, KINDS, MAX_GRAM, SPEC_DRAFTER, DrafterKind
+from drafttrain.config.kinds import CAUSAL, KINDS, SPEC_DRAFTER, DrafterKind
 from drafttrain.config.methods import STOPS
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Tried
@@ -183,19 +182,3 @@ def test_users_give_candidates_of_their_own():
     settings = TuneConfig(drafter="x", sampling=SamplingConfig(), candidates={"deep": deep})
     [found] = [c for c in make_candidates(settings, drafting(CAUSAL), {}, None) if c.name == "deep"]
     assert found.decode.drafter == "x" and found.decode.cascade.increments == ((5, 0), (10,))
-    other = settings.model_copy(update={"candidates": {"k=2": deep}})
-    with pytest.raises(ConfigError, match="candidates.k=2 has the name of another"):
-        make_candidates(other, drafting(CAUSAL), {}, None)
-    other = settings.model_copy(update={"candidates": {"mine": DecodeConfig(drafter="y")}})
-    with pytest.raises(ConfigError, match="candidates.mine.drafter is given"):
-        make_candidates(other, drafting(CAUSAL), {}, None)
-
-
-def test_there_are_forty_at_most():
-    settings = TuneConfig(
-        drafter="max-gram", sampling=SamplingConfig(), sweep={"k": range(1, MOST)}
-    )
-    assert len(make_candidates(settings, drafting(MAX_GRAM), {}, None)) == MOST - 1
-    settings = settings.model_copy(update={"sweep": {"k": range(1, MOST + 1)}})
-    with pytest.raises(ConfigError, match="41 candidates, plain decoding included, but at most 40"):
-        make_candidates(settings, drafting(MAX_GRAM), {}, None)

@@ -10,6 +10,7 @@ BLOCKS = "train_block_heads.py --config train_block_heads.yaml"
 HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
 CAUSAL = "train_causal_drafter.py --config train_causal_drafter.yaml"
 PARALLEL = "train_parallel_drafter.py --config train_parallel_drafter.yaml"
+STATES = "train_state_drafter.py --config train_state_drafter.yaml"
 SMALL = "train_target.py --config train_target.yaml"
 WRONG = {
     f"{SPEC} train.lerning_rate=1": ("lerning_rate", "'train.learning_rate'"),
@@ -30,9 +31,17 @@ WRONG = {
     f"{HEADS} drafter=shuffled": ("token 4", "'w5'", "'w4'", "give"),
     f"{CAUSAL} initialise.path=shuffled": ("token 4", "'w5'", "'w4'", "give"),
     f"{CAUSAL} initialise.layer=even": ("initialise.layer", "'initialise.layers'"),
+    f"{CAUSAL} target.path=local initialise.layers=even": ("has local layers",),
+    f"{STATES} drafter.layers=[4]": ("drafter.layers = [4]", "layers of the target, 0 to 1"),
+    f"{STATES} drafter.states=[7]": ("drafter.states = [7]", "layers of the target, 0 to 1"),
+    f"{STATES} drafter.output_tokens=99": ("drafter.output_tokens = 99", "the target's 40"),
+    f"{STATES} objective.forward_kl=0": ("so nothing is learned",),
+    f"{STATES} target.path=unknown": ("cannot have a state drafter",),
     f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{PARALLEL} objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
     f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
+    f"{SMALL} teacher.path=target": ("unlike model.model_type",),
+    f"{SMALL} teacher.path=none": ("'none'", "no such folder"),
     f"{SMALL} max_tokens=1": ("max_tokens = 1", "'rows.jsonl'", "larger"),
 }
 

@@ -2,16 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from drafttrain.cli import main as drafttrain
 from drafttrain.commands.export import export
-from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import ExportConfig
-from drafttrain.config.reading import load_settings
-from drafttrain.config.recipes import StateDrafterRecipe
 from drafttrain.export.verify import compare
-from drafttrain.models.state_drafter import StateDrafter, check_state_recipe
+from drafttrain.models.state_drafter import StateDrafter
 from recipes.train_state_drafter import main
 from tests.comparing import same_weights
 from tests.recipes.tiny_recipe import (
@@ -20,7 +15,6 @@ from tests.recipes.tiny_recipe import (
     language_project,
     plans_and_writes_nothing,
     resumed_as_if_never_stopped,
-    write_recipe,
 )
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
@@ -72,27 +66,3 @@ def test_interrupted_training_ends_with_the_same_bits_and_blocks_draft_trees(tmp
     resumed_as_if_never_stopped(main, make_project(tmp_path, 5), tmp_path, "final", "start")
     tree = ["--drafter", str(tmp_path / "run"), "--text", "w5 w6", "--tree", "opt-tree"]
     assert exit_code(drafttrain, "generate", *tree, "--max-new-tokens", "3") == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("drafter.layers=[4]", r"drafter.layers = \[4\]: give layers of the target, 0 to 3"),
-        ("drafter.states=[7]", r"drafter.states = \[7\]: give layers of the target, 0 to 3"),
-        ("drafter.output_tokens=99", "drafter.output_tokens = 99 is more than the target's 40"),
-        ("objective.forward_kl=0", "so nothing is learned"),
-    ],
-)
-def test_wrong_settings_are_named(given, message, tmp_path):
-    save_target(tiny_model("llama", num_hidden_layers=4), tmp_path / "target")
-    fixed = [f"run={tmp_path}/run", f"target.path={tmp_path}/target", "data.path=rows.jsonl"]
-    with pytest.raises(ConfigError, match=message):
-        check_state_recipe(load_settings(StateDrafterRecipe, None, [*fixed, given]))
-
-
-def test_targets_of_other_families_are_refused(tmp_path, capsys):
-    save_target(tiny_model("gpt2").float(), tmp_path / "target")
-    arguments = ["--config", str(write_recipe(tmp_path, 8, 3))]
-    assert exit_code(main, *arguments) != 0
-    assert "cannot have a state drafter" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

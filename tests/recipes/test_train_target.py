@@ -127,12 +127,3 @@ def test_a_drafter_learns_from_its_target_and_validation_reports_acceptance(
         for folder in ("run", "drafter")
     ]
     assert vocabularies[0] == vocabularies[1]
-    wrong = [
-        ({"model": {"model_type": "t5"} | SHAPES["t5"]}, "is decoder-only, unlike model.model_typ"),
-        ({"teacher": {"path": str(tmp_path / "none")}}, "none"),
-    ]
-    for changes, message in wrong:
-        code, error = run(settings | {"run": str(tmp_path / "wrong")} | changes)
-        assert code == 2
-        assert message in error and "Traceback" not in error
-        assert not (tmp_path / "wrong").exists()
