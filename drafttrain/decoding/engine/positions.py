@@ -62,7 +62,11 @@ def _look_up(table: nn.Module, call: Any) -> Tensor:
     """Returns the position embeddings [B, N, D] of a call."""
     if isinstance(getattr(table, "weights", None), Tensor):  # M2M100's sinusoids
         return table.weights[call.positions + table.padding_idx + 1]
-    return F.embedding(call.positions + getattr(table, "offset", 0), table.weight)
+    offload = getattr(table, "_hf_hook", None)  # Accelerate's: loads the table for a call
+    if offload is not None:
+        offload.pre_forward(table)
+    found = F.embedding(call.positions + getattr(table, "offset", 0), table.weight)
+    return found if offload is None else offload.post_forward(table, found)
 
 
 def _relative_bias(attention: nn.Module, call: Any) -> Tensor:

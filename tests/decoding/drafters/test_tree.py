@@ -276,16 +276,6 @@ class Untouched:
     """A target that must not be used."""
 
 
-def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
-    class Flat(ToyTarget):
-        def check_tree_attention(self) -> None:
-            raise ValueError("this attention takes no tree mask")
-
-    decoder = decoder_of(Flat(1), toy(Beam(2)), 2, RecursiveRejection, Sampling(1.0))
-    with pytest.raises(ValueError, match="takes no tree mask"):
-        decoder.decode([toy_prompt()], 3)
-
-
 @pytest.mark.parametrize("shape", [Branching((4,)), Beam(4), eagle_tree()], ids=lambda s: s.name)
 def test_a_tree_wider_than_the_vocabulary_is_refused(shape):
     with pytest.raises(ValueError, match="4 siblings, but the drafter's vocabulary has 3 tokens"):
