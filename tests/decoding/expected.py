@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
-import numpy as np
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from drafttrain.decoding.types import Sampling
 
+Law = dict[tuple[int, ...], float]
+"""Probabilities of outputs."""
+
 
 def expected_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Applies temperature, then top-k with ties, then the smallest set of mass top_p, then min_p.
+    """Applies Transformers' warpers, in float64.
 
-    Temperature 0 gives the point mass on the first arg-max. Shapes: [..., V] -> [..., V], float64.
+    Temperature 0 gives the point mass on the first arg-max. Shapes: [..., V] -> [..., V].
     """
-    rows = np.asarray(logits.tolist(), dtype=np.float64)
-    return torch.from_numpy(np.apply_along_axis(_expected_row, -1, rows, sampling))
-
-
-def _expected_row(row: np.ndarray, sampling: Sampling) -> np.ndarray:
-    if sampling.temperature == 0.0:
-        return np.eye(len(row))[row.argmax()]
-    probs = np.exp((row - row.max()) / sampling.temperature)
-    falling = np.argsort(-probs, kind="stable")
-    if 0 < sampling.top_k < len(row):
-        probs = np.where(probs >= probs[falling[sampling.top_k - 1]], probs, 0.0)
-    probs = probs / probs.sum()
+    rows = logits.double().reshape(-1, logits.shape[-1])
+    if sampling.greedy:
+        best = torch.nn.functional.one_hot(rows.argmax(-1), rows.shape[-1])
+        return best.double().view_as(logits)
+    rows = TemperatureLogitsWarper(sampling.temperature)(None, rows)
+    if sampling.top_k > 0:
+        rows = TopKLogitsWarper(sampling.top_k)(None, rows)
     if sampling.top_p < 1.0:
-        before = np.cumsum(probs[falling]) - probs[falling]
-        probs[falling[before >= sampling.top_p]] = 0.0
-    probs[probs < sampling.min_p * probs.max()] = 0.0
-    return probs / probs.sum()
+        rows = TopPLogitsWarper(sampling.top_p)(None, rows)
+    if sampling.min_p > 0.0:
+        rows = MinPLogitsWarper(sampling.min_p)(None, rows)
+    return rows.softmax(dim=-1).view_as(logits)
+
+
+def law_of_sampling(
+    logits: Callable[[tuple[int, ...]], Tensor], sampling: Sampling, longest: int, eos: int = 1
+) -> Law:
+    """Returns the distribution of the outputs of plain sampling.
+
+    logits: output tokens so far -> logits [V] of the next token. longest: maximal number of tokens.
+    """
+    law: Law = {}
+
+    def extend(tokens: tuple[int, ...], probability: float) -> None:
+        if len(tokens) == longest or tokens[-1:] == (eos,):
+            law[tokens] = probability
+            return
+        for token, p in enumerate(expected_probs(logits(tokens), sampling).tolist()):
+            if p > 0.0:
+                extend((*tokens, token), probability * p)
+
+    extend((), 1.0)
+    return law
 
 
 def chi_square(

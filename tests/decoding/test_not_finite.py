@@ -21,8 +21,7 @@ from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.types import DraftState, NotFinite, Proposal, Sampling
 from drafttrain.decoding.verifiers import make_verifier
 from tests.decoding.decoded import decoder_of
-from tests.decoding.enumeration import enumerate_output, total_variation
-from tests.decoding.toys import EOS, ToyDrafter, ToyTarget, autoregressive_law, toy_source
+from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
 from tests.export.pairs import make_head
 from tests.tiny_drafters import tiny_drafter
 from tests.tiny_models import tiny_model
@@ -71,40 +70,6 @@ def test_a_row_that_is_not_finite_accepts_nothing(rule: str, value: float) -> No
             errors += 1
     assert max(lengths) <= 1
     assert 5 <= errors <= 32  # 600 / 36 = 16.7, within four standard deviations
-
-
-class EndsInNothing(ToyTarget):
-    """A toy target without any token after EOS, as if a processor excluded all."""
-
-    def score(self, states, tokens, proposals, layers=()):
-        outputs = super().score(states, tokens, proposals, layers)
-        for proposal, output in zip(proposals, outputs, strict=True):
-            ended = [False]
-            for token, parent in zip(
-                proposal.tokens.tolist(), proposal.parents.tolist(), strict=True
-            ):
-                ended.append(ended[parent + 1] or token == EOS)
-            output.logits[torch.tensor(ended)] = -torch.inf
-        return outputs
-
-
-@pytest.mark.parametrize(
-    ("rule", "point"),
-    [
-        ("rejection", False),
-        ("rejection", True),
-        ("block", False),
-        ("block", True),
-        ("multi-round", False),
-        ("target-walk", True),
-    ],
-)
-def test_draft_tokens_after_eos_do_not_change_the_law(rule: str, point: bool) -> None:
-    decoder = decoder_of(
-        EndsInNothing(1), ToyDrafter(2, point=point), 3, make_verifier(rule), SAMPLED
-    )
-    law = enumerate_output(decoder, [toy_source()], 3)
-    assert total_variation(law, autoregressive_law(ToyTarget(1), SAMPLED, 3)) < 1e-12
 
 
 def test_an_error_names_the_input_and_the_token() -> None:

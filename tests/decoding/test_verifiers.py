@@ -1,4 +1,4 @@
-"""Verifiers on hand-computed cases."""
+"""Verifiers on hand-computed cases; test_exactness.py shows by enumeration which are lossless."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from drafttrain.config.methods import STOPS
 from drafttrain.decoding.drafters.none import NoDrafter
+from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
     BlockVerification,
@@ -16,13 +17,16 @@ from drafttrain.decoding.verifiers import (
     RejectionSampling,
     SpecVerification,
     acceptance_probability,
+    block_rejection,
     check_pairing,
-    residual,
+    prefix_weights,
 )
 from tests.decoding.decoded import drawn
-from tests.decoding.enumeration import EnumeratedRandomness
+from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
+from tests.decoding.expected import expected_probs
+from tests.decoding.toys import LogitsTable
 
-GREEDY = Sampling()
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
 NO_CHANCE = EnumeratedRandomness()
 
 LOGITS = torch.tensor(
@@ -93,25 +97,6 @@ def test_an_excluded_token_never_passes():
     assert outcome(verify(SpecVerification(3, 1e9), [1], logits)) == ([], 0)
 
 
-def test_acceptance_is_the_ratio_at_the_token_and_at_most_one():
-    target_probs = torch.tensor([[0.2, 0.8], [0.9, 0.1], [0.0, 1.0]])
-    draft_probs = torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.5, 0.5]])
-    accept = acceptance_probability(target_probs, draft_probs, torch.tensor([0, 0, 0]))
-    assert accept.tolist() == pytest.approx([0.5, 1.0, 0.0])
-
-
-def test_the_residual_is_what_target_has_in_excess():
-    left = residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.6, 0.3]))
-    assert left.tolist() == pytest.approx([1.0, 0.0, 0.0])
-    left = residual(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([0.2, 0.1, 0.7]))
-    assert left.tolist() == pytest.approx([0.5, 0.5, 0.0])
-
-
-def test_a_residual_of_zeros_falls_back_to_target():
-    row = torch.tensor([0.25, 0.75])
-    assert residual(row, row).tolist() == row.tolist()
-
-
 class AlwaysRejects(EnumeratedRandomness):
     def accept_run(self, probs: torch.Tensor) -> int:
         return 0
@@ -121,17 +106,8 @@ def test_a_rejection_that_cannot_happen_gives_a_token_and_no_nan():
     logits = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
     probs = logits[:1].softmax(-1)
     proposal = Proposal.chain(torch.tensor([1]), probs)
-    verdict = RejectionSampling().verify(
-        proposal, logits, Sampling(temperature=1.0), AlwaysRejects()
-    )
+    verdict = RejectionSampling().verify(proposal, logits, SAMPLED, AlwaysRejects())
     assert verdict.next_token in (0, 1)
-
-
-def test_rules_for_sampling_are_greedy_match_at_temperature_zero():
-    for tokens in ([0, 1], [0, 2], [1, 1]):
-        greedy = outcome(verify(GreedyMatch(), tokens))
-        for rule in (RejectionSampling(), BlockVerification()):
-            assert outcome(verify(rule, tokens)) == greedy
 
 
 def test_rows_name_the_draft_row_of_each_token():
@@ -153,6 +129,74 @@ def test_rows_name_the_draft_row_of_each_token():
 
     RejectionSampling().verify(proposal, logits, Sampling(temperature=1.0), Watches())
     assert seen == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_accept_each_prefix_with_its_weight_and_no_less_than_token_by_token(seed, excluded):
+    target, draft = (LogitsTable(place + seed, 3, excluded) for place in (0, 500))
+
+    def run(randomness: Randomness) -> tuple[tuple[int, ...], int]:
+        tokens: tuple[int, ...] = ()
+        for _ in range(3):
+            tokens += (int(randomness.categorical(draft[tokens].softmax(-1)[None])),)
+        heads = [tokens[:length] for length in range(4)]
+        rows = torch.stack([draft[head] for head in heads[:-1]]).softmax(-1)
+        logits = torch.stack([target[head] for head in heads])
+        chain = Proposal.chain(torch.tensor(tokens), rows)
+        return tokens, len(BlockVerification().verify(chain, logits, SAMPLED, randomness).path)
+
+    law = enumerate_law(run)
+    for tokens in {tokens for tokens, _ in law}:
+        heads = [tokens[:length] for length in range(3)]
+        rows = torch.stack([draft[head] for head in heads]).softmax(-1)
+        probs = expected_probs(torch.stack([target[head] for head in heads]), SAMPLED)
+        weights = prefix_weights(probs, rows, torch.tensor(tokens))
+        by_token = acceptance_probability(probs, rows, torch.tensor(tokens)).cumprod(0).tolist()
+        for length in (1, 2, 3):
+            same = [(n, p) for (own, n), p in law.items() if own[:length] == tokens[:length]]
+            accepted = sum(p for n, p in same if n >= length) / sum(p for _, p in same)
+            assert accepted == pytest.approx(weights[length], abs=1e-12)
+            assert weights[length] >= by_token[length - 1] - 1e-15
+
+
+def test_zero_over_zero_is_1_and_has_no_effect():
+    row = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    weights = prefix_weights(row.expand(2, 2), row.expand(2, 2), torch.tensor([1, 0]))
+    assert weights == [1.0, 1.0, 1.0]
+    assert block_rejection(weights, row.expand(3, 2), row.expand(2, 2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("verifier", "mean"), [(RejectionSampling(), 10 / 9), (BlockVerification(), 11 / 9)]
+)
+def test_a_later_token_makes_up_for_an_earlier_one_in_blocks(verifier: Verifier, mean: float):
+    """Sun et al. 2024, Section 2: B has target probability 1/3 and draft probability 2/3."""
+    target, draft = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64) / 3.0
+    logits, rows = target.log().expand(3, 2), draft.expand(2, 2)
+
+    def run(randomness: Randomness) -> int:
+        proposal = Proposal.chain(randomness.categorical(rows), rows)
+        return len(verifier.verify(proposal, logits, SAMPLED, randomness).path)
+
+    assert sum(n * p for n, p in enumerate_law(run).items()) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("verifier", [RejectionSampling(), BlockVerification()])
+def test_rows_in_float32_emit_only_tokens_of_the_targets_support(verifier: Verifier):
+    """With the production random source and large logits; supports are often apart."""
+    randomness, generator = drawn(), torch.Generator().manual_seed(0)
+    for _ in range(300):
+        logits, rows = 6.0 * torch.randn(2, 6, 5, generator=generator)
+        for some in (logits, rows):
+            excluded = torch.rand(6, 5, generator=generator) < 0.4
+            excluded[excluded.all(-1), 0] = False
+            some[excluded] = -torch.inf
+        probs = rows[:5].softmax(-1)
+        proposal = Proposal.chain(randomness.categorical(probs), probs)
+        verdict = verifier.verify(proposal, logits, SAMPLED, randomness)
+        emitted = [*proposal.tokens[verdict.path].tolist(), verdict.next_token]
+        assert all(logits[place, token] > -torch.inf for place, token in enumerate(emitted))
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.engine.logits_processing import RowProcessors
@@ -29,9 +22,10 @@ from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+from tests.decoding.expected import Law, law_of_sampling
 
 START, EOS = 0, 1
-TARGET_WIDTH = 3
+TARGET_WIDTH = 16
 """Size of a `ToyTarget`'s hidden state."""
 
 
@@ -159,7 +153,7 @@ class ToyModel(OneByOne):
     """A decoder-only `CachedModel` for drafters: logits and hidden states from tables of paths.
 
     The hidden state at a token depends on the whole path including the token. A sequence's cache
-    is a list of tokens, one per column.
+    is a list of tokens, one per column, and follows any sequence that it is given for a review.
     """
 
     def __init__(
@@ -203,11 +197,27 @@ class ToyModel(OneByOne):
         state.has_branches = False
         state[prefix:] = [state[column] for column in columns]
 
+    def score(
+        self, states: Sequence[ToyColumns], tokens: Sequence[Tensor], proposals: Sequence[Proposal]
+    ) -> list[ForwardOutput]:
+        scores = []
+        for state, committed, proposal in zip(states, tokens, proposals, strict=True):
+            state[:] = [*committed.tolist(), *proposal.tokens.tolist()]
+            state.committed = len(committed)
+            paths = [state[:length] for length in range(state.committed, len(state) + 1)]
+            rows = torch.stack([self.table[path] for path in paths])
+            scores.append(ForwardOutput(rows, torch.zeros(len(rows), 1)))
+        return scores
+
+    def keep(self, state: ToyColumns, path: Tensor) -> None:
+        del state[state.committed + len(path) :]
+
 
 class ToyColumns(list):
     """Cached tokens, one per column."""
 
     has_branches = False
+    committed = 0
 
     @property
     def cached(self) -> int:
@@ -261,36 +271,15 @@ class ToySession:
         return Proposal.chain(self.randomness.categorical(draft_probs), draft_probs)
 
 
-def autoregressive_law(
-    target: ToyTarget, sampling: Sampling, max_new_tokens: int
-) -> dict[tuple[int, ...], float]:
-    """Returns the output distribution of plain sampling, computed from the table with Transformers'
-    processors and warpers."""
-    warpers = LogitsProcessorList(target.processed)
-    if sampling.temperature != 1.0:
-        warpers.append(TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_k > 0:
-        warpers.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(sampling.top_p))
-    if sampling.min_p > 0.0:
-        warpers.append(MinPLogitsWarper(sampling.min_p))
-    law: dict[tuple[int, ...], float] = {}
+def autoregressive_law(target: ToyTarget, sampling: Sampling, longest: int) -> Law:
+    """Returns the output distribution of plain sampling, computed from the table."""
+    processors = LogitsProcessorList(target.processed)
 
-    def extend(tokens: tuple[int, ...], probability: float) -> None:
-        if len(tokens) == max_new_tokens or tokens[-1:] == (EOS,):
-            law[tokens] = probability
-            return
+    def logits(tokens: tuple[int, ...]) -> Tensor:
         path = (START, *tokens)
-        scores = target.table[path][None]
-        for token, p in enumerate(
-            warpers(torch.tensor([path]), scores).softmax(dim=-1)[0].tolist()
-        ):
-            if p > 0.0:
-                extend((*tokens, token), probability * p)
+        return processors(torch.tensor([path]), target.table[path][None])[0]
 
-    extend((), 1.0)
-    return law
+    return law_of_sampling(logits, sampling, longest, EOS)
 
 
 def toy_source(*prefix: int) -> Source:

@@ -18,19 +18,18 @@ from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import Entropy, FixedLength
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
-from tests.decoding import test_batch_parity as parity
+from tests.decoding import methods
 from tests.decoding.decoded import decoder_of, drawn
 from tests.devices.pretended import DEVICE, moved, pretended_gpu
 from tests.tiny_drafters import block_heads, shared, tiny_drafter
 
 K, ROUNDS, BATCH = 3, 3, 2
-EVERY = parity.ANY | parity.TREES | parity.SLOTS
-MERGED = {"opt-tree over slots"}
-"""Combinations of two ways to draft, each of which is tested by itself."""
-NAMES = [name for name in EVERY if name not in MERGED]
+SAMPLED = Sampling(temperature=0.6, top_k=20)
+NAMES = ["plain", "causal", "copies", "heads", "cascade", "opt-tree", "rsd-c", "rsd-s", "several"]
+NAMES += ["anchored", "paper", "bidirectional", "target's encoder", "rsd-s over slots"]
 WAITS = {
     "plain": 1,
-    "max-gram": 1,
+    "copies": 1,
     "heads": 1,
     "causal": K + 1,
     "anchored": 1,
@@ -61,11 +60,10 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
     target = moved(shared("marian"))
     target.generation_config.eos_token_id = None
     with (
-        mock.patch.object(parity, "near_copy", lambda *_, **__: moved(shared("marian"))),
-        mock.patch.object(parity, "tiny_drafter", lambda *a, **k: moved(tiny_drafter(*a, **k))),
-        mock.patch.object(parity, "block_heads", lambda: moved(block_heads())),
+        mock.patch.object(methods, "drafter_of", lambda _, **given: moved(tiny_drafter(**given))),
+        mock.patch.object(methods, "block_heads", lambda **given: moved(block_heads(**given))),
     ):
-        drafter = EVERY[name](target)
+        drafter = methods.METHODS[name](target, lambda *_: moved(shared("marian")))
     alone = SampledRandomness(None)  # the device has no generator
     decoder = decoder_of(target, drafter, stop, verifier, sampling, lambda _: alone)
     return decoder, [make_source([5, 9, 7], target), make_source([8, 6], target)]
@@ -92,7 +90,7 @@ def test_a_greedy_round_runs_on_one_device_and_waits_for_it_seldom(name: str) ->
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITS or name == "causal"])
 def test_a_sampled_round_runs_on_one_device(name: str) -> None:
-    waits_of_rounds(name, parity.SAMPLED)
+    waits_of_rounds(name, SAMPLED)
 
 
 @pytest.mark.parametrize("name", ["causal", "anchored"])
@@ -126,7 +124,7 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(
     def play(ends: int | list[int]) -> list[tuple]:
         cached = CachedModel(target)
         cached.eos_ids = frozenset([ends] if isinstance(ends, int) else ends)
-        drafter = EVERY[name](target)
+        drafter = methods.METHODS[name](target, methods.near)
         decoder = decoder_of(cached, drafter, K, verifier, randomness=drawn)
         whole = Engine.forward_batch
         with mock.patch.object(Engine, "forward_batch", autospec=True, side_effect=whole) as call:

@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttrain.build.pairs import make_drafter
 from drafttrain.decoding.batching import BatchedSteps, run_single
-from drafttrain.decoding.drafters.causal import CausalDrafter, CausalSession
+from drafttrain.decoding.drafters.causal import (
+    CausalDrafter,
+    CausalSession,
+    teacher_forced_rows,
+)
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
@@ -30,6 +35,7 @@ from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, generate, sources_for
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import fresh, keys_values, last_hidden
+from tests.decoding.methods import with_rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 
@@ -228,3 +234,19 @@ def test_stop_policies_do_not_see_undrafted_tokens(sampling) -> None:
         hidden, _ = rows_before(drafter.model, source, path, len(whole))
     expected = drawn_states(hidden, whole, proposal.tokens)
     close(torch.stack(states), expected[:3], 1e-6)
+
+
+@pytest.mark.parametrize("rows", [VOCAB - 7, VOCAB + 8], ids=["smaller", "larger"])
+def test_scores_of_a_drafter_with_other_embeddings_are_padded_or_cut(rows):
+    target = tiny_model("llama")
+    model, known = with_rows(rows, target, 1), min(rows, VOCAB)
+    fitted, source = make_drafter(model, target).model, make_source([5, 6, 7], target)
+    one, other = (
+        each.extend_cache(each.encode(source), source.prefix).logits
+        for each in (fitted, CachedModel(model))
+    )
+    assert one.shape == (1, VOCAB) and fitted.vocabulary == known
+    close(one[:, :known], other[:, :known])
+    assert (one[:, known:] == -torch.inf).all()
+    along = teacher_forced_rows(fitted, source, torch.tensor([39, 38, 5, 9]))
+    assert along.shape == (4, VOCAB) and along.argmax(-1).max() < known

@@ -13,13 +13,9 @@ from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
-from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Output, Source
 from drafttrain.models.drafters import check_fit
 from drafttrain.models.spec_drafter.build import make_config
@@ -88,18 +84,6 @@ def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
     ours, theirs = cross_keys_values(made, 0), cross_keys_values(state, 1)
     for own, of_target in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, group_means(of_target, pooling)[0], rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_and_cascades_read_the_encoder_too(family):
-    target, drafter = target_of(family), BlockDrafter(drafter_of(family))
-    sources = sources_for(target.model)
-    plain = [one.tokens for one in decode(target, NoDrafter(), sources)]
-    levels = [Level("slots", drafter), Level("max-gram", MaxGramDrafter())]
-    for other in (TreeDrafter(drafter, Optimal(6)), cascade(levels, [[2, 2], [0]], 1.0)):
-        found = decode(target, other, sources, 2)
-        assert [one.tokens for one in found] == plain
-        assert sum(len(one.rounds) for one in found) < sum(map(len, plain))
 
 
 def test_a_clip_is_encoded_once_for_target_and_drafter():

@@ -1,4 +1,4 @@
-"""State drafters: greedy as plain, exact when sampling, and their inputs."""
+"""State drafters: their inputs, drafts and caches."""
 
 from __future__ import annotations
 
@@ -13,25 +13,18 @@ from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
 from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters import candidates
-from drafttrain.decoding.drafters.cascade import Level, cascade
-from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.drafters.teacher_forced import read_outputs, teacher_forced_probs
-from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.types import Output, Sampling
-from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling
+from drafttrain.decoding.verifiers import RejectionSampling
 from drafttrain.training.objectives.follow_states import FollowStates
-from tests.decoding.decoded import decoder_of, drawn, generate, tokens_of
-from tests.decoding.enumeration import enumerate_output, total_variation
+from tests.decoding.decoded import decoder_of, drawn
 from tests.decoding.expected import expected_probs
-from tests.decoding.test_batch_exactness import law_of_model
 from tests.tiny_drafters import state_drafter
 from tests.tiny_models import tiny_model
 
@@ -50,39 +43,6 @@ def decode(
     target.generation_config.eos_token_id = None
     sources = [make_source(ids, target) for ids in prompts]
     return decoder_of(target, drafter, K).decode_all(sources, 14, batch)
-
-
-def generated(target: PreTrainedModel) -> list[list[int]]:
-    """Returns Transformers' outputs without EOS."""
-    target.generation_config.eos_token_id = None
-    return generate(target, [make_source(ids, target) for ids in PROMPTS], 14)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_greedy_output_equals_plain_output_in_any_batch(family: str, mode: str) -> None:
-    target = tiny_target(family)
-    plain = generated(target)
-    assert tokens_of(decode(target, NoDrafter())) == plain
-    drafter = make_drafter(state_drafter(target, [2, 3], mode), target)
-    one, three = decode(target, drafter), decode(target, drafter, batch=3)
-    assert tokens_of(one) == tokens_of(three) == plain
-    drafts = [[list(played.drafted) for played in output.rounds] for output in one]
-    assert drafts == [[list(played.drafted) for played in output.rounds] for output in three]
-    assert all(own[0] == [] for own in drafts)  # no draft before the target's first call
-    assert sum(len(output.rounds) for output in one) < sum(map(len, plain))
-    levels = [Level("state", drafter), Level("max-gram", MaxGramDrafter())]
-    assert tokens_of(decode(target, cascade(levels, [[2, 2], [0]], 1.0), 3)) == plain
-    levels = [Level("max-gram", MaxGramDrafter()), Level("state", drafter)]
-    assert tokens_of(decode(target, cascade(levels, [[1, 3], [0]], 1.0), 3)) == plain
-
-
-@pytest.mark.parametrize("mode", ["blocks", "linked"])
-def test_trees_over_its_slots_change_no_output(mode: str) -> None:
-    target = tiny_target()
-    drafter = make_drafter(state_drafter(target, [2, 3], mode), target)
-    tree = TreeDrafter(drafter, Optimal(6))
-    assert tokens_of(decode(target, tree, 3)) == generated(target)
 
 
 @pytest.mark.parametrize("count", [2, 6])
@@ -119,19 +79,6 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
         change = expected_probs(unlinked, sampling) - proposal.draft_probs
         moved = max(moved, float(change.abs().max()))
     assert moved > 1e-3
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("verifier", [RejectionSampling, BlockVerification], ids=["token", "block"])
-def test_sampling_follows_the_target_exactly(mode: str, verifier) -> None:
-    """The second of three sequences at batch size 2; four tokens leave room for a draft of two."""
-    target, sampling = tiny_target(vocab_size=4, bos_token_id=2), Sampling(1.3, top_k=2)
-    drafter = make_drafter(state_drafter(target, [1, 3], mode, k=2), target)
-    stop = FixedLength(2)
-    decoder = decoder_of(target, drafter, stop, verifier(), sampling)
-    sources = [make_source(ids, target) for ids in ([3, 2], [2, 3, 2], [3, 3])]
-    law = enumerate_output(decoder, sources, 4, place=1, batch_size=2)
-    assert total_variation(law, law_of_model(target, sources[1], sampling, 4)) < 1e-12
 
 
 @pytest.mark.parametrize("mode", MODES)

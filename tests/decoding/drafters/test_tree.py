@@ -1,4 +1,4 @@
-"""Tree drafters: exact by enumeration with every compatible verifier, their trees and caches."""
+"""Tree drafters: their trees and caches, and pairings that are refused."""
 
 from __future__ import annotations
 
@@ -24,85 +24,21 @@ from drafttrain.decoding.trees.verifiers import (
     KSeq,
     MultiRound,
     RecursiveRejection,
-    TargetWalk,
 )
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.decoded import decoder_of
-from tests.decoding.drafters.toy_blocks import toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
-from tests.decoding.enumeration import enumerate_output, total_variation
 from tests.decoding.paths import paths_of
-from tests.decoding.toys import ToyModel, ToyTarget, autoregressive_law, toy_prompt, toy_source
+from tests.decoding.toys import ToyModel, toy_prompt
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import tiny_model
-
-SAMPLINGS = {
-    "top-k": Sampling(1.3, top_k=2),
-    "top-p": Sampling(1.5, top_p=0.8),
-}
-"""Supports of one or two tokens, so that every outcome of several rounds is visited; single rounds
-under full supports are enumerated in trees/test_verifiers.py and trees/test_drawn.py."""
 
 
 def toy(shape, seed: int = 2, excluded: float = 0.0) -> TreeDrafter:
     return TreeDrafter(CausalDrafter(ToyModel(seed, excluded=excluded)), shape)
-
-
-def law_of(
-    drafter: Drafter,
-    verifier: Verifier,
-    sampling: Sampling,
-    stop: StopPolicy,
-    excluded: float = 0.0,
-    vocabulary: int = 3,
-) -> dict[tuple[int, ...], float]:
-    target = ToyTarget(1, vocabulary, excluded)
-    decoder = decoder_of(target, drafter, stop, verifier, sampling)
-    return enumerate_output(decoder, [toy_prompt() if vocabulary == 3 else toy_source()], 3)
-
-
-PAIRS = {
-    "paths k-seq": (Paths(2), KSeq, FixedLength(2)),
-    "paths multi-round": (Paths(2), MultiRound, FixedLength(2)),
-    "paths walk": (Paths(2), TargetWalk, FixedLength(2)),
-    "rsd-c": (Branching((2, 1)), RecursiveRejection, FixedLength(2)),
-    "rsd-c walk": (Branching((2, 2)), TargetWalk, FixedLength(2)),
-    "opt-tree": (Optimal(4), TargetWalk, Gain(0.1, 2)),
-    "opt-tree, cooler": (Optimal(4, draft_temperature=0.3), TargetWalk, FixedLength(2)),
-    "binary": (binary_tree(6), TargetWalk, FixedLength(2)),
-}
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-@pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
-@pytest.mark.parametrize("name", PAIRS)
-def test_decoding_with_trees_follows_the_target_exactly(name, excluded, sampling):
-    shape, verifier, stop = PAIRS[name]
-    law = law_of(toy(shape, excluded=excluded), verifier, sampling, stop, excluded)
-    expected = autoregressive_law(ToyTarget(1, excluded=excluded), sampling, 3)
-    assert total_variation(law, expected) < 1e-12
-
-
-def test_several_drafters_side_by_side_are_exact():
-    """SpecInfer: siblings from two drafters, each with the row that it was drawn from."""
-    sampling = Sampling(1.3, top_k=2)
-    drafter = SeveralDrafters([toy(Paths(1), seed=2), toy(Paths(1), seed=3)])
-    expected = autoregressive_law(ToyTarget(1), sampling, 3)
-    for verifier in (MultiRound, TargetWalk):
-        law = law_of(drafter, verifier, sampling, FixedLength(2))
-        assert total_variation(law, expected) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["paths multi-round", "rsd-c", "opt-tree", "opt-tree of all"])
-def test_trees_over_the_slots_of_a_block_are_exact(name):
-    shape, verifier, stop = PAIRS[name.removesuffix(" of all")]
-    sampling = Sampling(1.3, top_k=0 if name.endswith("of all") else 2)
-    drafter = TreeDrafter(toy_drafter(slots="paper", previous_token_rank=3), shape)
-    law = law_of(drafter, verifier, sampling, stop, vocabulary=4)
-    assert total_variation(law, autoregressive_law(ToyTarget(1, 4), sampling, 3)) < 1e-12
 
 
 @torch.inference_mode()
