@@ -56,8 +56,6 @@ def folders(tmp_path_factory) -> Folders:
     return Folders(root)
 
 
-# --- built as set ------------------------------------------------------------------------------
-
 TREES = {
     "paths": ({"kind": "paths", "width": 4}, Paths(4), "k-seq"),
     "rsd-c": ({"kind": "rsd-c", "branching": (3, 1)}, Branching((3, 1)), "recursive"),
@@ -131,43 +129,3 @@ def test_several_drafters_draft_side_by_side(folders):
     assert isinstance(method.drafter, SeveralDrafters)
     assert (method.drafter.name, method.verifier.name) == ("paths(2)+paths(2)", "multi-round")
     assert method.sizes == {"depth": 2, "nodes": 8}
-
-
-# --- refused -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("tree", "groups", "message"),
-    [
-        ({"width": 3}, {}, "tree.width = 3 is for paths or rsd-s only, but tree"),
-        ({"kind": "rsd-s", "nodes": 9}, {}, "tree.nodes = 9 is for opt-tree or binary"),
-        ({"kind": "binary", "draft_temperature": 1.0}, {}, r"draft_temperature = 1.0 is for"),
-        ({"kind": "opt-tree"}, {"drafter": "none"}, "can only draft chains; .* or give a"),
-        ({"kind": "paths"}, {"sampling": {}}, "at temperature 0 all samples are equal"),
-        ({"kind": "rsd-s", "width": 41}, {}, "asks for 41 siblings, .* has 40 tokens"),
-        ({"kind": "sequoia"}, {}, "tree.by_rank is missing for a sequoia tree"),
-        ({"kind": "sequoia", "by_rank": (0.7, 0.4)}, {}, "sum to 1 at most"),
-        (
-            {"kind": "opt-tree"},
-            {"stop": {"kind": "entropy"}},
-            "'entropy' reads .*; use stop.kind=fixed or gain",
-        ),
-        ({"kind": "binary"}, {"stop": {"kind": "gain"}}, "gain' reads .*, or opt-tree"),
-        ({"kind": "paths"}, {"verifier": {"kind": "recursive"}}, "use multi-round or k-seq"),
-        (
-            {"kind": "opt-tree"},
-            {"verifier": {"kind": "rejection"}},
-            "deterministic trees.*target-walk",
-        ),
-        (
-            {"kind": "paths", "drafters": ("other",)},
-            {"verifier": {"kind": "k-seq"}},
-            "not valid for independent trees.*use multi-round or target-walk",
-        ),
-        ({}, {"verifier": {"kind": "recursive"}}, "not valid for iid chains.*use rejection"),
-    ],
-)
-def test_wrong_trees_are_refused_before_a_model_loads(folders, monkeypatch, tree, groups, message):
-    monkeypatch.chdir(folders.root)
-    with pytest.raises(ValueError, match=message):
-        check_methods(folders.decode(tree, **({"sampling": SAMPLED} | groups)))

@@ -128,6 +128,26 @@ PAIRINGS = {
         "train block heads for this target",
     ),
 }
+TREES = {
+    f"{SAMPLED} decode.tree.width=3": ("tree.width = 3 is for paths or rsd-s only, but tree",),
+    f"{SAMPLED} --tree rsd-s decode.tree.nodes=9": ("tree.nodes = 9 is for opt-tree or binary",),
+    f"{SAMPLED} --tree binary decode.tree.draft_temperature=1": (
+        "draft_temperature = (1.0,) is f",
+    ),
+    f"{SAMPLED} --tree opt-tree --drafter none": ("can only draft chains;", "or give a"),
+    f"{CAUSAL} --tree paths": ("at temperature 0 all samples are equal",),
+    f"{SAMPLED} --tree rsd-s decode.tree.width=41": ("asks for 41 siblings", "has 40 tokens"),
+    f"{SAMPLED} --tree sequoia decode.tree.by_rank=[0.7,0.4]": ("sum to 1 at most",),
+    f"{SAMPLED} --tree opt-tree --stop entropy": ("'entropy' reads", "use stop.kind=fixed or gain"),
+    f"{SAMPLED} --tree binary --stop gain": ("gain' reads", ", or opt-tree"),
+    f"{SAMPLED} --tree paths --verifier recursive": ("use multi-round or k-seq",),
+    f"{SAMPLED} --tree opt-tree --verifier rejection": ("deterministic trees", "target-walk"),
+    f"{SAMPLED} {PATHS}=[llama] --verifier k-seq": (
+        "not valid for independent trees",
+        "target-walk",
+    ),
+    f"{SAMPLED} --verifier recursive": ("not valid for iid chains", "use rejection"),
+}
 RUN = "drafttrain eval"
 """Evaluates the newest run, a Spec-Drafter, on its held-out rows."""
 RUNS = {
@@ -185,7 +205,7 @@ READ_FIRST = {
     ),
 }
 """Errors that can only be found after weights are read."""
-REFUSED = SETTINGS | INPUTS | PAIRINGS | RUNS | PLACES
+REFUSED = SETTINGS | INPUTS | PAIRINGS | TREES | RUNS | PLACES
 
 
 @pytest.mark.parametrize("line", REFUSED)

@@ -15,15 +15,15 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill import distill as distilling
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.distill import Distilling, ShardRow, distill
-from drafttrain.data.distill.generation import generate_batch, generate_settings, trim
+from drafttrain.data.distill.generation import generate_settings, trim
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import load_target
 from tests.commanding import ended
-from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings, shards
+from tests.data.distill.tiny_distill import SAMPLED, changed, rows_of, settings, shards
 from tests.processes.launching import Launch, run
-from tests.tiny_models import EOS, FAMILIES, tiny_model
+from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
 
@@ -42,35 +42,6 @@ def test_outputs_are_those_of_generate_row_by_row(tiny_target, method):
         text = config.data.path
         line = Path(text).read_text().splitlines()[row["row"]]
         assert row["source_ids"] == target.tokenizer(line)["input_ids"]
-
-
-GENERATION = {
-    "plain": {},
-    "one end": {"eos_token_id": EOS},
-    "minimal length": {"min_length": 5},
-    "no repeated n-gram": {"no_repeat_ngram_size": 2},
-    "forced first and last token": {"forced_bos_token_id": 7, "forced_eos_token_id": EOS},
-    "bad words": {"bad_words_ids": [[37], [19]]},
-    "repetition penalty": {"repetition_penalty": 1.5},
-    "no n-gram of the source": {"encoder_no_repeat_ngram_size": 1},
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rows_that_end_early_change_nothing(family):
-    """For every family and many settings of generation_config, outputs equal those of generate."""
-    greedy = {"do_sample": False, "num_beams": 1, "max_new_tokens": 16, "max_length": None}
-    sources = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] + [EOS] for i in range(10)]
-    padded = torch.tensor([source + [0] * (6 - len(source)) for source in sources])
-    mask = torch.tensor([[1] * len(source) + [0] * (6 - len(source)) for source in sources])
-    lengths = set()
-    for wanted in GENERATION.values():
-        model = tiny_model(family)
-        model.generation_config.update(**{"eos_token_id": [EOS, 15, 21, 25]} | wanted)
-        outputs = trim(model.generate(padded, attention_mask=mask, **greedy), model)
-        assert generate_batch(model, sources, greedy) == outputs
-        lengths |= {len(tokens) for tokens in outputs}
-    assert len(lengths) > 2  # rows ended at different steps
 
 
 def test_padding_is_cut_by_place_and_not_by_value():
@@ -95,10 +66,7 @@ def test_every_input_row_is_accounted_for(tiny_target, capsys):
     lines = random_sentences(12, longest=5)
     lines[3], lines[7], lines[9] = "", "w5 w6 w7 w8 w9 w10", "   "
     Path(config.data.path).write_text("\n".join(lines) + "\n")
-    config = config.model_copy(
-        update={"data": config.data.model_copy(update={"skip": 1, "prefix": "w4 "})}
-    )
-    manifest = distill(config)
+    manifest = distill(changed(config, data={"skip": 1, "prefix": "w4 "}))
     counts = manifest.counts
     assert (manifest.rows, counts.ok, counts.skipped, counts.error) == (11, 7, 4, 0)
     rows = {row["row"]: row for row in rows_of(config.out)}
@@ -122,20 +90,16 @@ def test_other_inputs_or_weights_than_the_first_are_refused(tiny_target, tmp_pat
     config = settings(tiny_target, sentences=4)
     distill(config)
     before = shards(config.out)
-    with pytest.raises(ConfigError, match=r"method = 'greedy', .*'beam'"):
-        distill(config.model_copy(update={"method": "beam"}))
-    with pytest.raises(ConfigError, match=r"data.limit = None, .*2"):
-        data = config.data.model_copy(update={"limit": 2})
-        distill(config.model_copy(update={"data": data}))
-    with pytest.raises(ConfigError, match=r"inputs_sha256 .*another content"):
-        other = tmp_path / "other.txt"
-        other.write_text("\n".join(random_sentences(4)[::-1]) + "\n")
-        data = config.data.model_copy(update={"path": str(other)})
-        distill(config.model_copy(update={"data": data}))
-    with pytest.raises(ConfigError, match=r"weights_sha256 .*another content"):
-        path = save_target(tiny_model("marian", seed=1), tmp_path / "other")
-        other = config.target.model_copy(update={"path": str(path)})
-        distill(config.model_copy(update={"target": other}))
+    texts = tmp_path / "other.txt"
+    texts.write_text("\n".join(random_sentences(4)[::-1]) + "\n")
+    target = save_target(tiny_model("marian", seed=1), tmp_path / "other")
+    for changes, message in (
+        ({"data": {"limit": 2}}, "data.limit = None, .*2"),
+        ({"data": {"path": str(texts)}}, "inputs_sha256 .*another content"),
+        ({"target": {"path": str(target)}}, "weights_sha256 .*another content"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            distill(changed(config, **changes))
     assert shards(config.out) == before
 
 
@@ -146,14 +110,8 @@ def test_the_same_weights_and_inputs_at_another_place_are_the_same(tiny_target, 
     moved_target, moved_data = tmp_path / "moved", tmp_path / "moved.txt"
     tiny_target.rename(moved_target)
     Path(config.data.path).rename(moved_data)
-    distill(
-        config.model_copy(
-            update={
-                "target": config.target.model_copy(update={"path": str(moved_target)}),
-                "data": config.data.model_copy(update={"path": str(moved_data)}),
-            }
-        )
-    )
+    places = {"target": {"path": str(moved_target)}, "data": {"path": str(moved_data)}}
+    distill(changed(config, **places))
     assert len(load_distilled(config.out)) == 4
 
 
@@ -217,7 +175,7 @@ def test_settings_of_generate_state_all_that_a_target_could_set_otherwise(tiny_t
     plain = distill(config, target := load_target(config.target))
     wanted = {"do_sample": True, "num_beams": 4, "temperature": 2.0, "top_k": 3, "max_length": 5}
     target.model.generation_config.update(**wanted, early_stopping=True, length_penalty=2.0)
-    other = config.model_copy(update={"out": tiny_target.parent / "other"})
+    other = changed(config, out=tiny_target.parent / "other")
     assert distill(other, target).counts == plain.counts
     assert rows_of(other.out) == rows_of(config.out)
     assert generate_settings(config)["num_beams"] == 1
@@ -244,24 +202,17 @@ def test_a_distillation_grows_when_its_limit_is_raised(tiny_target):
     """Full shards are kept; the result is that of a run with the larger limit."""
     config = settings(tiny_target, sentences=11, shard_rows=4)
 
-    def limited(limit: int | None, out: str):
-        data = config.data.model_copy(update={"limit": limit})
-        return config.model_copy(update={"data": data, "out": config.out.with_name(out)})
-
-    distill(limited(6, "grown"))
-    folder = limited(6, "grown").out
-    before = (folder / "shard-00000.parquet").stat().st_mtime_ns
-    assert distill(limited(None, "grown")).rows == 11
-    assert distill(limited(None, "whole")).counts == Manifest.read(folder).counts
-    assert shards(folder) == shards(limited(None, "whole").out)
-    assert (folder / "shard-00000.parquet").stat().st_mtime_ns == before
-    for config in (
-        limited(6, "grown"),
-        limited(None, "grown").model_copy(update={"shard_rows": 5}),
-    ):
+    few, whole = changed(config, data={"limit": 6}), config.out.with_name("whole")
+    distill(few)
+    before = (config.out / "shard-00000.parquet").stat().st_mtime_ns
+    assert distill(config).rows == 11
+    assert distill(changed(config, out=whole)).counts == Manifest.read(config.out).counts
+    assert shards(config.out) == shards(whole)
+    assert (config.out / "shard-00000.parquet").stat().st_mtime_ns == before
+    for other in (few, changed(config, shard_rows=5)):
         with pytest.raises(ConfigError, match="was begun with"):
-            distill(config)
-    assert Manifest.read(folder).counts.ok == 11
+            distill(other)
+    assert Manifest.read(config.out).counts.ok == 11
 
 
 def test_many_greedy_rows_use_the_faster_backend_and_keep_it(tiny_target, monkeypatch, capsys):
@@ -285,7 +236,7 @@ def test_many_greedy_rows_use_the_faster_backend_and_keep_it(tiny_target, monkey
     (config.out / "shard-00001.parquet").unlink()
     measure("transformers")
     assert distill(config).backend == "engine"  # keeps the backend of the first run
-    other = config.model_copy(update={"out": tiny_target.parent / "other"})
+    other = changed(config, out=tiny_target.parent / "other")
     assert distill(other).backend == "transformers"
     for changes in (SAMPLED, {"batch_tokens": 40}, {"method": "beam"}):
         assert not settings(tiny_target, **changes).measures_backend

@@ -13,7 +13,7 @@ from drafttrain.data.distill.distill import distill as distil
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
 from drafttrain.data.shards.outputs import Manifest, load_distilled
 from drafttrain.models.loading import load_target
-from tests.data.distill.tiny_distill import SAMPLED, rows_of, settings, shards
+from tests.data.distill.tiny_distill import SAMPLED, changed, rows_of, settings, shards
 from tests.tiny_drafters import shared
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import random_sentences, save_target
@@ -37,9 +37,7 @@ def made(models: Path, tmp_path: Path, family: str, out: str, **changes) -> Dist
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(LINES) + "\n")
     values = {"data": {"path": str(texts)}, "max_source_tokens": 10, "batch_rows": 3}
-    return settings(models / family, sentences=1, **values | changes).model_copy(
-        update={"out": tmp_path / out}
-    )
+    return changed(settings(models / family, sentences=1, **values | changes), out=tmp_path / out)
 
 
 @pytest.mark.parametrize("family", ["marian", "llama"])
@@ -53,7 +51,7 @@ def test_greedy_shards_are_those_of_transformers(models, tmp_path, family):
     assert 0 < after.counts.truncated < after.counts.ok
     assert (before.backend, after.backend) == ("transformers", "engine")
     with pytest.raises(ConfigError, match="backend = 'transformers', .*'engine'"):
-        distil(looped.model_copy(update={"out": plain.out}))
+        distil(changed(looped, out=plain.out))
 
 
 @pytest.mark.parametrize("backend", ["engine", "transformers"])
@@ -93,8 +91,7 @@ def test_an_interrupted_distillation_continues_to_the_same_shards(models, tmp_pa
 
 def test_recipes_may_distil_in_another_precision_than_they_train_for(models, tmp_path):
     exact = made(models, tmp_path, "marian", "half")
-    half = exact.target.model_copy(update={"dtype": "bfloat16"})
-    wanted = exact.model_copy(update={"target": half})
+    wanted = changed(exact, target={"dtype": "bfloat16"})
     distil(wanted)
     names = ("max_source_tokens", "batch_tokens", "shard_rows")
     same = {name: getattr(wanted, name) for name in names}

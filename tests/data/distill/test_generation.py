@@ -1,12 +1,12 @@
-"""Batched generation, mostly of decoder-only models: padding and finished rows change nothing."""
+"""Batched generation: padding and finished rows change nothing."""
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.data.distill.generation import Draws, generate_batch, needs_equal_lengths
+from drafttrain.data.distill.generation import Draws, generate_batch, needs_equal_lengths, trim
 from drafttrain.decoding.types import Sampling
-from tests.tiny_models import CAUSAL_FAMILIES, tiny_model
+from tests.tiny_models import CAUSAL_FAMILIES, EOS, FAMILIES, tiny_model
 
 PROMPTS = [[4 + (i * 13 + j * 7) % 36 for j in range(1 + i % 5)] for i in range(10)]
 NEW = 16
@@ -81,24 +81,44 @@ def test_t5_decodes_with_any_decoder_depth(depth):
             assert tokens == expected[0, 1:].tolist()
 
 
-PATHS = {
-    "repetition penalty": {"repetition_penalty": 1.5},
-    "no repeated n-gram": {"no_repeat_ngram_size": 2},
-    "minimal length": {"min_length": 12},
-    "bad words": {"bad_words_ids": [[37], [19]]},
-}
+SEEING_PADDING = (
+    {"repetition_penalty": 1.5},
+    {"no_repeat_ngram_size": 2},
+    {"min_length": 12},
+    {"bad_words_ids": [[37], [19]]},
+)
+OTHERS_OF_ENCODER_DECODERS = (
+    {"forced_bos_token_id": 7, "forced_eos_token_id": EOS},
+    {"encoder_no_repeat_ngram_size": 1},
+)
 
 
-@pytest.mark.parametrize("setting", PATHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_encoder_decoders_that_end_early_change_nothing(family):
+    """For every family and many settings of generation_config, outputs equal those of generate."""
+    sources = [[*prompt, EOS] for prompt in PROMPTS]
+    padded = torch.tensor([source + [0] * (6 - len(source)) for source in sources])
+    mask = torch.tensor([[1] * len(source) + [0] * (6 - len(source)) for source in sources])
+    lengths = set()
+    for settings in ({}, {"eos_token_id": EOS}, *SEEING_PADDING, *OTHERS_OF_ENCODER_DECODERS):
+        model = tiny_model(family)
+        model.generation_config.update(**{"eos_token_id": ENDS} | settings)
+        outputs = trim(model.generate(padded, attention_mask=mask, **GREEDY), model)
+        assert generate_batch(model, sources, GREEDY) == outputs
+        lengths |= {len(tokens) for tokens in outputs}
+    assert len(lengths) > 2  # rows ended at different steps
+
+
+@pytest.mark.parametrize("setting", SEEING_PADDING, ids=str)
 def test_settings_that_would_see_the_padding_ask_for_rows_of_one_length(setting):
     model = ending_model("llama")
     assert not needs_equal_lengths(model)
-    model.generation_config.update(**PATHS[setting])
+    model.generation_config.update(**setting)
     assert needs_equal_lengths(model)
     alike = [prompt for prompt in PROMPTS if len(prompt) == 3]
     assert generate_batch(model, alike, GREEDY) == [
         generate(model, prompt, **GREEDY) for prompt in alike
     ]
     encoder_decoder = tiny_model("t5")
-    encoder_decoder.generation_config.update(**PATHS[setting])
+    encoder_decoder.generation_config.update(**setting)
     assert not needs_equal_lengths(encoder_decoder)  # its padding is on the other side

@@ -11,7 +11,7 @@ from drafttrain.data.distill.distill import distill
 from drafttrain.data.distill.plan import plan_distillation
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
-from tests.data.distill.tiny_distill import rows_of, settings
+from tests.data.distill.tiny_distill import changed, rows_of, settings
 from tests.tiny_models import BOS, EOS, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
 
@@ -77,6 +77,5 @@ def test_chats_are_distilled_through_the_template(causal_target):
     assert plan.source_tokens == counts.source_tokens
     plain = settings(causal_target, "plain", sentences=1)
     Path(plain.data.path).write_text("w4 w5\n")
-    wanted = plain.data.model_copy(update={"chat": True})
-    distill(plain.model_copy(update={"data": wanted}))
+    distill(changed(plain, data={"chat": True}))
     assert rows_of(plain.out)[0] == rows[0]

@@ -26,6 +26,14 @@ def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> 
     return DistillConfig.model_validate(values | changes)
 
 
+def changed(config: DistillConfig, **changes) -> DistillConfig:
+    """Returns the settings with other values; those of a group are given as a dict."""
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            changes[name] = getattr(config, name).model_copy(update=value)
+    return config.model_copy(update=changes)
+
+
 def rows_of(folder: Path) -> list[dict]:
     paths = sorted(folder.glob("*.parquet"))
     return [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]

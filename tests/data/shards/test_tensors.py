@@ -71,11 +71,6 @@ def test_a_damaged_shard_and_one_of_another_folder_are_named(tmp_path):
         open_tensors(tmp_path, MANIFEST, WIDTHS | {"pair": (3,)}, "b.")
 
 
-def test_the_last_shard_may_have_fewer_rows():
-    assert MANIFEST.shards == 3
-    assert [list(MANIFEST.rows_of(shard)) for shard in range(3)] == [[0, 1], [2, 3], [4]]
-
-
 def test_a_cause_is_named_before_its_effects(tmp_path):
     token, drawn = (CacheConfig.model_construct(state=state) for state in ("token", "drawn"))
     there = CacheManifest.model_construct(settings=token, hidden_size=128, rows=3)
