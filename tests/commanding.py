@@ -1,14 +1,19 @@
-"""Runs a command of drafttrain in this process."""
+"""Runs a command of drafttrain or a recipe in this process."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import pytest
 
-from drafttrain.cli import main
+from drafttrain import cli
+
+
+def exit_code(main: Callable[[list[str]], None], *arguments: object) -> int:
+    """Runs a program with these arguments and returns its exit code."""
+    with pytest.raises(SystemExit) as leaving:
+        main([str(one) for one in arguments])
+    return int(leaving.value.code or 0)
 
 
 def ended(*arguments: object) -> int:
     """Runs `drafttrain` with these arguments and returns its exit code."""
-    with pytest.raises(SystemExit) as leaving:
-        main([str(one) for one in arguments])
-    return int(leaving.value.code or 0)
+    return exit_code(cli.main, *arguments)

@@ -17,8 +17,8 @@ from drafttrain.export.generation import generate
 from drafttrain.export.verify import compare
 from drafttrain.models.languages import language_tokens
 from recipes.train_spec_drafter import main
-from tests.commanding import ended
-from tests.recipes.tiny_recipe import QUICK, exit_code, write_recipe
+from tests.commanding import ended, exit_code
+from tests.recipes.tiny_recipe import QUICK, write_recipe
 from tests.tiny_languages import LANGUAGES, save_language_target
 
 TEXTS = ["w5 w6 w17", "w30"]

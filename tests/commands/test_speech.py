@@ -15,8 +15,7 @@ from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import load_target
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes.train_spec_drafter import main
-from tests.commanding import ended
-from tests.recipes.tiny_recipe import exit_code
+from tests.commanding import ended, exit_code
 from tests.tiny_models import near_copy
 from tests.tiny_speech import save_clips, save_whisper
 

@@ -12,7 +12,8 @@ from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.models.spec_drafter.build import depths
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes import train_spec_drafter
-from tests.recipes.tiny_recipe import exit_code, write_texts
+from tests.commanding import exit_code
+from tests.recipes.tiny_recipe import write_texts
 from tests.tiny_drafters import shared
 from tests.tiny_targets import save_target
 

@@ -12,7 +12,8 @@ from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, load_heads
 from drafttrain.training.objectives.head_sweep import HeadSweep
 from recipes.train_acceptance_head import Validation, main
-from tests.recipes.tiny_recipe import exit_code, write_recipe
+from tests.commanding import exit_code
+from tests.recipes.tiny_recipe import write_recipe
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
@@ -25,25 +26,16 @@ def made(tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("heads")
     save_target(tiny_model("marian"), folder / "target")
     tiny_model("marian", seed=5).save_pretrained(folder / "drafter")
-    file = write_recipe(
-        folder,
-        30,
-        6,
-        drafter=str(folder / "drafter"),
-        distill={
-            "method": "sample",
-            "sampling": {"temperature": 1.0, "top_k": 20, "max_new_tokens": 8},
-        },
-        cache={"state": "token", "mixing": 0.2, "mixes": 2},
-        heads={"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
-        train={
-            "threads": 1,
-            "max_steps": 8,
-            "batch_tokens": 60,
-            "learning_rate": 1e-3,
-            "log_every": 4,
-        },
-    )
+    sampling = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 8}
+    train = {"max_steps": 8, "batch_tokens": 60, "learning_rate": 1e-3, "log_every": 4}
+    settings = {
+        "drafter": str(folder / "drafter"),
+        "distill": {"method": "sample", "sampling": sampling},
+        "cache": {"state": "token", "mixing": 0.2, "mixes": 2},
+        "heads": {"depths": [0, 2], "rejection_weights": [1.0, 6.0]},
+        "train": train | {"threads": 1},
+    }
+    file = write_recipe(folder, 30, 6, **settings)
     code = exit_code(main, "--config", str(file))
     return SimpleNamespace(folder=folder, file=file, run=folder / "run", code=code)
 

@@ -7,20 +7,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from drafttrain.cli import main as drafttrain
-from drafttrain.commands.export import export
-from drafttrain.config.commands import ExportConfig
-from drafttrain.config.runs import newest_run
-from drafttrain.export.verify import compare
 from recipes.train_causal_drafter import main
+from tests.commanding import ended, exit_code
 from tests.comparing import same_but_undrafted
 from tests.recipes.tiny_recipe import (
     QUICK,
     decodes_as_validated,
-    exit_code,
+    exported,
     language_project,
-    plans_and_writes_nothing,
     resumed_as_if_never_stopped,
+    trained_once,
 )
 from tests.tiny_models import EOS, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
@@ -47,8 +43,7 @@ def make_project(folder: Path) -> list[str]:
 
 def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_path, capsys):
     arguments, run = make_project(tmp_path), tmp_path / "run"
-    plans_and_writes_nothing(main, arguments, run, capsys)
-    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
+    trained_once(main, arguments, run, capsys)
     drafter, start = (AutoModelForCausalLM.from_pretrained(run / n) for n in ("final", "start"))
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     assert torch.equal(drafter.lm_head.weight, target.lm_head.weight)
@@ -56,27 +51,19 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_pat
     assert not torch.equal(layer(drafter, 1), layer(start, 1))
     tokens = drafter.config.draftable_tokens
     assert len(tokens) == 12 and EOS in tokens and sorted(set(tokens)) == tokens
-    assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
-    assert newest_run(tmp_path).recipe.drafter.k == 3
     own = decodes_as_validated(run, capsys)
     assert own["drafter"] == "causal" and 0 < own["validation"]["acceptance"] < 1
     assert own["validation"]["mean_acceptance_length"] >= 1
-    rows = ["--drafter", str(run), "--data", str(tmp_path / "val.txt"), "data.chat=true", "--json"]
-    short = ["--max-new-tokens", "5"]
-    assert exit_code(drafttrain, "generate", *rows, *short) == 0
-    own = capsys.readouterr().out.splitlines()
-    texts = (tmp_path / "val.txt").read_text().splitlines()
-    given = [word for text in texts for word in ("--text", text)]
-    assert exit_code(drafttrain, "generate", *rows[:2], *rows[-1:], "--chat", *given, *short) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert len(own) == len(printed) == 3
-    assert [json.loads(line)["tokens"] for line in own] == [
-        json.loads(line)["tokens"] for line in printed
-    ]
+    texts = [f"--text={text}" for text in (tmp_path / "val.txt").read_text().splitlines()]
+    outputs = []
+    for rows in (["--data", tmp_path / "val.txt", "data.chat=true"], ["--chat", *texts]):
+        given = ["--drafter", run, *rows, "--json", "--max-new-tokens", "5"]
+        assert ended("generate", *given) == 0
+        lines = capsys.readouterr().out.splitlines()
+        outputs.append([json.loads(line)["tokens"] for line in lines])
+    assert len(outputs[0]) == 3 and outputs[0] == outputs[1]
 
-    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
-    printed = capsys.readouterr().out
-    assert "drafts for 3 inputs too; the target's output unchanged for 3 inputs" in printed
+    exported(run, capsys)
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert settings["num_assistant_tokens"] == 3  # as in validation
     out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -122,13 +109,12 @@ def test_a_run_without_embeddings_is_measured_and_leaves_as_a_whole_folder(tmp_p
     assert exit_code(main, *arguments) == 0, capsys.readouterr().err
     for folder in ("start", "final"):
         assert "lm_head.weight" not in load_file(run / folder / "model.safetensors")
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *QUICK) == 0
+    assert ended("eval", "--drafter", run, *QUICK) == 0
     own = json.loads((run / "report.json").read_text())["runs"][1]
     assert own["metrics"]["identical"]["value"] == 1.0
     (tmp_path / "target").rename(tmp_path / "moved")
-    parts = {"drafter": str(run), "target": {"path": str(tmp_path / "moved")}}
-    export(ExportConfig(**parts, out=tmp_path / "out"), reload=compare)
-    out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    folder = exported(run, capsys, target={"path": str(tmp_path / "moved")})
+    out = AutoModelForCausalLM.from_pretrained(folder)
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "moved")
     few = out.config.draftable_tokens
     assert torch.equal(out.lm_head.weight[few], target.lm_head.weight[few])

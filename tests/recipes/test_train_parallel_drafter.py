@@ -1,48 +1,35 @@
 """The recipe end to end on a tiny target: one command, resumed bit for bit, `eval`, `export`."""
 
 import json
-from pathlib import Path
 
 from transformers import AutoModelForCausalLM
 
-from drafttrain.commands.export import export
-from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
-from drafttrain.config.runs import newest_run
-from drafttrain.export.verify import compare
 from recipes.train_parallel_drafter import main
 from tests.comparing import same_but_undrafted, same_weights
 from tests.recipes.tiny_recipe import (
     decodes_as_validated,
-    exit_code,
+    exported,
     language_project,
-    plans_and_writes_nothing,
+    trained_once,
 )
 
 
-def make_project(folder: Path) -> list[str]:
-    return language_project(folder, initialise={"layers": [0, 3]})
-
-
 def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_path, capsys):
-    arguments, run = make_project(tmp_path), tmp_path / "run"
-    plans_and_writes_nothing(main, arguments, run, capsys)
-    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
+    arguments, run = language_project(tmp_path, initialise={"layers": [0, 3]}), tmp_path / "run"
+    printed = trained_once(main, arguments, run, capsys)
     drafter, start = (AutoModelForCausalLM.from_pretrained(run / n) for n in ("final", "start"))
     assert kind_of(drafter.config) is PARALLEL and kind_of(start.config) is CAUSAL
     mask = drafter.config.pard_token
-    assert f"mask: token {mask}, " in capsys.readouterr().out
+    assert f"mask: token {mask}, " in printed
     assert drafter.config.k == 3 and 0 <= mask < drafter.config.vocab_size
     assert not same_weights(drafter, start)
-    assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
-    assert newest_run(tmp_path).recipe.drafter.k == 3
 
     own = decodes_as_validated(run, capsys)
     assert own["name"].startswith("run k=3") and own["drafter"] == "parallel"
     assert all(0 < own["validation"][f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
 
-    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
-    assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out
+    exported(run, capsys)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (settings["pard_token"], settings["k"], settings["model_type"]) == (mask, 3, "llama")
     card = (tmp_path / "out" / "README.md").read_text()

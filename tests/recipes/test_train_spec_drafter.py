@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from drafttrain import load
-from drafttrain.commands.export import export
-from drafttrain.config.commands import ExportConfig
 from drafttrain.data.shards.outputs import load_distilled
-from drafttrain.export.verify import compare
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from recipes.train_spec_drafter import main
+from tests.commanding import exit_code
 from tests.processes.launching import Launch, kill_nine_when, run
-from tests.recipes.tiny_recipe import exit_code, plans_and_writes_nothing, write_recipe
+from tests.recipes.tiny_recipe import exported, trained_once, write_recipe
 from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_seq2seq
 from tests.tiny_targets import save_target
@@ -68,25 +66,19 @@ def test_any_family_of_encoder_decoders_is_drafted_for(family, tmp_path, own_mod
         for source, found in zip(ids, outputs, strict=True):
             expected = target.generate(torch.tensor([source]), max_new_tokens=12, do_sample=False)
             assert list(found.tokens) == expected[0, 1:].tolist()
-    export(ExportConfig(drafter=str(tmp_path / "run"), out=tmp_path / "out"), reload=compare)
-    assert "the target's output unchanged for 3 inputs" in capsys.readouterr().out
+    exported(tmp_path / "run", capsys)
 
 
 def test_tokens_that_outputs_use_can_be_drafted(arguments, tmp_path, capsys):
     """These are the tokens of the distilled outputs and EOS."""
     few = ["drafter.output_tokens=used", "train.max_steps=1", "train.batch_tokens=20"]
-    assert exit_code(main, *arguments, *few) == 0
     run = tmp_path / "run"
+    printed = trained_once(main, [*arguments, *few], run, capsys)
     outputs = load_distilled(run / "distilled")["target_ids"]
     used = {token for tokens in outputs for token in tokens}
     drafter = SpecDrafter.from_pretrained(run / "final")
     used.add(drafter.config.eos_token_id)
     assert drafter.draftable.tolist() == sorted(used)
     assert 1 < len(used) < drafter.shape.vocab_size
-    printed = capsys.readouterr().out
     assert f"{len(used)} of {drafter.shape.vocab_size} tokens can be drafted" in printed
     assert "rows are longer than train.batch_tokens=20" in printed
-
-
-def test_dry_run_prints_the_plan_and_writes_nothing(arguments, tmp_path, capsys):
-    plans_and_writes_nothing(main, arguments, tmp_path / "run", capsys)

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from drafttrain.cli import main as drafttrain
+from drafttrain.commands.export import export
 from drafttrain.config.base import Interrupted
+from drafttrain.config.commands import ExportConfig
+from drafttrain.config.runs import newest_run
+from drafttrain.export.verify import compare
 from drafttrain.training import loop
+from tests.commanding import ended, exit_code
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
@@ -54,12 +58,6 @@ def language_project(folder: Path, **changes: dict[str, Any]) -> list[str]:
     return ["--config", str(write_recipe(folder, 8, 3, **settings))]
 
 
-def exit_code(main: Callable[[list[str]], None], *arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
-
-
 def resumed_as_if_never_stopped(
     main: Callable[[list[str]], None], arguments: list[str], folder: Path, *models: str
 ) -> None:
@@ -87,24 +85,39 @@ def resumed_as_if_never_stopped(
         assert cut.read_bytes() == whole.read_bytes()
 
 
-def plans_and_writes_nothing(
+def trained_once(
     main: Callable[[list[str]], None],
     arguments: list[str],
     run: Path,
     capsys: pytest.CaptureFixture,
-) -> None:
+) -> str:
+    """Asserts that a dry run prints the plan and writes nothing, that the recipe then trains, and
+    that it leaves a finished run alone. Returns what training printed."""
     assert exit_code(main, *arguments, "--dry-run") == 0
     plan = capsys.readouterr().out
     for word in ("parameters", "distillation", "batches", "steps", "disk", "memory"):
         assert word in plan
     assert not run.exists()
+    assert exit_code(main, *arguments) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert exit_code(main, *arguments) == 0 and "is finished" in capsys.readouterr().out
+    assert newest_run(run.parent).folder == run
+    return printed
+
+
+def exported(run: Path, capsys: pytest.CaptureFixture, **settings: Any) -> Path:
+    """Exports a run, asserts that the export decodes as its target does, and returns its folder."""
+    out = run.parent / "out"
+    export(ExportConfig(drafter=str(run), out=out, **settings), reload=compare)
+    assert "the target's output unchanged for " in capsys.readouterr().out
+    return out
 
 
 def forced_length(run: Path, *more: str) -> float:
     """Returns the mean acceptance length of a run's drafter from `eval --mode teacher-forced`."""
     report = run.parent / "forced.json"
     forced = [*ONCE, "--mode", "teacher-forced", "--report", str(report), *more]
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *forced) == 0
+    assert ended("eval", "--drafter", run, *forced) == 0
     metrics = json.loads(report.read_text())["runs"][-1]["metrics"]
     return metrics["mean_acceptance_length"]["value"]
 
@@ -116,7 +129,7 @@ def decodes_as_validated(run: Path, capsys: pytest.CaptureFixture) -> dict[str, 
     log = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     validation = [entry for entry in log if "mean_acceptance_length" in entry][-1]
     others = [f"others={{start: {{drafter: {run / 'start'}}}, copied: {{drafter: max-gram}}}}"]
-    assert exit_code(drafttrain, "eval", "--drafter", str(run), *QUICK, *others) == 0
+    assert ended("eval", "--drafter", run, *QUICK, *others) == 0
     runs = json.loads((run / "report.json").read_text())["runs"]
     assert [one["name"] for one in runs[2:]] == ["start", "copied"]
     assert all(one["metrics"]["identical"]["value"] == 1.0 for one in runs[1:])
@@ -127,7 +140,7 @@ def decodes_as_validated(run: Path, capsys: pytest.CaptureFixture) -> dict[str, 
     capsys.readouterr()
     for name in (str(run), "none"):
         given = ["--target", str(run.parent / "target"), "--text", "w5 w6 w7", "--drafter", name]
-        assert exit_code(drafttrain, "generate", *given, "--max-new-tokens", "5") == 0
+        assert ended("generate", *given, "--max-new-tokens", "5") == 0
         plans.append(capsys.readouterr().out.splitlines()[-1])
     assert plans[0] == plans[1]
     return runs[1] | {"validation": validation}
