@@ -28,16 +28,11 @@ WANTED = {
 }
 
 
-def options() -> set[str]:
-    """Returns the names of all options of `accelerate launch`."""
-    return {action.dest for action in launch_command_parser()._actions}
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_accelerate_reads_the_file_and_knows_every_field(file):
     config = load_config_from_file(str(file))
     values = yaml.safe_load(file.read_text())
-    known = options()
+    known = {action.dest for action in launch_command_parser()._actions}
     for name, value in values.items():
         if name.endswith("_config"):
             prefix = "fsdp_" if name == "fsdp_config" else ""
@@ -98,19 +93,13 @@ def cluster(tmp_path) -> Path:
 
 def submit(cluster: Path, *arguments: str, work: int, **settings: str) -> subprocess.Popen:
     """Runs the script as sbatch does, with SLURM_ variables and in the submission folder."""
-    slurm = {
-        "SLURM_CPUS_PER_TASK": "8",
-        "SLURM_SUBMIT_DIR": str(cluster),
-        "SLURM_JOB_ID": "77",
-        "SLURM_NNODES": "2",
-        "SLURM_GPUS_ON_NODE": "8",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "WORK": str(work),
-    }
+    slurm = {"CPUS_PER_TASK": "8", "SUBMIT_DIR": str(cluster), "JOB_ID": "77", "NNODES": "2"}
+    slurm |= {"GPUS_ON_NODE": "8", "JOB_NODELIST": "n[1-2]"}
+    settings = {f"SLURM_{name}": value for name, value in slurm.items()} | settings
     path = f"{cluster / '.venv' / 'bin'}:{os.environ['PATH']}"
     return subprocess.Popen(
         ["bash", str(cluster / "launch" / "slurm_train.sh"), *arguments],
-        env=os.environ | slurm | settings | {"PATH": path},
+        env=os.environ | settings | {"PATH": path, "WORK": str(work)},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -49,6 +49,11 @@ def write_malicious(file: Path) -> None:
     file.write_bytes(pickle.dumps(Malicious()))
 
 
+def change(file: Path, **values: object) -> None:
+    """Changes values of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
 @pytest.fixture(autouse=True)
 def nothing_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -84,15 +89,14 @@ def test_pickled_weights_of_a_target_are_refused_by_name(target, name):
 
 def test_pickled_weights_of_drafters_and_heads_are_refused_by_name(tmp_path):
     drafter = save_drafter(tmp_path / "drafter")
-    (drafter / "model.safetensors").unlink()
-    write_malicious(drafter / "pytorch_model.bin")
+    head = save_head(tmp_path / "head", tiny_model("llama"))
+    for folder in (drafter, head):
+        (folder / "model.safetensors").unlink()
+        write_malicious(folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"drafter .*pytorch_model\.bin, a pickle"):
         read_drafter_settings(str(drafter))
     with pytest.raises(ConfigError, match="safetensors are needed"):
         load_drafter(drafter, AutoConfig.from_pretrained(drafter))
-    head = save_head(tmp_path / "head", tiny_model("llama"))
-    (head / "model.safetensors").unlink()
-    write_malicious(head / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"head .*pytorch_model\.bin, a pickle"):
         load_heads(head)
 
@@ -101,10 +105,9 @@ def test_a_pickle_under_the_name_of_safetensors_is_not_run(target, tmp_path):
     head = save_head(tmp_path / "head", tiny_model("llama"))
     for folder in (target, head):
         torch.save(Malicious(), folder / "model.safetensors")
-    with pytest.raises(ConfigError, match="not a complete safetensors file"):
-        load_target(target_at(target))
-    with pytest.raises(ConfigError, match="not a complete safetensors file"):
-        load_heads(head)
+    for read, place in ((load_target, target_at(target)), (load_heads, head)):
+        with pytest.raises(ConfigError, match="not a complete safetensors file"):
+            read(place)
 
 
 @pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.bin", "rows.npy", "rows"])
@@ -132,8 +135,7 @@ def test_a_pickle_in_the_place_of_a_shard_is_not_run_and_no_manifest_names_anoth
     write_malicious(Manifest.path(out, 0))
     with pytest.raises(ConfigError, match="shard-00000.parquet cannot be read"):
         load_distilled(out)
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(manifest | {"shards": ["../../x.parquet"]}))
+    change(out / "manifest.json", shards=["../../x.parquet"])
     with pytest.raises(ConfigError, match="shards = .*x.parquet"):
         load_distilled(out)
     assert Manifest.path(out, 3) == out / "shard-00003.parquet"
@@ -173,9 +175,9 @@ def test_state_or_weights_of_a_run_that_could_run_code_are_refused(trained, tmp_
         run = Path(shutil.copytree(trained, tmp_path / f"run{number}"))
         checkpoint = checkpoint_folders(run)[-1]
         torch.save({"step": Malicious()}, checkpoint / name)
-        progress = json.loads((checkpoint / PROGRESS).read_text())
-        progress["files"][name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
-        (checkpoint / PROGRESS).write_text(json.dumps(progress))
+        files = json.loads((checkpoint / PROGRESS).read_text())["files"]
+        digest = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+        change(checkpoint / PROGRESS, files=files | {name: digest})
         with pytest.raises(CheckpointError, match="cannot be read as plain numbers"):
             train_small(small_task(), SHORT, run)
 
@@ -184,11 +186,9 @@ def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     (tmp_path / "secret").write_text("s")
-    checkpoint = checkpoint_folders(run)[-1]
-    progress = json.loads((checkpoint / PROGRESS).read_text())
     for name in ("../../../secret", str(tmp_path / "secret")):
         digest = hashlib.sha256(b"s").hexdigest()
-        (checkpoint / PROGRESS).write_text(json.dumps(progress | {"files": {name: digest}}))
+        change(checkpoint_folders(run)[-1] / PROGRESS, files={name: digest})
         with pytest.raises(CheckpointError, match="lies outside"):
             train_small(small_task(), SHORT, run)
 
@@ -200,13 +200,10 @@ def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
 def coded(tmp_path) -> Path:
     """A model with its own code for configuration, weights, tokenizer and generation."""
     folder = save_target(tiny_model("marian"), tmp_path / "coded")
-    config = json.loads((folder / "config.json").read_text())
     own = {"AutoConfig": "own_code.Own", "AutoModelForSeq2SeqLM": "own_code.Own"}
-    config |= {"model_type": "own", "auto_map": own}
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    tokenizer |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own_code.Own", None]}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    change(folder / "config.json", model_type="own", auto_map=own)
+    own = {"AutoTokenizer": ["own_code.Own", None]}
+    change(folder / "tokenizer_config.json", tokenizer_class="Own", auto_map=own)
     (folder / "own_code.py").write_text(CODE)
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(CODE)
@@ -232,11 +229,8 @@ def test_code_of_a_model_is_refused_unless_it_is_allowed(coded, tmp_path, monkey
 
 
 def test_code_next_to_a_model_of_a_known_family_is_ignored(coded):
-    config = json.loads((coded / "config.json").read_text())
-    (coded / "config.json").write_text(json.dumps(config | {"model_type": "marian"}))
-    tokenizer = json.loads((coded / "tokenizer_config.json").read_text())
-    tokenizer |= {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (coded / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    change(coded / "config.json", model_type="marian")
+    change(coded / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     target = load_target(target_at(coded))
     inputs = target.tokenizer("w5 w6", return_tensors="pt")
     target.model.generate(**inputs, max_new_tokens=2)
@@ -244,10 +238,9 @@ def test_code_next_to_a_model_of_a_known_family_is_ignored(coded):
 
 
 def test_a_script_next_to_inputs_is_not_run(tmp_path):
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    (folder / "rows.py").write_text(CODE)
-    (folder / "rows.jsonl").write_text('{"text": "w5"}\n')
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/rows.py").write_text(CODE)
+    (tmp_path / "rows/rows.jsonl").write_text('{"text": "w5"}\n')
     with pytest.raises(ConfigError, match=r"scripts are no longer supported.*rows\.py"):
         load_inputs(DataConfig(path="rows"))
 
@@ -298,7 +291,6 @@ def test_a_policy_names_heads_of_its_own_run_only(tmp_path, name):
 def test_a_head_is_named_by_numbers_only(tmp_path, field):
     """They are part of its folder's name."""
     head = save_head(tmp_path / "head", tiny_model("llama"))
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | {field: "../../x"}))
+    change(head / "config.json", **{field: "../../x"})
     with pytest.raises(ConfigError, match=f"{field} = '../../x'"):
         load_heads(head)

@@ -23,7 +23,7 @@ from drafttrain.models.loading import load_target
 from tests.commanding import ended
 from tests.data.distill.tiny_distill import SAMPLED, changed, rows_of, settings, shards
 from tests.processes.launching import Launch, run
-from tests.tiny_models import EOS, tiny_model
+from tests.tiny_models import BOS, EOS, tiny_model
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
 
@@ -34,14 +34,13 @@ def test_outputs_are_those_of_generate_row_by_row(tiny_target, method):
     assert manifest.counts.ok == manifest.rows == 9
     target = load_target(config.target)
     beams = 3 if method == "beam" else 1
+    lines = Path(config.data.path).read_text().splitlines()
     for row in load_distilled(config.out):
         source = torch.tensor([row["source_ids"]])
         wanted = {"do_sample": False, "num_beams": beams, "max_new_tokens": 12}
         expected = target.model.generate(source, **wanted)[0, 1:].tolist()
         assert row["target_ids"] == expected  # a single row is not padded
-        text = config.data.path
-        line = Path(text).read_text().splitlines()[row["row"]]
-        assert row["source_ids"] == target.tokenizer(line)["input_ids"]
+        assert row["source_ids"] == target.tokenizer(lines[row["row"]])["input_ids"]
 
 
 def test_padding_is_cut_by_place_and_not_by_value():
@@ -251,3 +250,68 @@ def test_a_distillation_in_which_no_row_has_an_output_fails_and_fails_again(tiny
         assert ended("distill", *wanted, "max_source_tokens=1", "sampling.max_new_tokens=8") == 2
     with pytest.raises(ConfigError, match="no output: 2 rows were skipped and 0 failed"):
         load_distilled(tmp_path / "out")
+
+
+@pytest.fixture
+def causal_target(tmp_path) -> Path:
+    """A folder with a tiny Llama that often generates EOS, and the word tokenizer."""
+    model = tiny_model("llama")
+    model.generation_config.update(eos_token_id=[EOS, 15, 21, 25], pad_token_id=0)
+    return save_target(model, tmp_path / "target")
+
+
+def test_a_target_that_penalises_repetition_takes_rows_of_one_length(causal_target):
+    target = load_target(settings(causal_target).target)
+    target.model.generation_config.update(repetition_penalty=1.3)
+    config = settings(causal_target, sentences=18)
+    distill(config, target)
+    wanted = {"do_sample": False, "num_beams": 1, "max_new_tokens": 12}
+    for row in load_distilled(config.out):
+        ids = torch.tensor([row["source_ids"]])
+        expected = target.model.generate(ids, attention_mask=torch.ones_like(ids), **wanted)[0]
+        assert row["target_ids"] == expected[ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_prompts_without_room_for_the_output_are_skipped_by_number(family, tmp_path):
+    target = save_target(tiny_model(family), tmp_path / "target")
+    config = settings(target, sentences=3, sampling={"max_new_tokens": 60})
+    Path(config.data.path).write_text("w4 w5\n\nw4 w5 w6 w7\nw4 w5 w6 w7 w8\n")
+    counts = distill(config).counts
+    assert (counts.ok, counts.skipped) == (2, 2)
+    rows = rows_of(config.out)
+    assert [row["reason"] for row in rows if row["status"] == "skipped"] == [
+        "empty",
+        "5 tokens where 60 new ones leave 4 of the target's 64 positions",
+    ]
+
+
+def test_a_decoder_only_target_needs_room_for_a_prompt(causal_target):
+    config = settings(causal_target, sampling={"max_new_tokens": 64})
+    with pytest.raises(ConfigError, match="64 positions, prompt included; .*max_new_tokens=63"):
+        distill(config)
+    assert not config.out.exists()
+
+
+TEMPLATE = "{% for turn in messages %}<s> {{ turn.content }} </s> {% endfor %}<s>"
+
+
+def test_chats_are_distilled_through_the_template(causal_target):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(causal_target)
+    turns = [[{"role": "user", "content": line}] for line in ("w4 w5", " ", "w6")]
+    path = causal_target.parent / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": turn}) + "\n" for turn in turns))
+    config = settings(causal_target, data={"path": str(path)})
+    plan = plan_distillation(config)
+    counts = distill(config).counts
+    assert (counts.ok, counts.skipped) == (2, 1)
+    rows = {row["row"]: row for row in rows_of(config.out)}
+    assert rows[0]["source_ids"] == [BOS, 4, 5, EOS, BOS]
+    assert rows[1]["reason"] == "no user turn, or one without text"
+    assert plan.source_tokens == counts.source_tokens
+    plain = settings(causal_target, "plain", sentences=1)
+    Path(plain.data.path).write_text("w4 w5\n")
+    distill(changed(plain, data={"chat": True}))
+    assert rows_of(plain.out)[0] == rows[0]
