@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from drafttrain.build.method import build_method, build_sampling
+from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import Pair, drafter_for, load_pair, open_kind
 from drafttrain.config.base import ConfigError
@@ -29,7 +29,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.types import Output, Source
+from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.drafters import load_checked_drafter
 from drafttrain.models.loading import LoadedTarget, load_target
@@ -194,7 +194,7 @@ def load(
         length = StopConfig(k=trained or DEFAULT_K)
     config = config.model_copy(update={"stop": length})
     method = build_method(config, pair)
-    sampling = build_sampling(config.sampling)
+    sampling = Sampling.of(config.sampling)
     check_pairing(method.drafter, method.stop.rule, method.verifier.rule, sampling)
     compile_calls(how)
     decoder = method.decoder(pair.model, sampling, config.sampling.seed)

@@ -85,7 +85,7 @@ def find_head(
 def open_head(
     path: str, folder: str | None, drafter: PreTrainedModel, decoding: SamplingConfig
 ) -> HeadChoice:
-    """Loads a head to the drafter's device; cached, because a sweep asks for it at every threshold.
+    """Loads a head to the drafter's device; cached, because a sweep needs it for every threshold.
 
     Raises ConfigError if it was trained for another drafter. Warns if it was trained for other
     sampling parameters.

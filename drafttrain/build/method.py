@@ -14,7 +14,6 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import (
     DecodeConfig,
-    SamplingConfig,
     StopConfig,
     TreeConfig,
     VerifierConfig,
@@ -87,16 +86,12 @@ class Method:
         )
 
 
-def build_sampling(config: SamplingConfig) -> Sampling:
-    return Sampling(config.temperature, config.top_k, config.top_p, config.min_p)
-
-
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
     """Builds a method from settings that `check_methods` has accepted.
 
     Raises ValueError as `build_stop` and `build_drafter` do.
     """
-    sampling = build_sampling(config.sampling)
+    sampling = Sampling.of(config.sampling)
     verifier = build_verifier(config.verifier, sampling, config.tree)
     config = config.model_copy(update={"stop": method_stop(config)})
     model, target = pair.models[str(config.drafter)], pair.target.model

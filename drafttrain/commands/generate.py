@@ -15,7 +15,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers import TextStreamer
 
-from drafttrain.build.method import build_method, build_sampling
+from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
 from drafttrain.config.base import counted
@@ -26,7 +26,7 @@ from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.engine import compile_calls
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.types import Round
+from drafttrain.decoding.types import Round, Sampling
 from drafttrain.evaluation.metrics import accepted_tokens, round_facts
 from drafttrain.evaluation.prompts import is_cut, usable_tokens
 from drafttrain.models.loading import report_generate_defaults
@@ -54,9 +54,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
     tokens = usable_tokens(target, inputs, pair.model.source_limit)
     ready = [(index, ids) for index, ids in enumerate(tokens) if not isinstance(ids, Refused)]
     numbers = [inputs[index]["row"] for index, _ in ready]
-    decoder = method.decoder(
-        pair.model, build_sampling(sampling), sampling.seed, numbers.__getitem__
-    )
+    decoder = method.decoder(pair.model, Sampling.of(sampling), sampling.seed, numbers.__getitem__)
     compile_calls(settings.compile)
     sources = (  # built one by one, because the features of a clip take 1 MB
         clip_source(target, inputs[index])

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
+from drafttrain.build.method import AUTO, Method, build_verifier
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.calibration import follow_oracle, stop_threshold
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.metrics import call_seconds
@@ -119,7 +120,7 @@ def time_calls(
 
     The prompts are decoded twice and only the second pass is timed.
     """
-    verifier = build_verifier(AUTO, build_sampling(sampling))
+    verifier = build_verifier(AUTO, Sampling.of(sampling))
     method = Method(pair.drafter, FixedLength(TIMED_LENGTH), verifier)
     decode_by(pair.model, method, sampling, prompts)
     return call_seconds(decode_by(pair.model, method, sampling, prompts))

@@ -80,11 +80,6 @@ class DrafterKind:
         """Whether it drafts token by token like a target, so it can review tokens of a cascade."""
         return self.drafts == "tokens" and self.runs_as_targets
 
-    @property
-    def for_one_target(self) -> bool:
-        """Whether each is trained for one target and shares its vocabulary."""
-        return self.recipe is not None and not self.runs_as_targets
-
     def draw_kind(self, greedy: bool) -> DrawKind:
         return self.draws[0 if greedy else 1]
 

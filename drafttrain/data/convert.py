@@ -12,7 +12,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.shards.writing import complete_files, named_disk_errors
+from drafttrain.data.shards.writing import whole_folder
 from drafttrain.models.loading import auto_class, first_line, is_language_model, read_config
 from drafttrain.models.weight_files import OTHERS, PICKLES, other_weights, read_weights
 
@@ -53,16 +53,9 @@ def convert(model: str, out: Path, revision: str | None = None) -> None:
             f"{name}: its pickled weights are damaged, or hold more than tensors, which could run "
             "code; give safetensors, or weights of an author that you trust"
         ) from error
-    part = out.absolute().with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # left by a killed run
-    try:
-        with named_disk_errors(out.absolute().parent):
-            read.save_pretrained(part)
-            for file in folder.iterdir():
-                if file.is_file() and not str(file).endswith(LEFT_OUT):
-                    shutil.copyfile(file, part / file.name)
-            complete_files(part)
-        part.rename(out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with whole_folder(out.absolute()) as part:
+        read.save_pretrained(part)
+        for file in folder.iterdir():
+            if file.is_file() and not str(file).endswith(LEFT_OUT):
+                shutil.copyfile(file, part / file.name)
     print(f"{out}: {read.num_parameters():,} parameters as safetensors", file=sys.stderr)

@@ -15,7 +15,7 @@ from pathlib import Path
 import datasets
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -23,7 +23,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.data.batches.examples import Complete, Example, visible_sources
 from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.data.inputs.clips import DIGESTS, clip_source
-from drafttrain.data.shards.writing import renamed_when_whole
+from drafttrain.data.shards.store import write_tensors
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.identity import hash_weights
@@ -81,8 +81,7 @@ class KeptEncodings:
         if self.path(digest).is_file():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with renamed_when_whole(self.path(digest)) as temporary:
-            save_file({NAME: encoded.half().cpu().contiguous()}, temporary)
+        write_tensors(self.path(digest), {NAME: encoded.half()})
 
     def read(self, digest: str) -> Tensor:
         """Reads encoder states, [S, E] float16. Raises ConfigError for a damaged file."""

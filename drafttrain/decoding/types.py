@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import DrawKind
 
 
@@ -31,6 +32,11 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+    @staticmethod
+    def of(config: SamplingConfig) -> Sampling:
+        """Returns the parameters in settings."""
+        return Sampling(config.temperature, config.top_k, config.top_p, config.min_p)
 
     @property
     def keeps_all(self) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from drafttrain.build.method import Method, build_sampling
+from drafttrain.build.method import Method
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import Interrupted, counted
 from drafttrain.config.commands import EvalConfig
@@ -26,6 +26,7 @@ from drafttrain.config.decode import SamplingConfig
 from drafttrain.data.shards.writing import write_file
 from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.engine import reserve
+from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation import metrics, quality
 from drafttrain.evaluation.bootstrap import (
     Array,
@@ -275,7 +276,7 @@ def measure_teacher_forced(
 def job_facts(job: Job, sampling: SamplingConfig) -> dict[str, Any]:
     """Returns the fields of a run that are known before decoding."""
     facts = {"name": job.name, "kind": job.kind, "method": job.way}
-    facts |= {"lossless": job.lossless, "sampling": asdict(build_sampling(sampling))}
+    facts |= {"lossless": job.lossless, "sampling": asdict(Sampling.of(sampling))}
     if (method := job.method) is not None:
         facts |= {"drafter": method.drafter.name, "verifier": method.verifier.name}
         facts |= {"stop": None if job.kind == "plain" else method.stop.name}

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from drafttrain.build.method import AUTO, Method, build_sampling, build_verifier
+from drafttrain.build.method import AUTO, Method, build_verifier
 from drafttrain.build.pairs import Pair
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
@@ -32,7 +32,7 @@ from drafttrain.decoding.engine.architectures import WHISPER_LIKE
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Output
+from drafttrain.decoding.types import Output, Sampling
 from drafttrain.evaluation.bootstrap import Array
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.models.loading import cache_for_generate
@@ -222,7 +222,7 @@ def make_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -> li
 
 def plain_method(sampling: SamplingConfig) -> Method:
     """Returns plain decoding in this engine."""
-    verifier = build_verifier(AUTO, build_sampling(sampling))
+    verifier = build_verifier(AUTO, Sampling.of(sampling))
     return Method(NoDrafter(), FixedLength(1), verifier, label=PLAIN, kind=PLAIN)
 
 
@@ -234,7 +234,7 @@ def decode_by(
     batch_size: int = 1,
 ) -> list[Output]:
     """Decodes prompts with a method in this engine."""
-    given, seed = build_sampling(sampling), sampling.seed
+    given, seed = Sampling.of(sampling), sampling.seed
     decoder = method.decoder(model, given, seed, lambda number: prompts[number].row)
     sources = [prompt.source for prompt in prompts]
     return decoder.decode_all(sources, sampling.max_new_tokens, batch_size)
@@ -322,7 +322,7 @@ def _generate(
     given["num_return_sequences"] = 1
     given["do_sample"] = given["num_beams"] == 1 and sampling.temperature > 0.0
     if given["do_sample"]:
-        given |= asdict(build_sampling(sampling))
+        given |= asdict(Sampling.of(sampling))
     audio = isinstance(target, WHISPER_LIKE)
     if audio:
         features = torch.stack([prompt.source.inputs["input_features"] for prompt in batch])

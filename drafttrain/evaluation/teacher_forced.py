@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafttrain.build.method import Method, build_sampling
+from drafttrain.build.method import Method
 from drafttrain.config.decode import SamplingConfig
 from drafttrain.config.kinds import KINDS
 from drafttrain.config.progress import tracking
@@ -88,7 +88,7 @@ def measure_forced(
         for method in methods
         if method.assistant is not None
     }
-    drawn, done = build_sampling(sampling), []
+    drawn, done = Sampling.of(sampling), []
     needs_probs = bool(models) or not drawn.greedy
     try:
         with tracking(len(prompts), "teacher-forced", "input", shown=progress) as work:
@@ -133,7 +133,7 @@ def decode_outputs(
 ) -> Iterator[list[TargetOutput]]:
     """Decodes the prompts plainly as `drafttrain eval` does, and yields the outputs in batches
     together with the target states that the drafters read."""
-    plain, drawn = plain_method(sampling), build_sampling(sampling)
+    plain, drawn = plain_method(sampling), Sampling.of(sampling)
     wanted = TargetRequirements.union(method.drafter.requires for method in methods)
     for start in range(0, len(prompts), DECODED_AT_ONCE):
         some = [

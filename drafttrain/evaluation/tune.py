@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 from datasets import Dataset
 
-from drafttrain.build.method import Method, build_method, build_sampling
+from drafttrain.build.method import Method, build_method
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.command_line import hide_folders
@@ -27,6 +27,7 @@ from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import Policy, dump_policy
 from drafttrain.data.shards.writing import write_file
+from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
@@ -309,7 +310,7 @@ def write_policy(
         "speedup": asdict(speedup),
     }
     found = {
-        one.batch_size: policy_of(one, by_name, asdict(build_sampling(sampling)))
+        one.batch_size: policy_of(one, by_name, asdict(Sampling.of(sampling)))
         for one in search.choices
     }
     policy = found.pop(search.choices[0].batch_size).model_copy(update={"batches": found})

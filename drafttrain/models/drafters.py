@@ -84,7 +84,8 @@ def check_drafter(
             "the drafter's folder has no tokenizer to show whether they are the same tokens; put "
             "the tokenizer's files there, or give a drafter of this target"
         )
-    if not kind_of(settings).for_one_target:
+    kind = kind_of(settings)
+    if kind.runs_as_targets or kind.recipe is None:  # others have the vocabulary of their target
         check_tokenizers(target, path)
     return settings
 

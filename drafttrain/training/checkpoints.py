@@ -14,8 +14,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -26,14 +25,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from drafttrain.data.shards.writing import complete_files, named_disk_errors
+from drafttrain.data.shards.writing import UNFINISHED, whole_folder
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
 KEPT_CHECKPOINTS = 2
 """Minimal number of newest checkpoints that a run keeps; more if more are averaged."""
-UNFINISHED = (".writing-", ".deleting-")
-"""Name prefixes of folders that a killed run may leave behind."""
 
 
 @dataclass(frozen=True)
@@ -67,31 +64,6 @@ def remove_unfinished(run: Path) -> None:
     for path in (run / "checkpoints").glob(".*"):
         if path.name.startswith(UNFINISHED):
             shutil.rmtree(path)
-
-
-@contextmanager
-def whole_folder(final: Path, writes: bool = True) -> Iterator[Path]:
-    """Yields a temporary folder; renames it to `final` if the block succeeds, else deletes it.
-
-    writes: whether this process creates and renames the folder; several may fill it. Raises
-    DiskFull if the disk is full.
-    """
-    temporary = final.with_name(f"{UNFINISHED[0]}{final.name}")
-    if writes:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    try:
-        with named_disk_errors(final.parent):
-            yield temporary
-            if writes:
-                complete_files(temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if writes:
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.rename(final)
 
 
 @dataclass(frozen=True)

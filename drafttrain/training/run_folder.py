@@ -24,12 +24,13 @@ from drafttrain.data.shards.writing import (
     named_disk_errors,
     only_writer,
     remove_leftovers,
+    whole_folder,
     write_file,
 )
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.language_models import keep_writable
 from drafttrain.models.target_embeddings import saved_weights
-from drafttrain.training.checkpoints import checkpoint_folders, remove_unfinished, whole_folder
+from drafttrain.training.checkpoints import checkpoint_folders, remove_unfinished
 
 LOOSE = frozenset({"threads", "workers", "trackers"})
 LOOSE |= {"validate_every", "checkpoint_every", "log_every"}

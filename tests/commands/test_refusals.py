@@ -136,7 +136,7 @@ TREES = {
     ),
     f"{SAMPLED} --tree opt-tree --drafter none": ("can only draft chains;", "or give a"),
     f"{CAUSAL} --tree paths": ("at temperature 0 all samples are equal",),
-    f"{SAMPLED} --tree rsd-s decode.tree.width=41": ("asks for 41 siblings", "has 40 tokens"),
+    f"{SAMPLED} --tree rsd-s decode.tree.width=41": ("has 41 siblings", "has 40 tokens"),
     f"{SAMPLED} --tree sequoia decode.tree.by_rank=[0.7,0.4]": ("sum to 1 at most",),
     f"{SAMPLED} --tree opt-tree --stop entropy": ("'entropy' reads", "use stop.kind=fixed or gain"),
     f"{SAMPLED} --tree binary --stop gain": ("gain' reads", ", or opt-tree"),

@@ -146,8 +146,7 @@ def test_the_choice_is_the_best_of_each_kind_of_those_that_stayed_longest():
 
 
 def drafting(kind: DrafterKind) -> Drafting:
-    longest = 10 if kind.drafts == "blocks" else None
-    return Drafting(kind, longest, kind.tree_rows is not None)
+    return Drafting(kind, 10 if kind.drafts == "blocks" else None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from drafttrain.config.commands import DistillConfig
 from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.shards.outputs import ShardRow
+from drafttrain.decoding.types import Sampling
 
 Decoded = list[int] | Refused | None
 """A row's output tokens with EOS, without padding; None: its logits were not finite."""
@@ -24,6 +26,11 @@ class BatchDecoder:
     """Splits the rows of a shard into batches. A row's output does not depend on its batch."""
     served_model: str | None = None
     """The server's name for the target."""
+
+
+def sampling_of(config: DistillConfig) -> Sampling:
+    """Returns how the target decodes; beams count as greedy."""
+    return Sampling.of(config.sampling) if config.method == "sample" else Sampling()
 
 
 def batches_by_length(

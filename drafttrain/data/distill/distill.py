@@ -23,7 +23,7 @@ from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, Decoded
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, sampling_of
 from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
 from drafttrain.data.encoded import KeptEncodings
@@ -53,7 +53,6 @@ from drafttrain.decoding.engine.architectures import position_limit, source_limi
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.engine.speech import detect_languages
-from drafttrain.decoding.types import Sampling
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import (
     LoadedTarget,
@@ -157,10 +156,8 @@ class Distilling:
     kind: ClassVar[type[Manifest]] = Manifest
 
     def describe(self) -> Manifest:
-        config, target, sampling = self.config, self.target, Sampling()
-        if config.method == "sample":
-            sampling = Sampling(**config.sampling.model_dump(exclude={"max_new_tokens", "seed"}))
-        check_generation_config(target.model.generation_config, sampling)
+        config, target = self.config, self.target
+        check_generation_config(target.model.generation_config, sampling_of(config))
         own = target.model.generation_config.to_dict()
         stated = generate_settings(config).keys() | {"transformers_version", "_from_model_config"}
         return Manifest(

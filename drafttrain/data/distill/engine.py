@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows
+from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows, sampling_of
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -18,7 +18,7 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import NotFinite, Sampling
+from drafttrain.decoding.types import NotFinite
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.loading import LoadedTarget
 
@@ -30,10 +30,8 @@ another ends, so only the last rows of a call decode in a batch that is not full
 def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     """Opens the backend `engine`. Raises ValueError if it does not support the target's family."""
     model, chosen = CachedModel(target.model), config.sampling
-    sampling, rule = Sampling(), GreedyMatch()
-    if config.method == "sample":
-        sampling = Sampling(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p)
-        rule = RejectionSampling()
+    sampling = sampling_of(config)
+    rule = GreedyMatch() if sampling.greedy else RejectionSampling()
 
     def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
         """Decodes rows; bisects to find those whose logits are not finite."""

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, batches_by_length
+from drafttrain.data.distill.batches import BatchDecoder, batches_by_length, sampling_of
 from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import padded
@@ -61,8 +61,7 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         if config.method == "sample":
             seed, count = chosen.seed, chosen.max_new_tokens
             numbers = [np.random.default_rng((seed, row.row)).random(count) for row in rows]
-            sampling = Sampling(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p)
-            draws = Draws(sampling, torch.from_numpy(np.stack(numbers)))
+            draws = Draws(sampling_of(config), torch.from_numpy(np.stack(numbers)))
         clips = [row.source for row in rows if row.source is not None]
         if clips:
             return generate_clips(model, clips, settings, draws)

@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
+from drafttrain.data.distill.batches import sampling_of
 from drafttrain.data.hidden.labels import Labelling, label_outputs
 from drafttrain.data.hidden.states import CacheManifest, Labelled, read_states, write_states
 from drafttrain.data.shards.outputs import (
@@ -34,7 +35,6 @@ from drafttrain.data.shards.store import check_folder, fill_folder
 from drafttrain.data.shards.writing import join_processes, say
 from drafttrain.decoding.engine.architectures import position_limit
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import check_has_states, state_size
 from drafttrain.models.drafters import check_drafter, load_checked_drafter
 from drafttrain.models.identity import ModelIdentity, hash_tokenizer, hash_weights
@@ -129,10 +129,7 @@ def make_labelling(
     config: CacheConfig, distilled: Manifest, target: LoadedTarget, drafter: PreTrainedModel
 ) -> Labelling:
     """Creates the Labelling. Raises ValueError if decoding would not accept models or settings."""
-    sampling = Sampling()
-    if distilled.settings.method == "sample":  # labels need the outputs' distribution
-        drawn = distilled.settings.sampling
-        sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p)
+    sampling = sampling_of(distilled.settings)  # labels need the outputs' distribution
     limits = [position_limit(model.config) for model in (target.model, drafter)]
     return Labelling(
         target=target,

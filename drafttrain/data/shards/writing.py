@@ -23,6 +23,8 @@ from drafttrain.config.base import ConfigError
 TEMPORARY = ".part"
 SAFETENSORS_TEMPORARY = ".tmp??????"
 LOCK = ".writing.lock"
+UNFINISHED = (".writing-", ".deleting-")
+"""Name prefixes of folders that a killed run may leave behind."""
 PATIENCE = timedelta(days=7)
 """Maximal time that a process waits for the shards of the others."""
 NO_ROOM = {
@@ -80,6 +82,31 @@ def renamed_when_whole(path: Path) -> Iterator[Path]:
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(final: Path, writes: bool = True) -> Iterator[Path]:
+    """Yields a temporary folder; renames it to `final` if the block succeeds, else deletes it.
+
+    writes: whether this process creates and renames the folder; several may fill it. Raises
+    DiskFull if the disk is full.
+    """
+    temporary = final.with_name(f"{UNFINISHED[0]}{final.name}")
+    if writes:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    try:
+        with named_disk_errors(final.parent):
+            yield temporary
+            if writes:
+                complete_files(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if writes:
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
 
 
 def write_file(path: Path, content: str | bytes) -> None:

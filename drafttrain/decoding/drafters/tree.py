@@ -79,7 +79,7 @@ def check_width(shape: Shape, vocabulary: int) -> None:
     """Raises ValueError for a shape with more siblings than the vocabulary has tokens."""
     if shape.widest > vocabulary:
         raise ValueError(
-            f"tree {shape.name!r} asks for {shape.widest} siblings, but the drafter's "
+            f"tree {shape.name!r} has {shape.widest} siblings, but the drafter's "
             f"vocabulary has {vocabulary} tokens; make the tree narrower"
         )
 
