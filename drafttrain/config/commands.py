@@ -79,8 +79,8 @@ class DistillConfig(Config):
     backend: Literal["auto", "transformers", "engine", "server"] = "auto"
     """Backend that decodes. transformers: its `generate`. engine: the engine of `drafttrain
     generate`. server: an OpenAI-compatible server, for decoder-only targets. auto: server if
-    server.url is given; for many greedy outputs the faster of engine and transformers, unless
-    batch_tokens is given; else transformers."""
+    server.url is given; for many outputs without beams the faster of engine and transformers,
+    unless batch_tokens is given; else transformers."""
     server: Annotated[ServerConfig, _SERVER] = ServerConfig()
     """Address and requests of the server backend."""
     num_beams: Annotated[Few, CountsFor("method=beam")] = 5
@@ -107,7 +107,7 @@ class DistillConfig(Config):
     def measures_backend(self) -> bool:
         """Whether `auto` may choose between engine and transformers, as their outputs are equal."""
         free = self.backend == "auto" and "batch_tokens" not in self.model_fields_set
-        return free and self.method == "greedy" and self.decoded_by == "transformers"
+        return free and self.method != "beam" and self.decoded_by == "transformers"
 
 
 class BigramsConfig(Config):

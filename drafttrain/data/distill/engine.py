@@ -1,12 +1,15 @@
 """The backend `engine`: plain decoding with the decoding loop of `generate` and `eval`.
 
-Greedy outputs equal those of the backend `transformers`. Sampled outputs are different samples from
-the same distribution; each row has its own random numbers.
+Its outputs equal those of the backend `transformers` but for rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows, sampling_of
@@ -16,7 +19,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import NotFinite
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
@@ -37,7 +40,7 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         """Decodes rows; bisects to find those whose logits are not finite."""
 
         def randomness(index: int) -> Randomness:
-            return sequence_randomness(chosen.seed, rows[index].row, model.device)
+            return RowRandomness(chosen.seed, rows[index].row)
 
         decoder = Decoder(model, NoDrafter(), FixedLength(1), rule, sampling, randomness)
         sources = [row.source or make_source(row.source_ids, target.model) for row in rows]
@@ -56,3 +59,14 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
         return batches_of_rows(rows, count * config.batch_rows)
 
     return BatchDecoder("engine", decode, batches)
+
+
+class RowRandomness(SampledRandomness):
+    """Draws tokens with the uniform random numbers of a row: those of the backend `transformers`,
+    so both give the same outputs but for rounding."""
+
+    def __init__(self, seed: int, row: int) -> None:
+        self._numbers = np.random.default_rng((seed, row))
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return torch.from_numpy(self._numbers.random(tuple(like.shape))).to(like)

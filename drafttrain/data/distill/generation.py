@@ -177,6 +177,6 @@ class TokenChoice(LogitsProcessor):
         self.broken.update(broken.nonzero().flatten().tolist())
         if self._draws is None:
             return scores
-        probs = warp(scores.double(), self._draws.sampling)
+        probs = warp(scores, self._draws.sampling)
         tokens = draw_tokens(probs, self._draws.uniforms[:, [new.shape[1]]])
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)

@@ -40,10 +40,11 @@ def made(models: Path, tmp_path: Path, family: str, out: str, **changes) -> Dist
     return changed(settings(models / family, sentences=1, **values | changes), out=tmp_path / out)
 
 
+@pytest.mark.parametrize("method", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", ["marian", "llama"])
-def test_greedy_shards_are_those_of_transformers(models, tmp_path, family):
-    plain = made(models, tmp_path, family, "plain")
-    looped = made(models, tmp_path, family, "looped", backend="engine")
+def test_shards_are_those_of_transformers(models, tmp_path, family, method):
+    plain = made(models, tmp_path, family, "plain", **method)
+    looped = made(models, tmp_path, family, "looped", backend="engine", **method)
     before, after = distil(plain), distil(looped)
     assert shards(looped.out) == shards(plain.out)
     assert after.counts == before.counts
