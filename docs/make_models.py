@@ -59,6 +59,7 @@ EXACT, SINGLE = 1e-9, 1e-4
 float64 throughout, and for those with a part in float32."""
 OUTCOMES = {
     "works": "Trees, chains and batches of unequal sequences.",
+    "chains only": "One sequence per call, no trees: the class makes its own masks or positions.",
     "refused": "With the reason that the error gives, when the model is loaded.",
     "not tried": "No tiny model of the class could be built, or it does not run by itself.",
     "wrong": "To be mended: taken at load, but the outputs are not the model's own.",
@@ -227,7 +228,7 @@ def try_class(name: str) -> Outcome:
         except Exception as error:
             return Outcome("not tried", reason_of(error))
         outcome = try_model(model)
-        if outcome.kind == "works":
+        if outcome.kind in ("works", "chains only"):
             return outcome
     return outcome
 
@@ -250,7 +251,8 @@ def try_model(model: PreTrainedModel) -> Outcome:
         return Outcome("error", reason_of(error))
     if fault or not worst <= SINGLE:
         return Outcome("wrong", fault or f"logits differ by {worst:.0e}", worst)
-    return Outcome("works", "", worst)
+    kind = "works" if target.supports_tree_attention else "chains only"
+    return Outcome(kind, target.tree_fault or "", worst)
 
 
 def sources_of(model: PreTrainedModel) -> list[Source]:
@@ -291,13 +293,16 @@ def largest_difference(target: CachedModel, sources: Sequence[Source]) -> float:
     generator, worst = torch.Generator().manual_seed(2), 0.0
     states, tokens = target.encode_all(sources), [source.prefix for source in sources]
     for tree, path in ((TREE, [0, 1, 3]), (TREE, [0, 2]), (CHAIN, [0])):
+        parents = tree if target.supports_tree_attention else CHAIN
+        path = path if target.supports_tree_attention else [0, 1]
         drafts = [
-            Proposal(torch.randint(5, VOCABULARY, (4,), generator=generator), tree) for _ in states
+            Proposal(torch.randint(5, VOCABULARY, (4,), generator=generator), parents)
+            for _ in states
         ]
         outputs = target.score(states, tokens, drafts)
         for source, own, draft, output in zip(sources, tokens, drafts, outputs, strict=True):
             for node in range(-1, 4):
-                nodes = path_to(node, tree)
+                nodes = path_to(node, parents)
                 whole = torch.cat([own, draft.tokens[nodes]])
                 expected = reference_logits(target.model, source, whole)[-1]
                 differs = (output.logits[node + 1] - expected).abs().max() / expected.abs().max()

@@ -100,7 +100,7 @@ def make_drafter(
     """Makes the initial drafter; also returns the names of parameters copied from the target."""
     drafter = settings.drafter
     try:
-        CachedModel(target.model)  # refuses targets that cannot decode speculatively
+        CachedModel(target.model).check_tree_attention()
         scale = check_projection(target.model)
     except ValueError as error:
         raise ConfigError(f"target.path = {settings.target.path!r}: {error}") from None

@@ -14,6 +14,7 @@ from drafttrain.build.method import AUTO, Method, build_verifier
 from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import SamplingConfig
+from drafttrain.config.kinds import kind_of
 from drafttrain.decoding.engine.engine import compile_calls, reserve
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Sampling
@@ -87,8 +88,13 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     longest = max(len(prompt.source.prefix) for prompt in prompts)
     reserve(longest + settings.sampling.max_new_tokens)
     t_draft, t_target = time_calls(pair, settings.sampling, prompts[:TIMED])
+    models, assistant = [pair.model], pair.drafter_model
+    if assistant is not None and kind_of(assistant.config).is_language_model:
+        models.append(pair.drafter.model)
+    grows = plan.drafting.grows_trees and all(model.supports_tree_attention for model in models)
+    drafting = replace(plan.drafting, grows_trees=grows)
     threshold = stop_threshold(t_draft, t_target) if plan.heads else None
-    candidates = make_candidates(settings, plan.drafting, plan.heads, threshold)
+    candidates = make_candidates(settings, drafting, plan.heads, threshold)
     bench = Bench(pair, candidates, prompts, settings)
     compile_calls(settings.compile)
     left = time_left(60.0 * settings.minutes - (perf_counter() - began))
@@ -107,7 +113,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
         t_target=t_target,
         threshold=threshold,
         heads=plan.judged,
-        oracle=follow_oracle(pair, settings.sampling, oracle_prompts, plan.drafting.most),
+        oracle=follow_oracle(pair, settings.sampling, oracle_prompts, drafting.most),
     )
     report = evaluation.report.model_copy(update={"search": search})
     return replace(evaluation, report=report), candidates

@@ -57,12 +57,15 @@ class Decoder:
 
         At most batch_size sequences are active; when one ends, the next one enters. Raises
         ValueError immediately, before any model runs, if the verifier does not fit the drafter or
-        the sampling, or if the target's generation_config has settings that are not supported.
+        the sampling, if the target's generation_config has settings that are not supported, or if
+        the drafter drafts trees and the target does not support tree attention.
         """
         for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             if not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name} = {value!r}; give an integer of at least 1")
         check_pairing(self.drafter, self.stop.rule, self.verifier.rule, self.sampling)
+        if self.drafter.drafts_trees:
+            self.target.check_tree_attention()
         return _rounds(self, self.processors, sources, max_new_tokens, batch_size)
 
     @cached_property

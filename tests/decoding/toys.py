@@ -109,6 +109,9 @@ class ToyTarget(OneByOne):
         self.hidden = LogitsTable(seed + 2000, TARGET_WIDTH)
         self.eos_ids = frozenset([EOS])
 
+    def check_tree_attention(self) -> None:
+        """Trees are supported."""
+
     def processors(self, sampling: Sampling) -> ToyProcessors:
         return ToyProcessors(*self.processed)
 
@@ -167,6 +170,9 @@ class ToyModel(OneByOne):
         self.vocabulary = vocabulary
         self.table = LogitsTable(seed, vocabulary, excluded)
         self.hidden = LogitsTable(seed + 1000, width)
+
+    def check_tree_attention(self) -> None:
+        """Branches are supported."""
 
     def encode(self, source: Source) -> ToyColumns:
         return ToyColumns()

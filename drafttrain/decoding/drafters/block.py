@@ -45,6 +45,7 @@ class BlockDrafter(Drafter):
         self.model = model.eval()
         shape = model.shape
         self.cached = CachedModel(model, model.draftable, shape.vocab_size)
+        self.cached.check_tree_attention()
         self.requires = TargetRequirements(encoder=shape.encoder == "target")
         self.correction = None if model.previous_token is None else make_correction(model)
         self.eos_ids, self.vocabulary = self.cached.eos_ids, self.cached.vocabulary

@@ -40,8 +40,8 @@ class TreeDrafter(Drafter):
     """Drafts trees of one shape from the rows of a drafter.
 
     draft_temperature: temperature of the distributions that tokens are drawn from; None: the
-    target's. Shapes that choose tokens have their own. Raises ValueError for a tree with more
-    siblings than the vocabulary has tokens.
+    target's. Shapes that choose tokens have their own. Raises ValueError for a model without tree
+    attention, and for a tree with more siblings than the vocabulary has tokens.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class TreeDrafter(Drafter):
         self.kind = KINDS[drafter.name]
         self.draft_temperature = draft_temperature
         self.name = shape.name
-        if not self.kind.is_language_model:
+        if self.kind.is_language_model:
+            drafter.model.check_tree_attention()
+        else:
             self.name = f"{drafter.name} {shape.name}"
         self.requires, self.drafts_trees = drafter.requires, shape.drafts_trees
         check_width(shape, drafter.vocabulary)

@@ -37,6 +37,8 @@ class Placement:
     """Columns of the new tokens [B, N]; a slice if they are the same for all rows."""
     used: int = 0
     """Number of columns that the call reads, from the first one on."""
+    cached: int = 0
+    """Tokens cached before the call if the model computes positions itself (one chain); else 0."""
     capacity: tuple[int, int] = (0, COLUMNS)
     """Allocated rows and columns of every layer."""
 
@@ -95,7 +97,7 @@ class ColumnLayer(CacheLayerMixin):
         return self.placement.used, 0
 
     def get_seq_length(self) -> int:
-        return 0  # masks and positions are given
+        return self.placement.cached
 
     def get_max_length(self) -> int:
         return self.placement.capacity[1]

@@ -40,9 +40,9 @@ from drafttrain.decoding.types import Proposal, Sampling, Source
 class CachedModel:
     """A Transformers language model, encoder-decoder or decoder-only, with a KV cache.
 
-    The model's own modules compute. A probe on a few tokens runs first (`probe.py`): a model is
-    refused if drafting and dropping tokens changes its logits, or if tree nodes get other logits
-    than their paths.
+    The model's own modules compute. A probe on a few tokens runs first (`probe.py`): if tree nodes
+    get other logits than their paths, the model decodes chains only, one sequence per call; if
+    drafting and dropping tokens changes its logits, it is refused.
     """
 
     def __init__(
@@ -80,11 +80,38 @@ class CachedModel:
         """The tokens that it drafts, in ascending order; None: all. Ignore the other logits."""
         if draftable is not None:
             self.draftable = draftable[draftable < self.row_size].to(self.device)
-        encoder = Encoder(model) if self.is_encoder_decoder else None
-        body = TransformersBody(model, self.draftable, padded_size)
-        self.engine = Engine(body, encoder, self.position_limit)
-        if (fault := probe(self)) is not None:
-            refuse(model.config, fault)
+        self.tree_fault: str | None = None
+        """Why trees do not work; None: they do."""
+        self.engine = self._make_engine(padded_size)
+
+    def _make_engine(self, vocabulary: int | None) -> Engine:
+        """Returns an engine that reproduces the model's logits: for trees, else one chain per call.
+
+        Raises ValueError if neither works.
+        """
+        encoder = Encoder(self.model) if self.is_encoder_decoder else None
+        for trees in (True, False):
+            body = TransformersBody(self.model, self.draftable, vocabulary, explicit_masks=trees)
+            self.engine = Engine(body, encoder, self.position_limit, one_chain=not trees)
+            fault = probe(self, trees)
+            if fault is None:
+                return self.engine
+            if trees:
+                self.tree_fault = fault
+        refuse(self.model.config, fault)
+
+    @property
+    def supports_tree_attention(self) -> bool:
+        """Whether trees and `extend_trees` work: the model accepts any mask and position."""
+        return self.tree_fault is None
+
+    def check_tree_attention(self) -> None:
+        """Raises ValueError if `supports_tree_attention` is false."""
+        if not self.supports_tree_attention:
+            raise ValueError(
+                f"a {self.model.config.model_type!r} model does not support draft trees: "
+                f"{self.tree_fault}; draft chains, or use another model"
+            )
 
     def processors(self, sampling: Sampling) -> TargetProcessors:
         """Returns the model's logits processors. Raises ValueError if a setting is unsupported."""
@@ -167,7 +194,8 @@ class CachedModel:
         """Appends tokens that attend only to visible columns, at explicit positions.
 
         For each sequence: tokens [N], visible [N, C + N] bool (C cached columns, then the new
-        ones; each token sees itself), positions [N] -> logits [N, V], hidden [N, D].
+        ones; each token sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises
+        ValueError if `supports_tree_attention` is false.
         """
         return self.forward_batch(
             [
@@ -182,11 +210,14 @@ class CachedModel:
     ) -> list[ForwardOutput]:
         """Runs the requests in batched calls; at most one request per sequence.
 
-        layers: decoder layers whose outputs are returned too. Raises ValueError for a chain after
-        tree nodes that are still cached, and for more tokens than the model has positions.
+        layers: decoder layers whose outputs are returned too. Raises ValueError for trees if
+        `supports_tree_attention` is false, for a chain after tree nodes that are still cached, and
+        for more tokens than the model has positions.
         """
         for request in requests:
-            if request.visible is None and request.state.chain < request.state.cached:
+            if request.visible is not None:
+                self.check_tree_attention()
+            elif request.state.chain < request.state.cached:
                 raise ValueError("tree nodes are cached; drop them before extending the chain")
             self._check_positions(max(request.token_positions) + 1)
         return self.engine.forward_batch(requests, layers)
@@ -223,7 +254,7 @@ class CachedModel:
 
         tokens: all committed tokens of each sequence ([T], decoder prefix included); those not
         cached yet are computed together with the draft. layers: decoder layers whose outputs are
-        returned too.
+        returned too. Raises ValueError for trees if `supports_tree_attention` is false.
         """
         requests = [
             self._scoring(state, committed, proposal)

@@ -32,11 +32,13 @@ class Engine:
         body: Body,
         encode: Encoder | None = None,
         limit: int | None = None,
+        one_chain: bool = False,
     ) -> None:
-        """limit: number of positions; None: no limit."""
+        """limit: number of positions; None: no limit. one_chain: a call is one sequence's chain,
+        because the model computes its own masks and positions."""
         self.body, self.device = body, body.device
         self.cache = ColumnCache(body.device)
-        self.encode, self._limit = encode, limit
+        self.encode, self._limit, self._one_chain = encode, limit, one_chain
         self.compiled: CompiledBody | None = None
         ENGINES.add(self)
 
@@ -81,6 +83,9 @@ class Engine:
         They have similar sizes, are all first calls or none, and their sources have one length
         unless sources can be masked.
         """
+        if self._one_chain:
+            yield from ([index] for index in range(len(requests)))
+            return
         by_size = sorted(range(len(requests)), key=lambda index: -requests[index].size)
         parts: dict[tuple[bool, int], list[int]] = {}
         for index in by_size:
@@ -163,7 +168,7 @@ class Engine:
             members = [by_row.get(row) for row in range(bucket.rows)]
             starts = [used if member is None else member.state.cached for member in members]
             placement.rows = slice(0, bucket.rows)
-        placement.used = used
+        placement.used, placement.cached = used, starts[0] if self._one_chain else 0
         first_columns = torch.tensor(starts, device=device)[:, None]
         columns = first_columns + torch.arange(new, device=device)
         placement.columns = columns

@@ -120,26 +120,29 @@ class TransformersBody:
         model: PreTrainedModel,
         draftable: Tensor | None = None,
         vocabulary: int | None = None,
+        explicit_masks: bool = True,
     ) -> None:
         """draftable [N]: the tokens to compute logits for; None: all. vocabulary: V of the logits;
-        None: the model's."""
+        None: the model's. explicit_masks: pass masks and positions; else the model computes its
+        own, which allows one chain per call."""
         self.model, self.device, self.modules = model, device_of(model), [model]
         inner = unwrapped(model)
         self.cross_attends = bool(model.config.is_encoder_decoder)
         self._encoder_width = encoder_width(inner) if self.cross_attends else 0
         self._takes = inspect.signature(type(inner).forward).parameters
         self._decoder = inner.get_decoder()
+        self._explicit_masks = explicit_masks
         self._vocabulary = vocabulary
         name = "decoder_position_ids" if self.cross_attends else "position_ids"
         decoder_takes = inspect.signature(type(self._decoder).forward).parameters
         has_kwargs = any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
         takes_positions = name in self._takes or (has_kwargs and "position_ids" in decoder_takes)
-        self._position_name = name if takes_positions else None
+        self._position_name = name if explicit_masks and takes_positions else None
         self._current = Current()
         self._replaced: list[Replacement] = []
-        if self._position_name is None:
+        if explicit_masks and self._position_name is None:
             self._replaced = list(positions_inside(self._decoder, self._current))
-        if isinstance(inner, DROPS_MASKS):
+        if explicit_masks and isinstance(inner, DROPS_MASKS):
             for layer in decoder_layers(self._decoder):
                 for attention in (layer.self_attn, layer.encoder_attn):
                     masked = _with_mask(attention, self._current)
@@ -147,7 +150,7 @@ class TransformersBody:
         self._windows = attention_windows(model.config)
         windowed = any(window is not None for window in self._windows.values())
         biased = any(name == "compute_bias" for _, name, _ in self._replaced)
-        self.needs_key_positions = windowed or biased
+        self.needs_key_positions = explicit_masks and (windowed or biased)
         is_text = inner.main_input_name == "input_ids"  # an audio mask covers frames, not states
         self.masks_sources = is_text and "encoder_attention_mask" in decoder_takes
         self._head = None
@@ -170,7 +173,7 @@ class TransformersBody:
                 module = self._decoder if number == -1 else decoder_layers(self._decoder)[number]
                 hook = self._hooks.setdefault(number, _capture_hook(self._captured, number))
                 stack.callback(module.register_forward_hook(hook).remove)
-            if attention not in ARBITRARY_MASKS:
+            if self._explicit_masks and attention not in ARBITRARY_MASKS:
                 stack.callback(self.model.set_attn_implementation, attention)
                 self.model.set_attn_implementation("sdpa")
             yield
@@ -230,8 +233,10 @@ class TransformersBody:
             inputs["logits_to_keep"] = call.scored
         if self._position_name is not None:
             inputs[self._position_name] = call.positions
-        mask = additive(call.visible, self.model.dtype)[:, None]
-        mask = layer_masks(self._windows, mask, call.positions, call.key_positions)
+        mask = None
+        if self._explicit_masks:
+            mask = additive(call.visible, self.model.dtype)[:, None]
+            mask = layer_masks(self._windows, mask, call.positions, call.key_positions)
         if not self.cross_attends:
             return inputs | {"input_ids": ids, "attention_mask": mask}
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}

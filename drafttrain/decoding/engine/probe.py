@@ -27,11 +27,12 @@ TREE = torch.tensor([-1, 0, 0, 1])
 
 
 @torch.inference_mode()
-def probe(target: Any) -> str | None:
+def probe(target: Any, trees: bool) -> str | None:
     """Returns why a `CachedModel` does not work with its engine; None: it works.
 
-    It drafts, keeps a part of the draft and drafts again, chains and a tree. An error in the
-    model's own code is a reason too. Raises NotFinite for NaN logits.
+    It drafts, keeps a part of the draft and drafts again. An error in the model's own code is a
+    reason too; the caller then refuses the model or tries a simpler engine. Raises NotFinite for
+    NaN logits.
     """
     model, size = target.model, target.model.get_input_embeddings().num_embeddings
     if target.position_limit is not None and target.position_limit < TOKENS:
@@ -43,14 +44,14 @@ def probe(target: Any) -> str | None:
         source = replace(source, encoded=encoded.view(3, -1).to(model.dtype))
     path = torch.cat([source.prefix, ids[2:]])[:TOKENS]
     try:
-        return _compare(target, source, path)
+        return _compare(target, source, path, trees)
     except NotFinite:
         raise
     except Exception as error:  # a model's own code may raise anything
         return f"its forward fails ({type(error).__name__}: {error})"
 
 
-def _compare(target: Any, source: Source, path: Tensor) -> str | None:
+def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | None:
     model, length = target.model, len(source.prefix)
     expected = reference_logits(model, source, path)
     if (expected.isnan() | expected.isposinf()).any():
@@ -74,7 +75,7 @@ def _compare(target: Any, source: Source, path: Tensor) -> str | None:
     logits = torch.cat([chain.logits, last.logits])
     if not _close(logits, torch.cat([expected[start - 1 :], expected[-1:]]), target.draftable):
         return "its logits with a cache differ from those without"
-    return _compare_tree(target, source, path[:length])
+    return _compare_tree(target, source, path[:length]) if trees else None
 
 
 def _compare_tree(target: Any, source: Source, prefix: Tensor) -> str | None:

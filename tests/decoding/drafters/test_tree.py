@@ -32,7 +32,7 @@ from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.paths import paths_of
-from tests.decoding.toys import ToyModel, toy_prompt
+from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import tiny_model
 
@@ -210,6 +210,16 @@ def test_wrong_pairings_are_refused_before_anything_runs(message):
 
 class Untouched:
     """A target that must not be used."""
+
+
+def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
+    class Flat(ToyTarget):
+        def check_tree_attention(self) -> None:
+            raise ValueError("this attention takes no tree mask")
+
+    decoder = decoder_of(Flat(1), toy(Beam(2)), 2, RecursiveRejection, Sampling(1.0))
+    with pytest.raises(ValueError, match="takes no tree mask"):
+        decoder.decode([toy_prompt()], 3)
 
 
 @pytest.mark.parametrize("shape", [Branching((4,)), Beam(4), eagle_tree()], ids=lambda s: s.name)

@@ -56,10 +56,10 @@ def precision_of(model: PreTrainedModel) -> float:
     return 1e-5 if single else 1e-10
 
 
-def drafts(generator: torch.Generator) -> list[Proposal]:
+def drafts(generator: torch.Generator, trees: bool = True) -> list[Proposal]:
     """Returns chains of several lengths, one of them empty, and a tree."""
     chains = [torch.randint(4, VOCAB, (size,), generator=generator) for size in (4, 0, 2)]
-    return [*map(Proposal.chain, chains), TREE]
+    return [*map(Proposal.chain, chains), TREE if trees else Proposal.chain(TREE.tokens)]
 
 
 def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
@@ -69,7 +69,7 @@ def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
     tokens = [source.prefix.tolist() for source in sources]
     generator, precision = torch.Generator().manual_seed(3), precision_of(model)
     for turn in range(4):
-        proposals = drafts(generator)
+        proposals = drafts(generator, target.supports_tree_attention)
         proposals = (proposals[turn:] + proposals[:turn])[
             : len(sources)
         ]  # every sequence gets every draft once

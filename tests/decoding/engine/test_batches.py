@@ -14,7 +14,7 @@ from tests.decoding.engine.fresh import check_rounds, close_caches, fresh, sourc
 from tests.tiny_families import ATTENTIONS, FURTHER, any_family
 from tests.tiny_models import BOS, VOCAB, tiny_model, tiny_seq2seq, tiny_source
 
-FURTHER_FAMILIES = [(family, None) for family in FURTHER if family != "Bloom"]
+FURTHER_FAMILIES = [(family, None) for family in FURTHER]
 
 
 @pytest.mark.parametrize(("family", "attention"), [*ATTENTIONS, *FURTHER_FAMILIES])
@@ -23,6 +23,7 @@ def test_rounds_of_a_batch_equal_fresh_passes_of_each_sequence(family, attention
     if attention is not None:
         model.set_attn_implementation(attention)
     target = CachedModel(model)
+    assert target.supports_tree_attention == (family != "Bloom")
     check_rounds(target, sources_of(model))
 
 

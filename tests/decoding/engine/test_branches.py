@@ -175,7 +175,21 @@ def test_trees_are_right_with_any_attention_implementation(family):
         close(score.logits[node + 1], reference.logits[0, -1])
 
 
-def test_models_that_take_no_mask_of_a_tree_are_refused():
-    """Bloom derives positions from a one-dimensional mask."""
-    with pytest.raises(ValueError, match="'bloom' model cannot be decoded speculatively"):
-        CachedModel(any_family("Bloom"))
+def test_trees_are_refused_where_they_have_other_logits_than_their_paths():
+    """Bloom derives positions from a one-dimensional mask, so it supports only chains."""
+    model = any_family("Bloom")
+    target, source = CachedModel(model), tiny_source(PROMPT, model)
+    assert not target.supports_tree_attention
+    state = target.encode(source)
+    refuses_trees(target, state, source, "'bloom' model does not support draft trees: .*chains")
+
+
+def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        target.check_tree_attention()
+    with pytest.raises(ValueError, match=reason):
+        target.score([state], [source.prefix], [TREE])
+    with pytest.raises(ValueError, match=reason):
+        one = torch.tensor([5])
+        extend(target, state, one, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]))
+    assert state.cached == 0
