@@ -11,7 +11,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
-from typing import Any
 
 import pytest
 
@@ -37,7 +36,7 @@ for words in json.loads(sys.argv[1]):
                 runpy.run_path(words[0], run_name="__main__")
         except SystemExit as end:
             code = end.code or 0
-    print(json.dumps({"words": words, "code": code, "printed": printed.getvalue()}), flush=True)
+    print(json.dumps([code, printed.getvalue()]), flush=True)
 """
 """Program that runs commands in sequence in one process, so that imports happen once."""
 
@@ -50,18 +49,6 @@ class Block:
     place: str
     """The table or class to whose end it is added; `the end` of the file; empty: a new file."""
     code: str
-
-
-@dataclass(frozen=True)
-class Ran:
-    words: list[str]
-    code: int
-    printed: str
-
-    @property
-    def decoded(self) -> dict[str, Any]:
-        """The line printed by `generate --json`."""
-        return json.loads(self.printed)
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +66,10 @@ def extended(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def ran(extended) -> dict[str, Ran]:
-    """Results of the page's commands and of plain decoding, by what they test."""
-    names = ("verifier", "stop", "recipe", "drafter")
-    tried = {"plain": PLAIN, **dict(zip(names, commands(), strict=True))}
-    words = [shown_as_json(command) for command in tried.values()]
+def test_the_extensions_decode_exactly_and_act_as_the_page_says(extended):
+    """Runs plain decoding and the page's commands with the new verifier, stop, recipe, drafter."""
+    words = [shlex.split(command) for command in (PLAIN, *commands())]
+    words = [own[2:] if own[0] == "accelerate" else [*own, "--json"] for own in words]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(words)],
         cwd=extended,
@@ -93,29 +78,15 @@ def ran(extended) -> dict[str, Ran]:
         text=True,
         timeout=600,
     )
-    results = [Ran(**json.loads(line)) for line in done.stdout.splitlines()]
-    assert [one.code for one in results] == [0] * len(tried), done.stderr
-    return dict(zip(tried, results, strict=True))
-
-
-@pytest.mark.parametrize("extension", ["verifier", "stop", "drafter"])
-def test_greedy_output_is_that_of_plain_decoding(ran, extension):
-    assert ran[extension].decoded["tokens"] == ran["plain"].decoded["tokens"]
-
-
-def test_the_verifier_accepts_at_most_its_setting(ran):
-    accepted = [one["accepted"] for one in ran["verifier"].decoded["rounds"]]
-    assert max(accepted) == 1
-
-
-def test_the_stop_policy_ends_some_drafts_early(ran):
-    drafted = [len(one["drafted"]) for one in ran["stop"].decoded["rounds"]]
-    assert len(set(drafted)) > 1 and max(drafted) <= 20
-
-
-def test_the_recipe_trains_a_drafter_whose_drafts_are_accepted(ran):
-    assert "saved" in ran["recipe"].printed
-    assert sum(one["accepted"] for one in ran["drafter"].decoded["rounds"]) > 0
+    codes, printed = zip(*map(json.loads, done.stdout.splitlines()), strict=True)
+    assert codes == (0,) * 5, done.stderr
+    assert "saved" in printed[3]
+    plain, verifier, stop, drafter = (json.loads(printed[place]) for place in (0, 1, 2, 4))
+    assert plain["tokens"] == verifier["tokens"] == stop["tokens"] == drafter["tokens"]
+    assert max(one["accepted"] for one in verifier["rounds"]) == 1  # its setting
+    drafted = [len(one["drafted"]) for one in stop["rounds"]]
+    assert len(set(drafted)) > 1 and max(drafted) <= 20  # some drafts end early
+    assert sum(one["accepted"] for one in drafter["rounds"]) > 0
 
 
 def blocks() -> list[Block]:
@@ -130,13 +101,6 @@ def blocks() -> list[Block]:
 def commands() -> list[str]:
     text = "\n".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")
     return [line for line in text.splitlines() if line]
-
-
-def shown_as_json(command: str) -> list[str]:
-    words = shlex.split(command)
-    if words[:2] == ["accelerate", "launch"]:
-        return words[2:]
-    return [*words, "--json"]
 
 
 def add(block: Block, folder: Path) -> None:

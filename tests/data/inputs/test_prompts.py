@@ -31,19 +31,16 @@ def load(path: Path, **settings) -> list[dict]:
     return rows
 
 
-def reasons(path: Path, **settings) -> list[str | None]:
-    return load_inputs(DataConfig(path=str(path), **settings))["reason"][:]
-
-
 def write_lines(path: Path, *rows: object) -> Path:
     return write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write(path: Path, text: str) -> Path:
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+def write(path: Path, content: str | bytes) -> Path:
+    """Writes a text, compressed if the name ends with .gz, or bytes as they are."""
+    if isinstance(content, str):
+        content = content.encode(errors="surrogateescape")
+        content = gzip.compress(content) if path.suffix == ".gz" else content
+    path.write_bytes(content)
     return path
 
 
@@ -72,11 +69,40 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind):
     assert load(write_rows(tmp_path, kind)) == expected
 
 
-@pytest.mark.parametrize("name", ["lines.txt", "lines.txt.gz", "train.en", "train.en.gz"])
-def test_a_line_of_text_is_a_row(tmp_path, name):
-    rows = load(write(tmp_path / name, "eins\n\ndrei\u2028vier\r\nfünf"))
-    assert [row["source"] for row in rows] == ["eins", "", "drei\u2028vier", "fünf"]
-    assert {row["reference"] for row in rows} == {None}
+COLUMNS = '{"document": "d", "summary": "s", "title": "t", "id": 7}\n'
+SET = {"input_column": "title", "reference_column": "id", "prefix": "Q: ", "suffix": " A:"}
+CHOICES = '{"q": "One?", "c": ["a", "b"]}\n{"q": "Two?", "c": ["c", "d"]}\n'
+TURNS = (
+    '{"question_id": 81, "turns": ["a", "b"]}\n{"turns": ["c"], "reference": ["7"]}\n'
+    '{"turns": ["d"], "reference": ["8"]}\n{"turns": ["e"], "reference": [{"aliases": ["f"]}]}\n'
+)
+"""Spec-Bench's rows: some have lists of references, which are not always text."""
+LINES = "eins\n\ndrei\u2028vier\r\nfünf"
+TEXTS = [("eins", None), ("", None), ("drei\u2028vier", None), ("fünf", None)]
+CELLS = 'text,n\n007,1\n1.50,2\ntrue,3\nx,1,2\n"a\nb",4\n'
+X = [("x", None)]
+FOUND = {
+    "lines": ("a.txt", LINES, {}, TEXTS),
+    "compressed lines": ("a.txt.gz", LINES, {}, TEXTS),
+    "lines of a language": ("train.en", LINES, {}, TEXTS),
+    "usual columns": ("a.jsonl", COLUMNS, {}, [("d", "s")]),
+    "set columns": ("a.jsonl", COLUMNS, SET, [("Q: t A:", "7")]),
+    "a template": ("a.jsonl", CHOICES, {"template": "{q} ({c[1]})"}, [("One? (b)", None)]),
+    "several turns": ("a.jsonl", TURNS, {}, [("a", None), ("c", "7"), ("d", "8"), ("e", None)]),
+    "cells": ("a.csv", CELLS, {}, [(one, None) for one in ("007", "1.50", "true", "", "a\nb")]),
+    "BOM of lines": ("a.txt", "\ufeffx\n", {}, X),
+    "BOM of compressed lines": ("a.txt.gz", "\ufeffx\n", {}, X),
+    "BOM of JSON lines": ("a.jsonl", '\ufeff{"text": "x"}\n', {}, X),
+    "BOM of JSON": ("a.json", '\ufeff[{"text": "x"}]', {}, X),
+    "BOM of a table": ("a.csv", "\ufefftext,n\nx,1\n", {}, X),
+}
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_inputs_and_references_are_found_in(tmp_path, kind):
+    name, text, settings, expected = FOUND[kind]
+    rows = load(write(tmp_path / name, text), **settings)
+    assert [(row["source"], row["reference"]) for row in rows][: len(expected)] == expected
 
 
 def test_line_aligned_files_give_inputs_and_references(tmp_path):
@@ -84,6 +110,15 @@ def test_line_aligned_files_give_inputs_and_references(tmp_path):
     references = write(tmp_path / "train.de", "A\n\nC\n")
     rows = load(sources, reference_path=str(references))
     assert [(row["source"], row["reference"]) for row in rows] == [("a", "A"), ("b", ""), ("", "C")]
+    write(tmp_path / "a.csv", "x\n1\n")
+    write(tmp_path / "short.de", "A\nB\n")
+    for name, message in (
+        ("short.de", "3 lines.*has 2"),
+        ("nowhere.de", "reference_path = .*nowhere.de' cannot be read"),
+        ("a.csv", "for two files of plain text"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load(sources, reference_path=str(tmp_path / name))
 
 
 def test_saved_folders_and_folders_of_files_are_read(tmp_path):
@@ -135,13 +170,6 @@ def test_skip_and_limit_keep_the_original_numbers(tmp_path):
     assert [row["row"] for row in load(write_rows(tmp_path, "csv"), skip=1, limit=99)] == [1, 2, 3]
 
 
-def test_columns_are_found_by_their_usual_names_or_as_set(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"document": "d", "summary": "s", "title": "t", "id": 7}\n')
-    assert load(path) == [{"row": 0, "source": "d", "reference": "s"}]
-    chosen = {"input_column": "title", "reference_column": "id", "prefix": "Q: ", "suffix": " A:"}
-    assert load(path, **chosen) == [{"row": 0, "source": "Q: t A:", "reference": "7"}]
-
-
 def test_fields_of_columns_are_taken_by_name(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"translation": {"en": "house", "de": "Haus"}}\n')
     chosen = {"input_column": "translation.de", "reference_column": "translation.en"}
@@ -159,15 +187,6 @@ def test_fields_of_columns_are_taken_by_name(tmp_path):
             load(path, **chosen | {name: "translation.fr"})
     with pytest.raises(ConfigError, match=r"data.input_column .*translation.en, translation.de"):
         load(path)
-
-
-def test_a_template_makes_inputs_of_several_columns(tmp_path):
-    questions = (("One?", ["a", "b"]), ("Two?", ["c", "d"]))
-    rows = [{"question": question, "choices": choices} for question, choices in questions]
-    path = write_lines(tmp_path / "a.jsonl", *rows)
-    template = "{question} (A) {choices[0]} (B) {choices[1]}"
-    found = load(path, template=template, prefix="Q: ", skip=1)
-    assert [(row["row"], row["source"]) for row in found] == [(1, "Q: Two? (A) c (B) d")]
 
 
 CHAT = [
@@ -191,10 +210,12 @@ def test_of_a_chat_the_assistants_last_turn_is_the_reference(tmp_path):
     assert wrapped["chat"] == [*CHAT[:3], {"role": "user", "content": "Q: two? A:"}]
 
 
-def test_a_chat_may_lie_in_a_column_of_any_name(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", {"talk": CHAT, "text": "x"})
+def test_a_chat_may_lie_in_a_column_of_any_name_or_be_made_of_a_text(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", {"talk": CHAT, "text": "x"}, {"talk": [], "text": ""})
     assert load(path, input_column="talk")[0]["chat"] == CHAT[:4]
     assert "chat" not in load(path)[0]
+    rows = load(path, chat=True, suffix="?")
+    assert [row["chat"] for row in rows] == [[{"role": "user", "content": "x?"}], None]
 
 
 def test_chats_without_user_text_are_skipped_rows(tmp_path):
@@ -207,27 +228,11 @@ def test_chats_without_user_text_are_skipped_rows(tmp_path):
     assert rows[3]["chat"][-1]["content"] == "Q: two?"
 
 
-def test_a_text_becomes_a_users_message_on_request(tmp_path):
-    path = write(tmp_path / "a.txt", "one\n\n")
-    rows = load(path, chat=True, suffix="?")
-    assert [row["chat"] for row in rows] == [[{"role": "user", "content": "one?"}], None]
-
-
-def test_of_several_turns_the_first_is_the_prompt(tmp_path):
-    """Spec-Bench's rows: some have lists of references, which are not always text."""
-    lines = [
-        {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
-        {"question_id": 82, "category": "math", "turns": ["c"], "reference": ["7"]},
-        {"question_id": 83, "category": "math", "turns": ["d"], "reference": ["8"]},
-        {"question_id": 84, "category": "qa", "turns": ["e"], "reference": [{"aliases": ["f"]}]},
-    ]
-    path = write_lines(tmp_path / "a.jsonl", *lines)
-    rows = load(path)
-    assert [row["source"] for row in rows] == ["a", "c", "d", "e"]
-    assert [row["reference"] for row in rows] == [None, "7", "8", None]
-
-
+CUT = gzip.compress(b"many words\n" * 100)[:30]
 MISTAKES = {
+    "no gzip": ("a.txt.gz", b"plain\n", {}, r"cannot be read as"),
+    "cut gzip": ("a.txt.gz", CUT, {}, r"cannot be read as"),
+    "unfit template": ("a.jsonl", '{"c": 1}\n', {"template": "{d}"}, r"none of the 1 rows.*'{d}'"),
     "missing": ("nowhere.jsonl", None, {}, r"no such file"),
     "empty": ("a.txt", "", {}, r"holds no rows"),
     "unknown column": ("a.csv", "text,n\nx,1\n", {"input_column": "txt"}, r"'txt'.*text, n"),
@@ -255,6 +260,43 @@ MISTAKES = {
 }
 
 
+LINES_OF_JSON = ['{"prompt": "a"}', '{"prompt": "b', "[1, 2]", '{"prompt": 7}', '{"other": "c"}']
+LINES_OF_JSON += ['{"prompt": "\\ud800"}', '{"prompt": {"a": 1}}', '{"prompt": ["d", "e"]}']
+UNREADABLE = [
+    "no JSON",
+    "not an object",
+    "7, not a text",
+    "empty",
+    "surrogate",
+    "dict",
+    "list of 2",
+]
+UNFIT = ['{"c": ["x", "y"]}', '{"c": ["x"]}', '{"c": null}']
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "reasons"),
+    [
+        (LINES_OF_JSON, {}, UNREADABLE),
+        (UNFIT, {"template": "{c[1]}"}, ["IndexError", "KeyError"]),
+    ],
+    ids=["unreadable", "not fit for the template"],
+)
+def test_a_row_that_cannot_be_used_is_counted_and_the_others_stay(
+    tmp_path, lines, settings, reasons
+):
+    rows = load(write(tmp_path / "a.jsonl", "\n".join(lines)), **settings)
+    assert "reason" not in rows[0]
+    for row, reason in zip(rows[1:], reasons, strict=True):
+        assert reason in row["reason"]
+
+
+def test_inputs_are_described_by_their_columns_and_the_first_of_them(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": None}, {"prompt": "one two", "target": "y"})
+    line = describe_inputs(load_inputs(DataConfig(path=str(path))))
+    assert "'prompt'" in line and "'target'" in line and "one two" in line
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_an_error_that_names_it(tmp_path, mistake):
     name, text, settings, message = MISTAKES[mistake]
@@ -262,57 +304,6 @@ def test_a_mistake_is_an_error_that_names_it(tmp_path, mistake):
         write(tmp_path / name, text)
     with pytest.raises(ConfigError, match=message):
         load(tmp_path / name, **settings)
-
-
-def test_a_file_that_is_no_text_or_no_sound_gzip_is_refused(tmp_path):
-    cut = gzip.compress(b"many words\n" * 100)[:30]
-    wrong = {"a.pkl": b"\x80\x04\x95", "fake.txt.gz": b"plain\n", "cut.txt.gz": cut}
-    for name, content in wrong.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ConfigError, match="cannot be read as"):
-            load(tmp_path / name)
-
-
-def test_files_that_are_not_aligned_are_refused_with_both_counts(tmp_path):
-    sources, references = write(tmp_path / "a.en", "1\n2\n3\n"), write(tmp_path / "a.de", "1\n2\n")
-    with pytest.raises(ConfigError, match=r"3 lines.*has 2"):
-        load(sources, reference_path=str(references))
-    with pytest.raises(ConfigError, match="reference_path = .*nowhere.de' cannot be read"):
-        load(sources, reference_path=str(tmp_path / "nowhere.de"))
-    with pytest.raises(ConfigError, match="for two files of plain text"):
-        load(sources, reference_path=str(write(tmp_path / "a.csv", "x\n1\n")))
-
-
-def test_a_row_that_cannot_be_read_is_counted_and_the_others_stay(tmp_path):
-    lines = ['{"prompt": "a"}', '{"prompt": "b', "[1, 2]", '{"prompt": 7}', '{"other": "c"}']
-    lines += ['{"prompt": "\\ud800"}', '{"prompt": {"a": 1}}', '{"prompt": ["d", "e"]}']
-    path = write(tmp_path / "a.jsonl", "\n".join(lines))
-    found = reasons(path)
-    words = ("no JSON", "not an object", "7, not a text", "empty", "surrogate", "dict", "list of 2")
-    assert found[0] is None
-    assert all(word in reason for word, reason in zip(words, found[1:], strict=True))
-
-
-def test_a_row_that_the_template_does_not_fit_is_counted(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", {"c": ["x", "y"]}, {"c": ["x"]}, {"c": None})
-    found = reasons(path, template="{c[1]}")
-    assert found[0] is None and "IndexError" in found[1] and "KeyError" in found[2]
-    with pytest.raises(ConfigError, match="none of the 3 rows.*data.template = '{d}'"):
-        load(path, template="{d}")
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.json", "a.csv"])
-def test_a_byte_order_mark_is_no_text(tmp_path, name):
-    bodies = {"a.jsonl": '{"text": "x"}\n', "a.json": '[{"text": "x"}]', "a.csv": "text,n\nx,1\n"}
-    path = write(tmp_path / name, "\ufeff" + bodies.get(name, "x\n"))
-    assert [row["source"] for row in load(path)] == ["x"]
-
-
-def test_table_cells_are_read_unchanged(tmp_path):
-    path = write(tmp_path / "a.csv", 'text,n\n007,1\n1.50,2\ntrue,3\nx,1,2\n"a\nb",4\n')
-    rows = load(path)
-    assert [row["source"] for row in rows] == ["007", "1.50", "true", "", "a\nb"]
-    assert "3" not in rows[3] and rows[3]["reason"] is not None
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -358,9 +349,3 @@ def test_tools_and_settings_of_a_row_go_to_the_template(tmp_path, kind):
     assert first["chat_template_kwargs"] == {"thinking": False, "deep": 1}
     assert second["chat_template_kwargs"] == {"thinking": True, "deep": 1}
     assert all(one["tools"] == tools for one in others)
-
-
-def test_inputs_are_described_by_their_columns_and_the_first_of_them(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", {"prompt": None}, {"prompt": "one two", "target": "y"})
-    line = describe_inputs(load_inputs(DataConfig(path=str(path))))
-    assert "'prompt'" in line and "'target'" in line and "one two" in line
