@@ -104,52 +104,6 @@ def test_stops_match_those_worked_out_by_hand(tokens, h, wanted):
     assert proposal.passes == len(wanted)
 
 
-def known_pair() -> tuple[ToyTarget, CausalDrafter]:
-    """Returns a pair: the drafter draws 2, 3 and 4 uniformly; the target accepts them with
-    probabilities 0.9, 0.5 and 1."""
-    target, model = ToyTarget(0), ToyModel(0)
-    target.table = SameRow([0.1, 0.1, 0.3, 0.5 / 3, 1.0 / 3])
-    model.table, model.hidden = SameRow([0.0, 0.0, 1.0 / 3, 1.0 / 3, 1.0 / 3]), OneHot()
-    return target, CausalDrafter(model)
-
-
-def test_sampled_rounds_stop_by_the_rule_and_acceptance_has_its_law():
-    target, drafter = known_pair()
-    randomness = drawn()
-    h, cap, longest = 0.6, 6, 30
-    outputs = decoder_of(
-        target,
-        drafter,
-        HeadPolicy(knowing_head(), h, cap),
-        sampling=SAMPLED,
-        randomness=lambda _: randomness,
-    ).decode_all([toy_prompt()] * 40, longest)
-    tried, accepted, lengths = 0, 0, set()
-    for output in outputs:
-        left = longest
-        for played in output.rounds:
-            assert len(played.drafted) == length_by_hand(played.drafted, h, min(cap, left - 1))
-            assert played.passes == len(played.drafted)
-            left -= len(played.emitted)
-            lengths.add(len(played.drafted))
-            if played.drafted:
-                tried += 1
-                accepted += len(played.path) > 0
-    assert len(lengths) > 3
-    expected = (0.9 + 0.5 + 1.0) / 3
-    assert abs(accepted / tried - expected) < 5.0 * math.sqrt(expected * (1 - expected) / tried)
-
-
-def length_by_hand(drafted: Sequence[int], h: float, room: int) -> int:
-    """Computes the draft length of Algorithm 2: before token d + 1, the factors of tokens
-    1..d - 1 are known."""
-    for depth in range(len(drafted) + 1):
-        survives = math.prod(ACCEPTANCE[token] for token in drafted[: max(0, depth - 1)])
-        if depth == room or 1.0 - survives > h:
-            return depth
-    return -1  # the draft should have continued
-
-
 def states(*tokens: int) -> tuple[Tensor, ...]:
     return tuple(torch.eye(5)[token] for token in tokens)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -38,40 +37,7 @@ def test_equal_beginnings_of_paths_are_one_node_with_a_count():
         assert below == (count if len(path) < 3 else 0)
 
 
-def test_paths_have_the_law_of_independent_draws():
-    """One level, two paths: unordered pairs of draws."""
-    table, sampling = LogitsTable(1, 3), Sampling(1.0)
-    probs = expected_probs(table[START], sampling)
-
-    def run(randomness: Randomness) -> tuple:
-        proposal = grow(Paths(2).new_tree(sampling, randomness, ()), table, 1)
-        pairs = zip(proposal.tokens.tolist(), proposal.counts.tolist(), strict=True)
-        return tuple(sorted(t for token, count in pairs for t in [token] * count))
-
-    law = enumerate_law(run)
-    for a, b in itertools.combinations_with_replacement(range(3), 2):
-        expected = float(probs[a] * probs[b]) * (1 if a == b else 2)
-        assert law[a, b] == pytest.approx(expected, abs=1e-12)
-
-
 # --- without replacement -------------------------------------------------------------------------
-
-
-def test_siblings_come_in_the_order_drawn_and_never_twice():
-    """Plackett-Luce: P(a, b) = p_a p_b / (1 - p_a)."""
-    table, sampling = LogitsTable(3, 4), Sampling(1.0)
-    probs = expected_probs(table[START], sampling)
-
-    def run(randomness: Randomness) -> Path:
-        return tuple(
-            grow(Branching((2,)).new_tree(sampling, randomness, ()), table, 1).tokens.tolist()
-        )
-
-    law = enumerate_law(run)
-    for a, b in itertools.permutations(range(4), 2):
-        expected = float(probs[a] * probs[b] / (1 - probs[a]))
-        assert law[a, b] == pytest.approx(expected, abs=1e-12)
-    assert len(law) == 12
 
 
 @pytest.mark.parametrize(
@@ -265,18 +231,6 @@ def test_perturbed_values_stay_finite_and_their_largest_is_the_bound():
     assert found[0, 3] == -torch.inf
     order = (log_probs + gumbels).argsort(dim=-1)
     assert torch.equal(found.argsort(dim=-1), order)
-
-
-def test_perturbed_values_equal_the_plain_formula_where_that_is_finite():
-    generator = torch.Generator().manual_seed(1)
-    log_probs = torch.randn(3, 5, generator=generator).double().log_softmax(-1)
-    keys = torch.randn(3, 5, generator=generator).double()
-    bounds = torch.tensor([0.0, -1.5, 2.0]).double()
-    largest = (log_probs + keys).max(-1, keepdim=True).values
-    plain = -torch.log(
-        torch.exp(-bounds[:, None]) - torch.exp(-largest) + torch.exp(-(log_probs + keys))
-    )
-    torch.testing.assert_close(perturb(log_probs + keys, bounds), plain, rtol=0, atol=1e-12)
 
 
 def test_a_beam_goes_on_below_any_parents_in_falling_order():
