@@ -28,7 +28,7 @@ from drafttrain.training.loop import (
     take_step,
 )
 from drafttrain.training.objectives.mask_predict import MaskPredict
-from tests.training.objectives.test_objective import OBJECTIVES
+from tests.training.objectives.test_objective import EXAMPLES, OBJECTIVES
 from tests.training.tiny_runs import SIX_STEPS, small_task, train_small
 
 ALWAYS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
@@ -99,9 +99,9 @@ def test_a_step_does_not_wait_for_the_device(accumulation: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES.keys() - {"mask_predict"}))
 def test_no_objective_waits_for_the_device(name: str) -> None:
-    objective, batch = OBJECTIVES[name]()
-    objective.train()(batch, 0.0)  # fills caches
-    another = replace(batch)
+    objective, collate = OBJECTIVES[name]()
+    objective.train()(collate(EXAMPLES), 0.0)  # fills caches
+    another = collate(EXAMPLES)
     with waits() as seen:
         objective(another, 0.0).loss.sum().backward()
     assert seen.found == READ_BY_TRANSFORMERS.get(name, [])

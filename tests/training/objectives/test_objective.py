@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -24,60 +26,71 @@ from drafttrain.training.objectives.head_sweep import HeadSweep, make_heads
 from drafttrain.training.objectives.language_modelling import LanguageModelling
 from drafttrain.training.objectives.mask_predict import MaskPredict
 from drafttrain.training.objectives.predict_ahead import PredictAhead
-from tests.tiny_drafters import block_heads, collator, state_drafter, tiny_drafter
+from tests.comparing import close
+from tests.tiny_drafters import block_heads, collator, state_drafter
 from tests.tiny_models import tiny_model
+from tests.training.tiny_runs import examples, slot_drafter
 
-EXAMPLES = [Example(0, row, [5, 6 + row, 1], [7, 8, 9 + row, 1]) for row in range(3)]
+EXAMPLES = [Example(*example) for example in examples()]
 BLOCKS = FollowInBlocksConfig(forward_kl=1.0)
+Made = tuple[Objective, Callable[[Sequence[Example]], Batch]]
+"""An objective without dropout, and what makes its batches."""
 
 
-def mask_predict() -> tuple[Objective, Batch]:
-    drafter = tiny_drafter("marian")
-    objective = MaskPredict(drafter, ObjectiveConfig())
-    return objective, collator(drafter, 2)(EXAMPLES)
+def mask_predict(blocks: int = 2, **changes: object) -> Made:
+    objective = MaskPredict(slot_drafter(**changes), ObjectiveConfig())
+    return objective, collator(objective.model, blocks)
 
 
-def predict_ahead() -> tuple[Objective, Batch]:
-    heads = block_heads()
-    batch = BlockRowsCollator(heads.config.heads, positions=4, seed=0)(EXAMPLES)
-    return PredictAhead(heads, tiny_model("marian")), batch
+def predict_ahead(positions: int = 4) -> Made:
+    heads, still = block_heads(), tiny_model("marian", dropout=0.0)
+    return PredictAhead(heads, still), BlockRowsCollator(heads.config.heads, positions, seed=0)
 
 
-def language_modelling(family: str) -> tuple[Objective, Batch]:
-    collate = PairCollator(0, joined=family != "t5")
-    objective = LanguageModelling(tiny_model(family), 0.1, tiny_model(family, seed=2))
-    return objective, collate(EXAMPLES)
+def language_modelling(family: str, **still: float) -> Made:
+    objective = LanguageModelling(tiny_model(family, **still), 0.1, tiny_model(family, seed=2))
+    return objective, PairCollator(0, joined=family != "t5")
 
 
-def follow_target(packed: bool) -> tuple[Objective, Batch]:
+def follow_target(packed: bool) -> Made:
     drafter, draftable = tiny_model("llama", num_hidden_layers=1), torch.tensor([1, 7, 8, 30])
     settings = FollowTargetConfig(forward_kl=1.0, total_variation=0.2)
     objective = FollowTarget(drafter, settings, tiny_model("llama", seed=2), draftable)
     collate = BlocksCollator(0)
-    return objective, collate([EXAMPLES]) if packed else collate.alone(EXAMPLES)
+    return objective, (lambda rows: collate([rows])) if packed else collate.alone
 
 
-def follow_blocks() -> tuple[Objective, Batch]:
+def follow_blocks() -> Made:
     objective = FollowTarget(tiny_model("llama", seed=2), BLOCKS, tiny_model("llama"))
-    return objective, BlocksCollator(0, 0, 3)([EXAMPLES])
+    return objective, lambda rows: BlocksCollator(0, 0, 3)([rows])
 
 
-def follow_states() -> tuple[Objective, Batch]:
+def follow_states() -> Made:
     target = tiny_model("llama", num_hidden_layers=4)
     drafter = state_drafter(target, [1, 3], "linked", k=3)
     collate = BlocksCollator(0, 0, 3, reads_prompt=False)
-    return FollowStates(drafter, BLOCKS, target), collate.alone(EXAMPLES)
+    return FollowStates(drafter, BLOCKS, target), collate.alone
 
 
-def head_sweep() -> tuple[Objective, Batch]:
+def head_sweep() -> Made:
     heads = make_heads(HeadConfig(depths=(0, 3, 1), rejection_weights=(1.0, 3.0)), 8, seed=0)
-    return HeadSweep(heads), HeadBatch(torch.randn(5, 8), torch.rand(5))
+
+    def collate(rows: Sequence[Example]) -> HeadBatch:
+        drawn = [torch.rand(len(row.target_ids), 9, generator=seeded(row.row)) for row in rows]
+        values = torch.cat(drawn).double()
+        return HeadBatch(values[:, :8] - 0.5, values[:, 8])
+
+    return HeadSweep(heads).double(), collate
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 OBJECTIVES = {
     "mask_predict": mask_predict,
     "predict_ahead": predict_ahead,
-    "pairs": partial(language_modelling, "t5"),
+    "pairs": partial(language_modelling, "t5", dropout_rate=0.0),
     "texts": partial(language_modelling, "llama"),
     "follow_target": partial(follow_target, packed=True),
     "follow_unpacked": partial(follow_target, packed=False),
@@ -89,15 +102,39 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_an_objective_maps_a_batch_to_sums_of_each_part(name: str) -> None:
-    objective, batch = OBJECTIVES[name]()
+    objective, collate = OBJECTIVES[name]()
     assert isinstance(objective, Objective)
-    sums = objective.train()(batch.to(torch.device("cpu")), 0.5)
+    sums = objective.train()(collate(EXAMPLES).to(torch.device("cpu")), 0.5)
     shape = () if objective.parts is None else (len(objective.parts),)
     assert all(value.shape == shape and value.isfinite().all() for value in sums)
     assert (sums.weight > 0).all() and (sums.correct <= sums.counted).all()
     sums.loss.sum().backward()
     reached = [p.grad is not None for p in objective.model.parameters() if p.requires_grad]
     assert any(reached)
+
+
+VARIANTS: dict[str, Callable[[], Made]] = {
+    "one slot": partial(mask_predict, k=1),
+    "previous tokens": partial(mask_predict, previous_token_rank=4),
+    "paper": partial(mask_predict, slots="paper"),
+    "bidirectional": partial(mask_predict, 1, slots="paper", prefix_attention="bidirectional"),
+    "one position": partial(predict_ahead, 1),
+    "all positions": partial(predict_ahead, 100),
+}
+
+
+@pytest.mark.parametrize("name", [*OBJECTIVES, *VARIANTS])
+def test_sums_do_not_depend_on_how_the_batch_is_split(name: str) -> None:
+    objective, collate = (OBJECTIVES | VARIANTS)[name]()
+    objective.train()
+    whole = objective(collate(EXAMPLES), 0.3)
+    assert (whole.weight > 0).all()
+    for sizes in ([2, 4], [5, 1], [1, 2, 3], [1] * 6):
+        ends = list(itertools.accumulate(sizes))
+        parts = [EXAMPLES[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        sums = [objective(collate(part), 0.3) for part in parts]
+        for total, *apart in zip(whole, *sums, strict=True):
+            close(sum(apart), total, 1e-9 if total.dtype == torch.float64 else 1e-6)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
