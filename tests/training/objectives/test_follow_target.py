@@ -1,4 +1,4 @@
-"""The objective of causal drafters: hand-computed sums, packed rows, a draft vocabulary."""
+"""The objective of causal and parallel drafters: sums by hand, packed rows, a draft vocabulary."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowTargetConfig
-from drafttrain.data.batches.examples import Example
+from drafttrain.data.batches.examples import Example, TopRows
 from drafttrain.data.batches.masked_blocks import BlocksCollator
+from drafttrain.data.teacher import top_rows
+from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.models.spec_drafter.layout import IGNORED
-from drafttrain.training.objectives.follow_target import FollowTarget
+from drafttrain.training.objectives.follow_target import FollowTarget, text_rows
 from tests.comparing import close
+from tests.tiny_families import any_family
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
 from tests.training.tiny_runs import numbered
 
@@ -114,3 +117,75 @@ def test_validation_is_the_cross_entropy_of_the_tokens_that_can_be_drafted(draft
                 known, expected = known + 1, expected - own[row, wanted.index(token)]
     close(sums.loss, expected)
     assert (sums.weight, sums.counted) == (known, 8)
+
+
+MASK = 3
+IN_BLOCKS = BlocksCollator(pad_token_id=0, mask_token=MASK, k=3)
+
+
+@pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
+def test_the_loss_equals_that_of_single_blocks(draftable) -> None:
+    objective = objective_of(FollowTargetConfig(forward_kl=2.0), draftable=draftable)
+    batch = IN_BLOCKS([EXAMPLES[:2]])
+    sums = objective(batch, 0.0)
+    wanted = range(40) if draftable is None else draftable.tolist()
+    loss = weights = acceptance = torch.zeros((), dtype=torch.float64)
+    for source, output in ROWS[:2]:
+        for place in range(len(output)):
+            context = source + output[:place]
+            for slot in range(len(output[place : place + 3])):
+                ids = torch.tensor([context + [MASK] * slot])
+                with torch.no_grad():
+                    own = objective.model(ids).logits[0, -1, wanted].log_softmax(-1)
+                    known = torch.tensor([source + output[: place + slot]])
+                    theirs = objective.teacher.model(known).logits[0, -1].log_softmax(-1)[wanted]
+                loss = loss + 2 * (theirs.exp() * (theirs - own)).sum()
+                weights = weights + 1
+                acceptance = acceptance + torch.minimum(theirs.exp(), own.exp()).sum()
+    close(sums.loss, loss, 1e-6)  # weights are float32
+    close(sums.weight.double(), weights, 1e-6)
+    assert sums.counted == 3 + 2 + 1 + 4 + 3 + 2  # blocks end with their output
+    close(objective.overlap(batch, objective.rows(batch)[0]).sum(), acceptance)
+
+
+@pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
+def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
+    objective = objective_of(EVERY, draftable=draftable)
+    known, teacher, rows = [], objective.teacher.model, EXAMPLES[:2]
+    for example in rows:
+        forced = teacher_force(teacher, [example.source_ids], [example.target_ids])[0]
+        known.append(example._replace(target_rows=top_rows(forced.logits, 40, draftable)))
+    close(
+        objective(IN_BLOCKS([known]), 0.0).loss,
+        objective(IN_BLOCKS([EXAMPLES[:2]]), 0.0).loss,
+        1e-9,
+    )
+    two = [one._replace(target_rows=TopRows(*(part[:, :2] for part in one.target_rows)))
+           for one in known]  # fmt: skip
+    likeliest, _ = objective.compared_rows(IN_BLOCKS([two]), objective.rows(IN_BLOCKS([two]))[0])
+    online = objective.target_log_probs(IN_BLOCKS([rows]))
+    close(likeliest, online.topk(2).values)
+
+
+PACKED = [
+    ([5, 9, 20, 7], [11, 30, 12, 8, 25, 1]),
+    ([9, 20, 7, 30, 11, 6], [30, 12, 8, 25, 1]),
+    ([21], [12, 8, 1]),
+    ([8, 15], [1]),
+]
+
+
+@pytest.mark.parametrize("family", ["Gemma3Text", "Mistral", "Cohere"])
+def test_logits_of_packed_texts_equal_single_texts(family: str) -> None:
+    """With windows of 5 tokens in some or all layers, and with scaled logits."""
+    model, wanted = any_family(family), torch.tensor([4, 8, 30])
+    examples = numbered(PACKED)
+    batch = BlocksCollator(0)([examples[:2], examples[2:]])
+    with torch.no_grad():
+        packed, some = text_rows(model, batch), text_rows(model, batch, wanted)
+        apart = [
+            model(torch.tensor([source + target])).logits[0, len(source) - 1 : -1]
+            for source, target in PACKED
+        ]
+    close(packed, torch.cat(apart), 1e-9)
+    close(some, packed[:, wanted], 1e-9)
