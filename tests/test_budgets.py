@@ -68,9 +68,7 @@ def test_a_size_stays_within_its_budget_and_the_budget_close_to_it(name):
 
 
 def test_bounds_are_only_ever_lowered_and_not_below_the_design():
-    budgets = {
-        name: {"bound": 300, "design": 200} for name in ("shrunk", "grown", "small", "reached")
-    }
+    budgets = {name: {"bound": 300, "design": 200} for name in "shrunk grown small reached".split()}
     found = {"shrunk": 250, "grown": 400, "small": 100, "reached": 200}
     bounds = {name: one["bound"] for name, one in lowered(budgets, found).items()}
     assert bounds == {"shrunk": 253, "grown": 300, "small": 200, "reached": 202}

@@ -66,11 +66,7 @@ def write_policy(folder: Path, **values) -> None:
         (None, {}, (0.7, 20)),  # the paper's h
         ({"h": 0.35, "max_draft": 9}, {}, (0.35, 9)),
         ({"h": 0.35, "max_draft": 9}, {"h": 0.6, "max_draft": 5}, (0.6, 5)),
-        (
-            {"h": 0.35, "max_draft": 9, "head": "D4-w1"},
-            {},
-            (0.7, 20),
-        ),  # the policy is for another head
+        ({"h": 0.35, "max_draft": 9, "head": "D4-w1"}, {}, (0.7, 20)),  # of another head
     ],
 )
 @pytest.mark.parametrize("place", [".", "acceptance_head"])

@@ -227,9 +227,8 @@ def test_plots_need_no_package_of_a_notebook():
     backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     for preamble, code in (("", 1), (probe, 0)):
         line = [sys.executable, "-c", f"{preamble}import matplotlib"]
-        assert (
-            subprocess.run(line, env=os.environ | backend, capture_output=True).returncode == code
-        )
+        done = subprocess.run(line, env=os.environ | backend, capture_output=True)
+        assert done.returncode == code
 
 
 def test_output_lines_stay_aligned_when_inputs_are_skipped(capsys, monkeypatch, tiny_target):

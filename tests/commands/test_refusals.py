@@ -79,9 +79,7 @@ INPUTS = {
     f"{ALONE} --sweep nodes=4 trees=[]": ("sweep.nodes is given, but not tried", "leave it out"),
     f"{ALONE} --sweep entropy=-1": ("decode.stop.entropy = -1", "greater than 0"),
     f"{ALONE} candidates.x.drafter=llama": ("candidates.x.drafter", "leave it out"),
-    f"{ALONE} 'candidates={{k=2: {{stop: {{k: 3}}}}}}'": (
-        "candidates.k=2 has the name of another",
-    ),
+    f"{ALONE} 'candidates={{k=2: {{stop: {{k: 3}}}}}}'": ("candidates.k=2 has the name of",),
 }
 PAIRINGS = {
     f"{EVAL} --target target --drafter llama": ("is a decoder-only model ('llama')", "'target'"),
@@ -131,9 +129,7 @@ PAIRINGS = {
 TREES = {
     f"{SAMPLED} decode.tree.width=3": ("tree.width = 3 is for paths or rsd-s only, but tree",),
     f"{SAMPLED} --tree rsd-s decode.tree.nodes=9": ("tree.nodes = 9 is for opt-tree or binary",),
-    f"{SAMPLED} --tree binary decode.tree.draft_temperature=1": (
-        "draft_temperature = (1.0,) is f",
-    ),
+    f"{SAMPLED} --tree binary decode.tree.draft_temperature=1": ("temperature = 1.0 is for",),
     f"{SAMPLED} --tree opt-tree --drafter none": ("can only draft chains;", "or give a"),
     f"{CAUSAL} --tree paths": ("at temperature 0 all samples are equal",),
     f"{SAMPLED} --tree rsd-s decode.tree.width=41": ("has 41 siblings", "has 40 tokens"),
@@ -142,10 +138,7 @@ TREES = {
     f"{SAMPLED} --tree binary --stop gain": ("gain' reads", ", or opt-tree"),
     f"{SAMPLED} --tree paths --verifier recursive": ("use multi-round or k-seq",),
     f"{SAMPLED} --tree opt-tree --verifier rejection": ("deterministic trees", "target-walk"),
-    f"{SAMPLED} {PATHS}=[llama] --verifier k-seq": (
-        "not valid for independent trees",
-        "target-walk",
-    ),
+    f"{SAMPLED} {PATHS}=[llama] --verifier k-seq": ("not valid for independent", "target-walk"),
     f"{SAMPLED} --verifier recursive": ("not valid for iid chains", "use rejection"),
 }
 RUN = "drafttrain eval"
@@ -157,11 +150,7 @@ RUNS = {
     f"{RUN} --target ./absent --drafter checkpoints/tiny": ("--data",),
     f"{RUN} --report report.txt": ("report.txt", ".json"),
     f"{RUN} --stop head --head head": ("'head'", "'spec-drafter'", "stop.kind=", "cumulative"),
-    f"{RUN} --report rows.jsonl/report.json": (
-        "'rows.jsonl'",
-        "Not a directory",
-        "give another folder",
-    ),
+    f"{RUN} --report rows.jsonl/report.json": ("'rows.jsonl'", "Not a directory", "give another"),
     f"{RUN} --beta 3": ("beta = 3", "--verifier spec-verification"),
     f"{RUN} 'others={{x: {{drafter: checkpoints/tiny, stop: {{k: 9}}}}}}' --mode teacher-forced": (
         "others.x.stop.k = 9",
@@ -198,11 +187,7 @@ READ_FIRST = {
         "out=",
     ),
     f"{CACHE} --out cache seed=7": ("cache/manifest.json", "seed = 0", "7", "out="),
-    f"{CAUSAL} --stop head --head other-head": (
-        "'other-head'",
-        "'another-drafter'",
-        "give the drafter",
-    ),
+    f"{CAUSAL} --stop head --head other-head": ("'other-head'", "'another-drafter'", "give the"),
 }
 """Errors that can only be found after weights are read."""
 REFUSED = SETTINGS | INPUTS | PAIRINGS | TREES | RUNS | PLACES

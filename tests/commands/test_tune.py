@@ -74,9 +74,7 @@ def test_the_candidates_are_decoded_and_halved_at_every_batch_size(tuned):
     assert set(search.candidates) == names
     for size in (1, 2):
         first, *later = [rung for rung in search.rungs if rung.batch_size == size]
-        assert set(first.candidates) == {"plain", *names} and first.prompts == (
-            2 if size == 1 else 8
-        )
+        assert set(first.candidates) == {"plain", *names} and first.prompts == {1: 2, 2: 8}[size]
         left = [len(rung.candidates) for rung in (first, *later)]
         assert left == sorted(left, reverse=True) and left[-1] <= 3
         for rung in (first, *later):

@@ -40,12 +40,7 @@ UNREAD = [
     (EvalConfig, [*EVAL, "mode=teacher-forced"], "repeats=2", "mode=decode"),
     (EvalConfig, EVAL, "others={x: {drafter: d, sampling: {top_k: 5}}}", "others.x.sampling."),
     (CausalDrafterRecipe, TRAIN, "teacher.top_k=4", "teacher.kind=cached"),
-    (
-        CausalDrafterRecipe,
-        [*TRAIN, "initialise.path=m"],
-        "drafter.layers=3",
-        "initialise.path=null",
-    ),
+    (CausalDrafterRecipe, [*TRAIN, "initialise.path=m"], "drafter.layers=3", "ise.path=null"),
     (SpecDrafterRecipe, [*TRAIN, "drafter.slots=paper"], "objective.prefix_weight=1", "anchored"),
     (TargetRecipe, [*TRAIN[::2], "model={}", "teacher.path=t"], "vocab_size=99", "teacher=null"),
 ]
@@ -119,9 +114,7 @@ def test_every_integer_has_an_upper_bound():
         for name, field in kind.model_fields.items():
             if name not in UNBOUNDED:
                 for bounds in integers(field.annotation, field.metadata):
-                    assert any(isinstance(one, Le | Lt) for one in bounds), (
-                        f"{kind.__name__}.{name}"
-                    )
+                    assert any(isinstance(one, Le | Lt) for one in bounds), (kind, name)
 
 
 def integers(annotation: Any, bounds: list[Any]) -> Iterator[list[Any]]:

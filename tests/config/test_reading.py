@@ -26,9 +26,7 @@ def message(*overrides: str, kind=DistillConfig, file: Path | None = None) -> st
 
 
 def test_overrides_and_flags_win_over_the_file(tmp_path):
-    file = yaml_file(
-        tmp_path, "target: {path: from-file, dtype: bfloat16}\ndata: {path: a}\nout: o"
-    )
+    file = yaml_file(tmp_path, "target: {path: file, dtype: bfloat16}\ndata: {path: a}\nout: o")
     settings = load_settings(
         DistillConfig, file, ["data.path=b"], {"target.path": "from-flag", "data.limit": None}
     )
@@ -48,9 +46,7 @@ def test_overrides_take_lists_booleans_and_null():
     assert settings.adam_betas == (0.9, 0.98)
     assert settings.clip is None
     assert load_settings(TrainConfig, overrides=["max_steps="]).max_steps is None
-    assert load_settings(
-        TargetConfig, overrides=["path=x", "trust_remote_code=true"]
-    ).trust_remote_code
+    assert load_settings(TargetConfig, None, ["path=x", "trust_remote_code=on"]).trust_remote_code
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,7 @@ def test_every_weight_is_kept_to_the_bit_and_every_other_file_as_it_is(pickled):
     after = load_file("whole/model.safetensors")
     assert all(torch.equal(before[name], value) for name, value in after.items())
     assert {value.dtype for value in after.values()} == {torch.float16}
-    kept = {file.name for file in pickled.iterdir()} - {
-        file.name for file in Path("whole").iterdir()
-    }
+    kept = {one.name for one in pickled.iterdir()} - {one.name for one in Path("whole").iterdir()}
     assert all("pytorch_model" in name for name in kept)
     assert Path("whole/source.spm").read_bytes() == b"pieces"
     assert load_target(TargetConfig(path="whole", dtype="float16")).model.dtype == torch.float16

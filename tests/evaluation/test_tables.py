@@ -99,9 +99,7 @@ def test_reasons_for_differences_in_a_batch_are_stated_and_errors_stand_out(repo
 def test_the_x_axis_of_the_plot_is_what_was_varied(report):
     sizes = choose_plot(report)
     assert sizes.xlabel == "batch size" and sizes.logarithmic
-    swept = [
-        method(f"causal k={k} greedy", 1.0 + k / 10, 10 * k, settings={"k": k}) for k in (2, 4)
-    ]
+    swept = [method(f"causal k={k} greedy", 1 + k / 10, 10 * k, settings={"k": k}) for k in (2, 4)]
     plot = choose_plot(with_runs(report, *swept))
     assert plot.xlabel == "draft tokens per round" and plot.curves[0].xs == [2.0, 4.0]
     assert not plot.logarithmic
@@ -119,9 +117,7 @@ def test_a_line_never_joins_points_of_different_methods():
     chains = [method(f"c{k}", 1.0, settings={"k": k}, stop=f"k={k}") for k in (2, 4)]
     heads = [method(f"h{h}", 1.0, settings={"h": h}, stop=f"head({h})") for h in (0.3, 0.5)]
     block = method("b", 1.0, settings={"k": 4}, verifier="block", stop="k=4")
-    trees = [
-        method(f"t{n}", 1.0, method="opt-tree", sizes={"nodes": n}, stop="k=5") for n in (16, 8)
-    ]
+    trees = [method(f"t{n}", 1, method="opt-tree", sizes={"nodes": n}, stop="k=5") for n in (16, 8)]
     other = method("o", 1.0, settings={"k": 4}, other="second", stop="k=4")
     found = lines([*chains, *heads, block, *trees, other])
     assert [[one.name for one in line] for _, line in found] == [

@@ -234,10 +234,7 @@ def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
     model = tiny_model("marian").float()
     target = save_target(model, private / "target")
     spec = save_spec_drafter(private / "spec", model, target)
-    recorded = {
-        "path": str(private / "drafter"),
-        "weights_sha256": hash_weights(noisy_copy("llama")),
-    }
+    recorded = {"path": f"{private}/drafter", "weights_sha256": hash_weights(noisy_copy("llama"))}
     drafter = save_drafter(private / "drafter")
     head = save_head(private / "head", noisy_copy("llama"), drafter=recorded, target=recorded)
     for given in ({"drafter": str(spec)}, {"drafter": str(drafter), "head": head}):

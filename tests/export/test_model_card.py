@@ -87,9 +87,7 @@ def test_a_card_has_licences_plot_and_verification(tmp_path):
 def test_a_lossy_verifier_is_named_at_the_top(tmp_path):
     lossy = {"kind": "spec-verification", "beta": 3, "tau": 1.0}
     text = card_of(tmp_path, with_head=False, verifier=lossy)
-    warning = (
-        "**Lossy in greedy decoding:** a drafted token is accepted if it is among the target's"
-    )
+    warning = "**Lossy in greedy decoding:** a drafted token is accepted if it is among the target"
     assert warning in text and text.index(warning) < text.index("## Measured")
     assert "first choice (SpecDec, Xia et al. 2023)." in text
     assert "Lossy" not in card_of(tmp_path / "b", with_head=False)

@@ -8,12 +8,7 @@ import torch
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import CacheConfig
 from drafttrain.data.hidden.states import CacheManifest
-from drafttrain.data.shards.store import (
-    TensorRows,
-    check_same_settings,
-    open_tensors,
-    write_tensors,
-)
+from drafttrain.data.shards.store import check_same_settings, open_tensors, write_tensors
 from drafttrain.data.teacher import TeacherManifest
 
 ROWS = [torch.arange(3 * i, 3 * i + n) for i, n in enumerate([2, 0, 3, 1, 2])]
@@ -35,13 +30,11 @@ def write(folder: Path) -> None:
         write_tensors(MANIFEST.path(folder, shard), tensors)
 
 
-def opened(folder: Path) -> TensorRows:
+def opened(folder: Path):
     return open_tensors(folder, MANIFEST, WIDTHS, "b.")
 
 
-@pytest.mark.parametrize(
-    "rows", [[0], [3, 4], [4, 2, 1, 0], [0, 1, 2, 3, 4], [1], [], [2, 2]], ids=str
-)
+@pytest.mark.parametrize("rows", [[0], [3, 4], [4, 2, 1, 0], [0, 1, 2, 3, 4], [1], [], [2, 2]])
 def test_rows_come_in_the_requested_order(tmp_path, rows):
     write(tmp_path)
     numbers, pairs = opened(tmp_path).read(rows, "number", "pair")
