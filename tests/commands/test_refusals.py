@@ -30,6 +30,10 @@ EXPORT = "drafttrain export --drafter small --out new"
 
 SETTINGS = {
     f"{DISTILL} --method sample": ("sampling.temperature", "=1.0", "method=greedy"),
+    "drafttrain train quickstrat": ("did you mean 'quickstart'?",),
+    "drafttrain train nothing.yaml": ("one of acceptance-head, ",),
+    "drafttrain train quickstart train.sed=1": ("did you mean 'train.seed'?",),
+    "drafttrain train spec-drafter --config recipes/none.yaml": ("no settings file",),
     "drafttrain distil": ("'distil'", "Did you mean 'distill'?"),
     f"{CAUSAL} --head head --h 1.5": ("decode.stop.h = '1.5'", "less than 1"),
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),

@@ -55,21 +55,6 @@ def test_every_recipe_is_found_by_its_name(file, tmp_path, monkeypatch):
     assert found == file and script_of(found).is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["quickstrat"], "did you mean 'quickstart'?"),
-        (["nothing.yaml"], "one of acceptance-head, "),
-        (["quickstart", "train.sed=1"], "did you mean 'train.seed'?"),
-        (["spec-drafter", "--config", "recipes/none.yaml"], "no settings file"),
-    ],
-)
-def test_mistakes_end_in_one_line(arguments, says, capsys):
-    assert ended("train", *arguments) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("drafttrain: ") and line.count("\n") == 1 and says in line
-
-
 def test_an_interrupted_recipe_ends_with_130(capsys, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -38,21 +38,57 @@ def drafter(tmp_path) -> str:
     return str(tmp_path)
 
 
+FIXED = {"kind": "fixed", "k": 7}
+CUMULATIVE = {"kind": "cumulative", "cumulative": 0.3, "max_draft": 9}
+SAMPLED = {"sampling": {"temperature": 1.0}}
+OPT_TREE = {"tree": {"kind": "opt-tree"}}
+MATCH, REJECTION = ({"verifier": {"kind": kind}} for kind in ("greedy", "rejection"))
+LOSSY = {"kind": "spec-verification", "beta": 3, "tau": 1.0}
+LENIENT = {"stop": "fixed", "k": 3, "verifier": LOSSY}
+CHAINS = {"tree": {}}
+
+
 @pytest.mark.parametrize(
-    ("batch_size", "stop"),
+    ("policy", "decode", "values", "expected"),
     [
-        (None, {"kind": "fixed", "k": 7}),
-        (3, {"kind": "fixed", "k": 7}),
-        (4, {"kind": "cumulative", "cumulative": 0.3, "max_draft": 9}),
-        (15, {"kind": "cumulative", "cumulative": 0.3, "max_draft": 9}),
-        ("32", {"kind": "fixed", "k": 2}),
+        # the policy of the batch size
+        (CHOSEN, {}, {}, {"stop": FIXED}),
+        (CHOSEN, {}, {"batch_size": 3}, {"stop": FIXED}),
+        (CHOSEN, {}, {"batch_size": 4}, {"stop": CUMULATIVE}),
+        (CHOSEN, {}, {"batch_size": 15}, {"stop": CUMULATIVE}),
+        (CHOSEN, {}, {"batch_size": "32"}, {"stop": {"kind": "fixed", "k": 2}}),
+        # a lossless verifier is used for sampled chains; greedy, all names mean the same rule
+        (CHOSEN, SAMPLED, {}, {"verifier": {"kind": "block"}}),
+        (CHOSEN, {}, {}, {"verifier": {}}),
+        (CHOSEN, SAMPLED | {"tree": {"kind": "rsd-s"}}, {}, {"verifier": {}}),
+        (CHOSEN, SAMPLED | REJECTION, {}, REJECTION),
+        # a lossy one, chosen for greedy decoding, wherever it fits and no other is set
+        (LENIENT, {}, {}, {"verifier": LOSSY}),
+        (LENIENT, OPT_TREE, {}, {"verifier": LOSSY}),
+        (LENIENT, SAMPLED, {}, {"verifier": {}}),
+        (LENIENT, MATCH, {}, MATCH),
+        # the faster tree or cascade, unless chains or other drafts are set
+        (FASTER, {}, {}, {"tree": TREE, "stop": GAIN}),
+        (FASTER, {}, {"batch_size": 4}, CHAINS | {"stop": {"kind": "fixed", "k": 3}}),
+        (FASTER, {}, {"batch_size": 8}, {"cascade": CASCADE, "bigrams": "table", "stop": {}}),
+        (FASTER, {}, {"sweep": {"k": [2, 4]}}, CHAINS),
+        (FASTER, {}, {"mode": "teacher-forced"}, CHAINS | {"stop": FIXED}),
+        (FASTER, {"stop": {"k": 4}}, {}, CHAINS | {"stop": {"k": 4}}),
+        (FASTER, MATCH, {}, CHAINS),
+        (FASTER, {"cascade": {"drafters": ["max-gram"]}}, {}, CHAINS),
+        (FASTER, SAMPLED, {}, CHAINS),  # chosen for greedy decoding
+        # stop policies of chains are left out for trees
+        (CHOSEN, OPT_TREE, {}, {"stop": {}}),
     ],
 )
-def test_generate_takes_the_policy_of_its_batch_size(drafter, batch_size, stop):
-    values = {"target": TARGET, "decode": {"drafter": drafter}}
-    if batch_size is not None:
-        values["batch_size"] = batch_size
-    assert fill_from_run(values)["decode"]["stop"] == stop
+def test_generate_and_eval_take_of_a_policy(tmp_path, policy, decode, values, expected):
+    file = tmp_path / "chosen.json"
+    file.write_text(json.dumps(policy))
+    values |= {"target": TARGET, "decode": {"drafter": str(tmp_path), **decode}}
+    found = fill_from_run(values | {"policy": str(file)})["decode"]
+    assert {name: found.get(name) or {} for name in expected} == expected
+    with pytest.raises(ConfigError, match="nowhere.json.*No such file.*drafttrain tune"):
+        fill_from_run(values | {"policy": "nowhere.json"})
 
 
 def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
@@ -70,82 +106,6 @@ def test_generate_drafts_nothing_where_plain_decoding_is_faster(tmp_path):
     assert decoded(stop={"k": 7}) == (str(tmp_path), 7), "the user says how to draft"
     assert decoded(sampling={"temperature": 1.0}) == (str(tmp_path), 2), "it was chosen for greedy"
     assert decoded(fill_from_run) == (str(tmp_path), 2), "eval measures the drafter"
-
-
-@pytest.mark.parametrize(
-    ("decode", "verifier"),
-    [
-        ({"sampling": {"temperature": 1.0}}, {"kind": "block"}),
-        ({}, {}),  # all names mean the same rule in greedy decoding
-        ({"sampling": {"temperature": 1.0}, "tree": {"kind": "rsd-s"}}, {}),
-        ({"sampling": {"temperature": 1}, "verifier": {"kind": "greedy"}}, {"kind": "greedy"}),
-    ],
-)
-def test_a_policys_lossless_verifier_is_used_for_sampled_chains(drafter, decode, verifier):
-    values = {"target": TARGET, "decode": {"drafter": drafter, **decode}}
-    assert fill_from_run(values)["decode"].get("verifier", {}) == verifier
-
-
-@pytest.mark.parametrize(
-    ("decode", "counts"),
-    [
-        ({}, True),
-        ({"sampling": {"temperature": 1.0}}, False),  # the policy is for greedy decoding
-        ({"tree": {"kind": "opt-tree"}}, True),
-        ({"verifier": {"kind": "greedy"}}, False),
-    ],
-)
-def test_a_lossy_rule_is_used_wherever_it_fits_and_no_other_is_set(tmp_path, decode, counts):
-    lossy = {"kind": "spec-verification", "beta": 3, "tau": 1.0}
-    policy = {"stop": "fixed", "k": 3, "verifier": lossy}
-    found = filled(tmp_path, policy, decode=decode).get("verifier") or {}
-    assert (found == lossy) is counts
-
-
-def filled(folder: Path, policy: dict, **values: object) -> dict:
-    """Returns the decoding settings of `generate` or `eval` with the policy given by name."""
-    file = folder / "chosen.json"
-    file.write_text(json.dumps(policy))
-    decode = {"drafter": str(folder), **values.pop("decode", {})}
-    return fill_from_run({"target": TARGET, "policy": str(file), "decode": decode, **values})[
-        "decode"
-    ]
-
-
-def test_the_faster_tree_or_cascade_of_a_policy_is_decoded_with(tmp_path):
-    found = filled(tmp_path, FASTER)
-    assert (found["tree"], found["stop"]) == (TREE, GAIN)
-    found = filled(tmp_path, FASTER, batch_size=4)
-    assert found["stop"] == {"kind": "fixed", "k": 3} and not found.get("tree")
-    found = filled(tmp_path, FASTER, batch_size=8)
-    assert found["cascade"] == CASCADE and found["bigrams"] == "table" and not found["stop"]
-
-
-def test_a_stop_policy_of_chains_is_left_out_for_trees(tmp_path):
-    assert filled(tmp_path, CHOSEN, decode={"tree": {"kind": "opt-tree"}})["stop"] == {}
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"sweep": {"k": [2, 4]}},
-        {"mode": "teacher-forced"},
-        {"decode": {"stop": {"k": 4}}},
-        {"decode": {"verifier": {"kind": "greedy"}}},
-        {"decode": {"cascade": {"drafters": ["max-gram"]}}},
-        {"decode": {"sampling": {"temperature": 1.0}}},  # chosen for greedy decoding
-    ],
-    ids=str,
-)
-def test_it_is_left_out_if_chains_or_other_drafts_are_set(tmp_path, values):
-    found = filled(tmp_path, FASTER, **values)
-    assert not found.get("tree") and found["stop"].get("kind", "fixed") == "fixed"
-
-
-def test_a_policy_given_must_be_there(tmp_path):
-    values = {"target": TARGET, "policy": "nowhere.json", "decode": {"drafter": str(tmp_path)}}
-    with pytest.raises(ConfigError, match="nowhere.json.*No such file.*drafttrain tune"):
-        fill_from_run(values)
 
 
 def test_a_policy_is_written_as_it_was_read():

@@ -41,42 +41,40 @@ def test_settings_that_are_not_swept_are_taken_from_the_set_verifier_which_is_no
     assert [(d.verifier.beta, d.verifier.tau) for d in found] == [(5, 1.0), (5, 2.0)]
 
 
-def stops(decode: DecodeConfig, sweep: dict) -> list[tuple[str, dict]]:
-    found = [method.stop.model_dump(exclude_unset=True) for method in expand_sweep(decode, sweep)]
-    return [(stop.pop("kind", "fixed"), stop) for stop in found]
+HEAD = {"kind": "head", "h": 0.7, "head": "folder"}
 
 
-def test_every_swept_number_is_a_policy_of_its_own_kind():
-    found = stops(METHOD, {"k": [2, 4], "h": [0.3, 0.7], "entropy": [1.5], "confidence": [0.4]})
-    assert found == [
-        ("fixed", {"k": 2}),
-        ("fixed", {"k": 4}),
-        ("head", {"h": 0.3}),
-        ("head", {"h": 0.7}),
-        ("entropy", {"entropy": 1.5}),
-        ("confidence", {"confidence": 0.4}),
-    ]
-
-
-def test_a_policy_takes_only_its_own_settings_into_a_sweep():
-    given = {"stop": {"k": 7, "head": "folder", "max_draft": 12}}
-    found = stops(DecodeConfig.model_validate(given), {"k": [2], "h": [0.5], "entropy": [1.0]})
-    assert found == [
-        ("fixed", {"k": 2}),
-        ("head", {"head": "folder", "max_draft": 12, "h": 0.5}),
-        ("entropy", {"max_draft": 12, "entropy": 1.0}),
-    ]
-
-
-def test_the_set_policy_is_measured_in_a_sweep_over_others():
-    head = {"stop": {"kind": "head", "h": 0.7, "head": "folder"}}
-    found = stops(DecodeConfig.model_validate(head), {"k": [2, 4]})
-    assert found[0] == ("head", {"h": 0.7, "head": "folder"})
-    assert found[1:] == [("fixed", {"k": 2}), ("fixed", {"k": 4})]
-    assert [h for _, h in stops(DecodeConfig.model_validate(head), {"h": [0.1, 0.3]})] == [
-        {"h": 0.1, "head": "folder"},
-        {"h": 0.3, "head": "folder"},
-    ]
+@pytest.mark.parametrize(
+    ("stop", "sweep", "expected"),
+    [
+        # every swept number is a policy of its own kind
+        (
+            {"k": 7},
+            {"k": [2, 4], "h": [0.3], "entropy": [1.5], "confidence": [0.4]},
+            {"fixed": [{"k": 2}, {"k": 4}], "head": [{"h": 0.3}], "entropy": [{"entropy": 1.5}]}
+            | {"confidence": [{"confidence": 0.4}]},
+        ),
+        # it takes only its own settings
+        (
+            {"k": 7, "head": "folder", "max_draft": 12},
+            {"k": [2], "h": [0.5], "entropy": [1.0]},
+            {
+                "fixed": [{"k": 2}],
+                "head": [{"head": "folder", "max_draft": 12, "h": 0.5}],
+                "entropy": [{"max_draft": 12, "entropy": 1.0}],
+            },
+        ),
+        # the set policy is measured in a sweep over others
+        (HEAD, {"k": [2]}, {"head": [{"h": 0.7, "head": "folder"}], "fixed": [{"k": 2}]}),
+        (HEAD, {"h": [0.1, 0.3]}, {"head": [{"h": h, "head": "folder"} for h in (0.1, 0.3)]}),
+    ],
+)
+def test_a_sweep_over_stop_policies(stop, sweep, expected):
+    found: dict[str, list[dict]] = {}
+    for decode in expand_sweep(DecodeConfig.model_validate({"stop": stop}), sweep):
+        settings = decode.stop.model_dump(exclude_unset=True, exclude={"kind"})
+        found.setdefault(decode.stop.kind, []).append(settings)
+    assert found == expected and [*found] == [*expected]
 
 
 @pytest.mark.parametrize(

