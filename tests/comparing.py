@@ -4,8 +4,6 @@ Weights are compared bit for bit, computed tensors up to rounding, because the o
 depends on CPU, number of threads and memory alignment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Fixtures shared by all tests: one thread, and tiny random models (see tiny_models.py)."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """A project folder with faulty inputs, and checks of how commands and recipes refuse them."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

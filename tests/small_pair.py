@@ -1,7 +1,5 @@
 """Small pairs on disk for whole commands: a decoder-only pair, and a run of a Spec-Drafter."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Tiny drafters: Spec-Drafters, block heads, parallel and state drafters, and noisy copies of a
 target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

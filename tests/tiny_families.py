@@ -1,7 +1,5 @@
 """Tiny random models of further families, by the name of their configuration class."""
 
-from __future__ import annotations
-
 import torch
 import transformers
 from packaging.version import Version

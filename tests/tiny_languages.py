@@ -1,7 +1,5 @@
 """Tiny multilingual targets on disk, with tokenizers like NLLB's, M2M100's and mBART-50's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

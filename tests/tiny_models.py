@@ -1,7 +1,5 @@
 """Tiny random float64 models of each family that produce varied text."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

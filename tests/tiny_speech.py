@@ -1,7 +1,5 @@
 """A tiny Whisper on disk, and audio files with noise."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

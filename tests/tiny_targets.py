@@ -1,7 +1,5 @@
 """A tiny target on disk: a random model and a tokenizer for the words w4 ... w39."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors

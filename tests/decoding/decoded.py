@@ -1,7 +1,5 @@
 """Decoding of Transformers models with `generate` and with the decoding loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ makes the first possible choice each time and records the others as scripts to r
 of probability zero are not visited.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace

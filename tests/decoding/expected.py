@@ -1,7 +1,5 @@
 """Expected distributions, computed without production code."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 

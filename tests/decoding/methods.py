@@ -1,7 +1,5 @@
 """The drafters of all methods for tiny models: one table for all laws of decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Paths of a draft tree from a root to a node, as nodes and as tokens."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from drafttrain.decoding.types import Proposal

@@ -1,7 +1,5 @@
 """The enumeration itself, compared with hand-computed probabilities."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

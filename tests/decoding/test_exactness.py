@@ -3,8 +3,6 @@
 One table of methods, on targets and drafters with three or four tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

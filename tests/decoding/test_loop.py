@@ -1,7 +1,5 @@
 """The decoding loop: the tokens of plain decoding and `generate`, and correct ends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

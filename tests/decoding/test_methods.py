@@ -5,8 +5,6 @@ enumerates every random outcome of one row, while rows of other lengths draw fro
 streams. Drafters with more or fewer embedding rows than their target are exact.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows that are not finite accept nothing, raise an error if needed, and are ignored otherwise."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -17,7 +15,6 @@ from drafttrain.decoding.stopping import HeadJudge
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Paths
 from drafttrain.decoding.trees.fixed import eagle_tree
-from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.types import DraftState, NotFinite, Proposal, Sampling
 from drafttrain.decoding.verifiers import make_verifier
 from tests.decoding.decoded import decoder_of
@@ -36,7 +33,7 @@ LOGITS = torch.tensor([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rule", ["greedy", "spec-verification"])
-def test_only_rows_on_the_accepted_path_are_checked(rule: str, value: float) -> None:
+def test_only_rows_on_the_accepted_path_are_checked(rule, value):
     verifier = make_verifier(rule, *((1, 0.0) if rule == "spec-verification" else ()))
 
     def verify(logits: torch.Tensor) -> list[int]:
@@ -56,7 +53,7 @@ def test_only_rows_on_the_accepted_path_are_checked(rule: str, value: float) -> 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_row_that_is_not_finite_accepts_nothing(rule: str, value: float) -> None:
+def test_a_row_that_is_not_finite_accepts_nothing(rule, value):
     """Three tokens with acceptance probability 1/6 each. The row that verifies the last is not
     finite: if the first two are accepted, that row is needed, which is an error."""
     draft, logits = Proposal.chain(torch.tensor([3, 1, 4])), torch.zeros(4, 6)
@@ -72,7 +69,7 @@ def test_a_row_that_is_not_finite_accepts_nothing(rule: str, value: float) -> No
     assert 5 <= errors <= 32  # 600 / 36 = 16.7, within four standard deviations
 
 
-def test_an_error_names_the_input_and_the_token() -> None:
+def test_an_error_names_the_input_and_the_token():
     class Broken(ToyTarget):
         def score(self, states, tokens, proposals, layers=()):
             outputs = super().score(states, tokens, proposals, layers)
@@ -87,7 +84,7 @@ def test_an_error_names_the_input_and_the_token() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "marian"])
-def test_a_model_whose_finite_weights_give_no_numbers_is_refused_by_that(family: str) -> None:
+def test_a_model_whose_finite_weights_give_no_numbers_is_refused_by_that(family):
     model = tiny_model(family).float()
     with torch.no_grad():
         model.lm_head.weight *= 1e38
@@ -95,7 +92,7 @@ def test_a_model_whose_finite_weights_give_no_numbers_is_refused_by_that(family:
         CachedModel(model)
 
 
-def test_a_head_that_gives_no_number_is_an_error_and_not_the_end_of_a_draft() -> None:
+def test_a_head_that_gives_no_number_is_an_error_and_not_the_end_of_a_draft():
     judge = HeadJudge(make_head(tiny_model("llama")))
     with pytest.raises(NotFinite, match="acceptance head .* gives NaN"):
         judge(DraftState(1, hidden=[torch.full((16,), torch.nan)]), 0.5)
@@ -110,7 +107,7 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("tree", [None, Optimal(4), eagle_tree(), Paths(2)], ids=str)
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_drafter_whose_rows_are_no_numbers_is_named(kind: str, tree: Shape | None) -> None:
+def test_a_drafter_whose_rows_are_no_numbers_is_named(kind, tree):
     target, drafter = CachedModel(tiny_model("marian")), DRAFTERS[kind]()
     model = drafter.model.model if kind == "causal" else drafter.model
     with torch.no_grad():  # finite, as weights that are read must be

@@ -1,7 +1,5 @@
 """Padding of rows of several lengths in one batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

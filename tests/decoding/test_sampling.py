@@ -1,7 +1,5 @@
 """Warping equals Transformers', and the production random source follows the given rows."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from operator import mul
 
@@ -123,7 +121,7 @@ def test_rows_that_are_not_finite_are_refused():
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 700, 703])
-def test_the_likeliest_tokens_are_those_of_topk(vocabulary: int) -> None:
+def test_the_likeliest_tokens_are_those_of_topk(vocabulary):
     scores = torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(0))
     values, tokens = likeliest(scores, 40)
     expected = scores.topk(min(40, vocabulary), dim=-1)

@@ -1,7 +1,5 @@
 """Stop policies compared with hand-computed stops, including the lag of Algorithm 2."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

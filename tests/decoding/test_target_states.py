@@ -1,7 +1,5 @@
 """A drafter gets the target's hidden states of the layers that it requires, and no others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

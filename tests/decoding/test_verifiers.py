@@ -1,7 +1,5 @@
 """Verifiers on hand-computed cases; test_exactness.py shows by enumeration which are lossless."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 
 from drafttrain.config.methods import STOPS
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.roles import Randomness, Verifier
+from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
 from drafttrain.decoding.verifiers import (
     BlockVerification,
@@ -170,7 +168,7 @@ def test_zero_over_zero_is_1_and_has_no_effect():
 @pytest.mark.parametrize(
     ("verifier", "mean"), [(RejectionSampling(), 10 / 9), (BlockVerification(), 11 / 9)]
 )
-def test_a_later_token_makes_up_for_an_earlier_one_in_blocks(verifier: Verifier, mean: float):
+def test_a_later_token_makes_up_for_an_earlier_one_in_blocks(verifier, mean):
     """Sun et al. 2024, Section 2: B has target probability 1/3 and draft probability 2/3."""
     target, draft = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64) / 3.0
     logits, rows = target.log().expand(3, 2), draft.expand(2, 2)
@@ -183,7 +181,7 @@ def test_a_later_token_makes_up_for_an_earlier_one_in_blocks(verifier: Verifier,
 
 
 @pytest.mark.parametrize("verifier", [RejectionSampling(), BlockVerification()])
-def test_rows_in_float32_emit_only_tokens_of_the_targets_support(verifier: Verifier):
+def test_rows_in_float32_emit_only_tokens_of_the_targets_support(verifier):
     """With the production random source and large logits; supports are often apart."""
     randomness, generator = drawn(), torch.Generator().manual_seed(0)
     for _ in range(300):

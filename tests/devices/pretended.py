@@ -4,8 +4,6 @@ Operations that mix devices raise as on a real GPU. Device synchronisations (`it
 copies to the CPU) are counted and return zeros (`bool` returns True).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tests on a GPU: compiled calls in CUDA graphs, half precision, batches, memory."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Rounds on a simulated GPU: no operation mixes devices, and synchronisations are few."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest import mock
 
@@ -69,7 +67,7 @@ def on_the_gpu(name: str, sampling: Sampling, verifier: Verifier | None, stop: S
     return decoder, [make_source([5, 9, 7], target), make_source([8, 6], target)]
 
 
-def test_the_simulated_device_reports_as_a_real_one() -> None:
+def test_the_simulated_device_reports_as_a_real_one():
     with pretended_gpu() as waits:
         there = torch.zeros(3, device=DEVICE)
         with pytest.raises(RuntimeError, match="device"):
@@ -82,19 +80,19 @@ def test_the_simulated_device_reports_as_a_real_one() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "several"])
-def test_a_greedy_round_runs_on_one_device_and_waits_for_it_seldom(name: str) -> None:
+def test_a_greedy_round_runs_on_one_device_and_waits_for_it_seldom(name):
     found = waits_of_rounds(name, Sampling())
     if name in WAITS:
         assert found == [WAITS[name]] * len(found)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITS or name == "causal"])
-def test_a_sampled_round_runs_on_one_device(name: str) -> None:
+def test_a_sampled_round_runs_on_one_device(name):
     waits_of_rounds(name, SAMPLED)
 
 
 @pytest.mark.parametrize("name", ["causal", "anchored"])
-def test_stop_policies_and_lossy_rules_run_on_one_device(name: str) -> None:
+def test_stop_policies_and_lossy_rules_run_on_one_device(name):
     waits_of_rounds(name, Sampling(), SpecVerification(3, 1.0), Entropy(2.0, K))
 
 
@@ -114,9 +112,7 @@ def fetched(proposal: Proposal) -> Proposal:
         ("anchored", RejectionSampling()),
     ],
 )
-def test_drafts_that_the_host_does_not_know_are_verified_alike(
-    name: str, verifier: Verifier
-) -> None:
+def test_drafts_that_the_host_does_not_know_are_verified_alike(name, verifier):
     """Rounds on the CPU with the device's code are equal, including EOS within drafts."""
     target = shared("marian")
     sources = [make_source([5, 9, 7, token], target) for token in (3, 8, 6, 11, 20)]

@@ -8,8 +8,6 @@ run to the end. No row may be lost or duplicated, and the result must equal that
 run byte for byte (for an evaluation, except times). Exit code 1 if any check fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Child processes, forked after the libraries are loaded and killed at chosen points."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

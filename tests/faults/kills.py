@@ -1,7 +1,5 @@
 """Kills stages at random points, runs them again to the end and checks the results."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A training run of six steps on a tiny drafter, for tests of damage, signals and full disks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Small commands to interrupt, and checks of the folders that they leave."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,9 +1,6 @@
 """Truncated, changed or lost files give a named error with a remedy, or the same result."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,19 +42,17 @@ DAMAGES = (cut, empty, flip, lose)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     return stopped_run(tmp_path_factory.mktemp("damage") / "run")
 
 
 @pytest.fixture
-def copied(run: Path, tmp_path: Path) -> Path:
+def copied(run, tmp_path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_checkpoint_is_named_with_the_remedy(
-    copied: Path, damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_checkpoint_is_named_with_the_remedy(copied, damage):
     newest = copied / "checkpoints" / "step-00000003"
     names = [path.relative_to(newest) for path in newest.rglob("*") if path.is_file()]
     assert len(names) >= 4
@@ -70,9 +65,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(
         (newest / name).write_bytes(content)
 
 
-def test_without_the_damaged_checkpoint_the_run_ends_with_the_same_weights(
-    copied: Path, tmp_path: Path
-) -> None:
+def test_without_the_damaged_checkpoint_the_run_ends_with_the_same_weights(copied, tmp_path):
     newest = copied / "checkpoints" / "step-00000003"
     flip(newest / "state" / "optimizer.bin")
     with pytest.raises(CheckpointError, match="delete it: the run goes on from step-00000002"):
@@ -81,7 +74,7 @@ def test_without_the_damaged_checkpoint_the_run_ends_with_the_same_weights(
     assert same_weights(run_training(copied), run_training(tmp_path / "whole"))
 
 
-def test_damage_to_an_older_checkpoint_is_found_when_it_is_averaged(tmp_path: Path) -> None:
+def test_damage_to_an_older_checkpoint_is_found_when_it_is_averaged(tmp_path):
     whole = run_training(tmp_path / "run")
     older = tmp_path / "run" / "checkpoints" / "step-00000004"
     flip(older / "weights.safetensors")
@@ -92,7 +85,7 @@ def test_damage_to_an_older_checkpoint_is_found_when_it_is_averaged(tmp_path: Pa
     assert same_weights(run_training(tmp_path / "run"), whole)
 
 
-def test_damaged_settings_of_a_run_are_named(tmp_path: Path) -> None:
+def test_damaged_settings_of_a_run_are_named(tmp_path):
     open_run(tmp_path, ObjectiveConfig())
     file = tmp_path / "run.yaml"
     for content in (b"", b"- a list", b"a: [", b"\xff\xfe\xff"):
@@ -104,7 +97,7 @@ def test_damaged_settings_of_a_run_are_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def distilled(tmp_path_factory: pytest.TempPathFactory) -> DistillConfig:
+def distilled(tmp_path_factory) -> DistillConfig:
     folder = tmp_path_factory.mktemp("distilled")
     target = save_target(tiny_model("marian"), folder / "target")
     config = settings(target, sentences=12, shard_rows=6, sampling={"max_new_tokens": 8})
@@ -113,9 +106,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> DistillConfig:
 
 
 @pytest.mark.parametrize("name", ["shard-00000.parquet", "manifest.json"])
-def test_changed_bytes_are_named_or_change_nothing(
-    distilled: DistillConfig, tmp_path: Path, name: str
-) -> None:
+def test_changed_bytes_are_named_or_change_nothing(distilled, tmp_path, name):
     """At every 41st byte, the byte is flipped or the file truncated there."""
     expected = load_distilled(distilled.out).to_list()
     copy = Path(shutil.copytree(distilled.out, tmp_path / "out"))
@@ -135,9 +126,7 @@ def test_changed_bytes_are_named_or_change_nothing(
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_distilling_continues_after_a_damaged_shard_is_deleted(
-    distilled: DistillConfig, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_distilling_continues_after_a_damaged_shard_is_deleted(distilled, tmp_path, damage):
     copy = Path(shutil.copytree(distilled.out, tmp_path / "out"))
     config = distilled.model_copy(update={"out": copy})
     shard = copy / "shard-00001.parquet"

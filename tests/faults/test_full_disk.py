@@ -4,8 +4,6 @@ A limit on file size simulates the full disk, because the kernel fails the same 
 permission to mount a small disk is needed.
 """
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,11 +35,11 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _output_in_memory(capsys: pytest.CaptureFixture) -> None:
+def _output_in_memory(capsys):
     """Captures output in memory, because the limit would also apply to pytest's capture file."""
 
 
-def test_in_mid_shard(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_mid_shard(tiny_target, monkeypatch):
     def starved(path: Path, rows: Sequence[ShardRow]) -> None:
         with no_file_larger_than(1000):
             write_shard(path, rows)
@@ -63,7 +61,7 @@ def test_in_mid_shard(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "state/optimizer.bin"])
-def test_in_mid_checkpoint(tmp_path: Path, file: str) -> None:
+def test_in_mid_checkpoint(tmp_path, file):
     whole = run_training(tmp_path / "whole")
     run = stopped_run(tmp_path / "run")
     before = files(run / "checkpoints")
@@ -76,7 +74,7 @@ def test_in_mid_checkpoint(tmp_path: Path, file: str) -> None:
     assert same_weights(run_training(run), whole)
 
 
-def test_in_mid_model(tmp_path: Path) -> None:
+def test_in_mid_model(tmp_path):
     with no_file_larger_than(10_000), pytest.raises(DiskFull, match="make room"):
         save_final(tmp_path, tiny_model("marian"), tiny_tokenizer())
     assert list(tmp_path.iterdir()) == []
@@ -84,7 +82,7 @@ def test_in_mid_model(tmp_path: Path) -> None:
     assert (tmp_path / "final" / "model.safetensors").is_file()
 
 
-def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+def test_other_errors_stay_what_they_are(tmp_path):
     with pytest.raises(RuntimeError, match="another reason"), named_disk_errors(tmp_path):
         raise RuntimeError("another reason")
     with pytest.raises(FileNotFoundError), named_disk_errors(tmp_path):

@@ -1,7 +1,5 @@
 """A few signals at random points; `python -m tests.faults` sends a hundred and more."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -14,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SIGNALS = ["--kills", "4", "--terms", "2", "--seed", "4"]
 
 
-def test_runs_broken_off_at_random_points_end_as_the_uninterrupted_one() -> None:
+def test_runs_broken_off_at_random_points_end_as_the_uninterrupted_one():
     command = [sys.executable, "-m", "tests.faults", *SIGNALS, "--stages", "distil,train,cache"]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True

@@ -1,7 +1,5 @@
 """SIGTERM and Ctrl-C at any time end with one line that says how to continue."""
 
-from __future__ import annotations
-
 import os
 import signal
 from types import SimpleNamespace
@@ -27,7 +25,7 @@ def _handlers():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_that_a_launcher_repeats_at_once_counts_once(number: signal.Signals) -> None:
+def test_a_signal_that_a_launcher_repeats_at_once_counts_once(number):
     with StopSignal() as stop:
         assert not stop.seen(ALONE)
         os.kill(os.getpid(), number)
@@ -35,7 +33,7 @@ def test_a_signal_that_a_launcher_repeats_at_once_counts_once(number: signal.Sig
         assert stop.seen(ALONE)
 
 
-def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch):
     monkeypatch.setattr(stop_signal, "IMPATIENT", -1.0)
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
@@ -45,7 +43,7 @@ def test_only_a_later_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> 
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_processes_stop_together_a_step_after_any_got_the_signal() -> None:
+def test_processes_stop_together_a_step_after_any_got_the_signal():
     """No process acts on its own flag: flags are summed in each step and read one step later."""
     others = iter([0.0, 1.0, 0.0, 0.0])
 
@@ -62,9 +60,7 @@ def test_processes_stop_together_a_step_after_any_got_the_signal() -> None:
 
 
 @pytest.mark.parametrize(("resumable", "says"), [(True, "; run the same"), (False, "")])
-def test_sigterm_ends_a_command_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, resumable: bool, says: str
-) -> None:
+def test_sigterm_ends_a_command_in_one_line(monkeypatch, capsys, resumable, says):
     monkeypatch.setattr(
         "drafttrain.commands.options.load_settings", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
     )

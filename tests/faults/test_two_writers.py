@@ -1,9 +1,5 @@
 """Two processes and one run folder: the second is refused by name."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from filelock import FileLock
 
@@ -14,8 +10,8 @@ from drafttrain.training.run_folder import open_run
 
 
 def test_a_run_is_refused_while_another_works_on_it_and_then_cleared_of_half_written_files(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
     open_run(tmp_path / "other", ObjectiveConfig())  # another run folder is free
     half = checkpoints / ".writing-step-00000007"

@@ -1,9 +1,6 @@
 """Acceptance heads: the formula, separate weights in every block, and their folders."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ def make_head(depth: int = 3, weight: float = 6.0, hidden_size: int = 8) -> Acce
     return AcceptanceHead(config).eval()
 
 
-def test_every_block_has_weights_of_its_own() -> None:
+def test_every_block_has_weights_of_its_own():
     """The original's Linear(h, 2) has 234 weights at h = 8 and D = 3 (with shared blocks only 90).
 
     One output instead of two saves 8 weights and a bias: 225.
@@ -38,7 +35,7 @@ def test_every_block_has_weights_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_logits_follow_the_formula(depth: int) -> None:
+def test_logits_follow_the_formula(depth):
     head = make_head(depth)
     x = torch.randn(2, 5, 8)
     expected = x
@@ -52,7 +49,7 @@ def test_logits_follow_the_formula(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_one_state_is_judged_as_many_are(depth: int) -> None:
+def test_one_state_is_judged_as_many_are(depth):
     head, x = make_head(depth), torch.randn(4, 8)
     judge = quick_judge(head)
     one_by_one = [judge(state) for state in x]
@@ -60,14 +57,14 @@ def test_one_state_is_judged_as_many_are(depth: int) -> None:
     assert judge(x[0].half()) == pytest.approx(head.acceptance(x[:1].half()).item(), abs=1e-6)
 
 
-def test_half_precision_states_are_read_in_float32() -> None:
+def test_half_precision_states_are_read_in_float32():
     x = torch.randn(4, 8).half()
     head = make_head()
     assert head(x).dtype == torch.float32
     close(head(x), head(x.float()), 1e-6)
 
 
-def test_saved_head_loads_alone_in_a_sweep_and_in_a_run(tmp_path: Path) -> None:
+def test_saved_head_loads_alone_in_a_sweep_and_in_a_run(tmp_path):
     heads = [make_head(0, 1.0), make_head(3, 6.0), make_head(1, 0.5)]
     for head in heads:
         head.save_pretrained(tmp_path / "final" / head.config.name)
@@ -82,7 +79,7 @@ def test_saved_head_loads_alone_in_a_sweep_and_in_a_run(tmp_path: Path) -> None:
     assert isinstance(AutoModel.from_pretrained(tmp_path / "final" / "D3-w6"), AcceptanceHead)
 
 
-def test_a_folder_without_heads_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_heads_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no acceptance head in"):
         load_heads(tmp_path)
     tiny_model("marian").save_pretrained(tmp_path)
@@ -90,7 +87,7 @@ def test_a_folder_without_heads_is_named(tmp_path: Path) -> None:
         load_heads(tmp_path)
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     make_head(2).save_pretrained(tmp_path)
     AcceptanceHeadConfig(depth=3).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="blocks.2"):
@@ -98,7 +95,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"depth": -1}, {"state": "slot"}], ids=str)
-def test_wrong_shapes_and_states_are_refused(changes: dict, tmp_path: Path) -> None:
+def test_wrong_shapes_and_states_are_refused(changes, tmp_path):
     [(field, value)] = changes.items()
     make_head().save_pretrained(tmp_path)
     file = tmp_path / "config.json"

@@ -1,9 +1,5 @@
 """Block heads: initial outputs equal the target's, save and load, and identity of the target."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoModel
@@ -21,7 +17,7 @@ OUTPUTS = [[12, 6, 6, 1], [9, 33, 20, 10, 5, 8, 1]]
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2", "opt"])
-def test_untrained_block_heads_repeat_the_targets_next_token(family: str) -> None:
+def test_untrained_block_heads_repeat_the_targets_next_token(family):
     target, heads = tiny_model(family), block_heads(std=None)
     found = teacher_forced_states(target, SOURCES, OUTPUTS)
     forced = teacher_force(target, SOURCES, OUTPUTS)
@@ -32,7 +28,7 @@ def test_untrained_block_heads_repeat_the_targets_next_token(family: str) -> Non
         assert (logits - known.logits).abs().max() < 1e-10
 
 
-def test_each_head_equals_its_formula() -> None:
+def test_each_head_equals_its_formula():
     heads, rows = block_heads(), torch.randn(5, 16, dtype=torch.float64)
     for j, found in enumerate(heads.each(rows)):
         inner = (rows @ heads.inner_weight[j] + heads.inner_bias[j]).clamp_min(0)
@@ -42,14 +38,14 @@ def test_each_head_equals_its_formula() -> None:
     assert heads.each(rows, 3).shape == (0, 5, 16)
 
 
-def test_rows_shared_out_among_heads_are_those_of_each_head() -> None:
+def test_rows_shared_out_among_heads_are_those_of_each_head():
     heads, rows = block_heads(), torch.randn(6, 16, dtype=torch.float64)
     split = heads(rows, (3, 0, 3))
     assert (split[:3] - heads.each(rows[:3])[0]).abs().max() < 1e-12
     assert (split[3:] - heads.each(rows[3:])[2]).abs().max() < 1e-12
 
 
-def test_saved_heads_are_loaded_as_they_were(tmp_path: Path) -> None:
+def test_saved_heads_are_loaded_as_they_were(tmp_path):
     heads = block_heads(target={"path": "t"}, is_encoder_decoder=True)
     heads.save_pretrained(tmp_path)
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
@@ -59,7 +55,7 @@ def test_saved_heads_are_loaded_as_they_were(tmp_path: Path) -> None:
     assert same_weights(again, heads)
 
 
-def test_heads_know_their_target_in_every_type() -> None:
+def test_heads_know_their_target_in_every_type():
     target, other = tiny_model("marian").float(), tiny_model("marian", seed=4).float()
     half = tiny_model("marian").float().bfloat16()
     config = BlockHeadsConfig(target={"path": "t", "weights_sha256": hash_target(target)})
@@ -74,6 +70,6 @@ def test_heads_know_their_target_in_every_type() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 0, "many"])
-def test_a_block_is_two_tokens_at_least(k: object) -> None:
+def test_a_block_is_two_tokens_at_least(k):
     with pytest.raises(ValueError, match="must be 2 or more"):
         BlockHeadsConfig(k=k)

@@ -1,9 +1,5 @@
 """Causal drafters: initialisation, and what is refused before weights are read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import (
@@ -54,14 +50,14 @@ def deep(family: str = "llama", layers: int = 5) -> PreTrainedModel:
         ([0, 4, 4], None, [0, 4, 4]),
     ],
 )
-def test_layers_are_chosen_by_place_or_by_number(how, count, layers) -> None:
+def test_layers_are_chosen_by_place_or_by_number(how, count, layers):
     shape = {} if count is None else {"layers": count}
     settings = recipe(drafter=shape, initialise={"layers": how})
     assert chosen_layers(settings, deep().config) == layers
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-def test_a_drafter_of_two_layers_is_the_target_without_the_others(family: str) -> None:
+def test_a_drafter_of_two_layers_is_the_target_without_the_others(family):
     target = deep(family, 4)
     drafter = start_drafter(recipe(initialise={"layers": [1, 3]}), target)
     stack = next(m for m in target.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
@@ -80,7 +76,7 @@ def test_a_drafter_of_two_layers_is_the_target_without_the_others(family: str) -
     assert drafter.generation_config.eos_token_id == EOS
 
 
-def test_a_drafter_with_tied_embeddings_keeps_them_tied(tmp_path: Path) -> None:
+def test_a_drafter_with_tied_embeddings_keeps_them_tied(tmp_path):
     target = deep("llama", 3)
     target.config.tie_word_embeddings = True
     target.tie_weights()
@@ -94,7 +90,7 @@ def test_a_drafter_with_tied_embeddings_keeps_them_tied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [VOCAB - 4, VOCAB + 8])
-def test_another_padding_of_the_vocabulary_becomes_that_of_the_target(tmp_path, rows: int) -> None:
+def test_another_padding_of_the_vocabulary_becomes_that_of_the_target(tmp_path, rows):
     donor = tiny_model("gpt2", vocab_size=rows)
     save_target(donor, tmp_path)
     settings = recipe(initialise={"path": str(tmp_path)})
@@ -107,14 +103,14 @@ def test_another_padding_of_the_vocabulary_becomes_that_of_the_target(tmp_path, 
     assert planned.num_parameters() == drafter.num_parameters()
 
 
-def test_new_rows_are_the_mean_of_the_others() -> None:
+def test_new_rows_are_the_mean_of_the_others():
     model = tiny_model("llama")
     before = model.lm_head.weight.detach().clone()
     fit_vocabulary(model, VOCAB + 2)
     close(model.lm_head.weight[VOCAB:], before.mean(0).expand(2, -1))
 
 
-def test_draftable_tokens_are_read_from_the_configuration() -> None:
+def test_draftable_tokens_are_read_from_the_configuration():
     config = tiny_model("llama").config
     assert draftable_tokens(config, VOCAB) is None
     config.draftable_tokens = [1, 5, 9]
@@ -138,7 +134,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_untrainable_settings_are_refused_with_field_value_and_remedy(line, tmp_path) -> None:
+def test_untrainable_settings_are_refused_with_field_value_and_remedy(line, tmp_path):
     save_target(deep(), tmp_path / "TARGET")
     save_target(tiny_model("marian"), tmp_path / "SEQ2SEQ")
     given = [f"run={tmp_path}/run", f"target.path={tmp_path}/TARGET", "data.path=rows.jsonl"]
@@ -151,7 +147,7 @@ def test_untrainable_settings_are_refused_with_field_value_and_remedy(line, tmp_
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_tokens_that_are_not_drafted_never_win_and_the_others_score_as_before(family, tied) -> None:
+def test_tokens_that_are_not_drafted_never_win_and_the_others_score_as_before(family, tied):
     model = tiny_model(family, tie_word_embeddings=tied)
     drafted = torch.tensor([EOS, 6, 7, 11, 20])
     generator = torch.Generator().manual_seed(0)
@@ -197,7 +193,7 @@ EXPERTS = SMALL | {"moe_intermediate_size": 8, "n_routed_experts": 2, "num_exper
     ],
     ids=lambda value: value.model_type if isinstance(value, PretrainedConfig) else "",
 )
-def test_per_layer_settings_are_cut_with_the_layers(config, expected) -> None:
+def test_per_layer_settings_are_cut_with_the_layers(config, expected):
     """The target's weights of layers 0 and 2 fit the layers of the drafter."""
     target = AutoModelForCausalLM.from_config(config).eval()
     shallow = shallow_config(config, [0, 2])
@@ -206,7 +202,7 @@ def test_per_layer_settings_are_cut_with_the_layers(config, expected) -> None:
     drafter.load_state_dict(take_layers(target.state_dict(), layer_stem(target), [0, 2]))
 
 
-def test_experts_at_an_interval_of_layers_are_refused() -> None:
+def test_experts_at_an_interval_of_layers_are_refused():
     config = Qwen2MoeConfig(**SMALL, decoder_sparse_step=2)
     with pytest.raises(ConfigError, match="decoder_sparse_step = 2 counts layers"):
         shallow_config(config, [0, 2])

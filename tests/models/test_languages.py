@@ -1,7 +1,5 @@
 """Multilingual targets: sources are marked, and outputs begin with the requested language."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from tests.tiny_targets import target_at
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def targets(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("languages")
     return {kind: save_language_target(kind, root / kind) for kind in LANGUAGES}
 
@@ -26,9 +24,7 @@ def both(kind: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", LANGUAGES)
-def test_sources_are_marked_and_the_first_token_is_forced(
-    kind: str, targets: dict[str, Path], tmp_path: Path
-) -> None:
+def test_sources_are_marked_and_the_first_token_is_forced(kind, targets, tmp_path):
     source, output = LANGUAGES[kind]
     target = load_target(target_at(targets[kind], **both(kind)))
     theirs = AutoTokenizer.from_pretrained(targets[kind], src_lang=source)
@@ -44,9 +40,7 @@ def test_sources_are_marked_and_the_first_token_is_forced(
 
 
 @pytest.mark.parametrize("kind", LANGUAGES)
-def test_unknown_and_missing_languages_are_refused_with_a_code(
-    kind: str, targets: dict[str, Path]
-) -> None:
+def test_unknown_and_missing_languages_are_refused_with_a_code(kind, targets):
     folder, known = targets[kind], both(kind)
     for field, code in known.items():
         wrong = known | {field: code[:2] + "q"}
@@ -57,12 +51,12 @@ def test_unknown_and_missing_languages_are_refused_with_a_code(
 
 
 @pytest.mark.parametrize(("kind", "near"), [("nllb", "deu_Latn"), ("mbart50", "de_DE")])
-def test_the_nearest_code_is_named(kind: str, near: str, targets: dict[str, Path]) -> None:
+def test_the_nearest_code_is_named(kind, near, targets):
     with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
         load_tokenizer(target_at(targets[kind], **both(kind) | {"source_language": "de"}))
 
 
-def test_settings_in_the_targets_files_need_not_be_given(targets: dict[str, Path]) -> None:
+def test_settings_in_the_targets_files_need_not_be_given(targets):
     folder = targets["mbart50"]
     file, generation = folder / "tokenizer_config.json", folder / "generation_config.json"
     tokens = language_tokens(AutoTokenizer.from_pretrained(folder))
@@ -81,6 +75,6 @@ def test_settings_in_the_targets_files_need_not_be_given(targets: dict[str, Path
 
 
 @pytest.mark.parametrize("field", ["source_language", "target_language"])
-def test_languages_of_a_target_without_any_are_refused(field: str, tiny_target: Path) -> None:
+def test_languages_of_a_target_without_any_are_refused(field, tiny_target):
     with pytest.raises(ConfigError, match=f"target.{field} = 'de' is for targets whose tokenizer"):
         load_target(target_at(tiny_target, **{field: "de"}))

@@ -1,7 +1,5 @@
 """Targets load, or are refused with one sentence on what to change."""
 
-from __future__ import annotations
-
 import io
 import json
 import tomllib
@@ -30,7 +28,7 @@ from tests.tiny_targets import save_target, target_at
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     return save_target(tiny_model("marian"), tmp_path)
 
 

@@ -1,7 +1,5 @@
 """Parallel drafters: what is refused before weights are read, and the choice of the mask token."""
 
-from __future__ import annotations
-
 import datasets
 import pytest
 from transformers import LlamaConfig, T5Config
@@ -16,7 +14,7 @@ from tests.tiny_models import VOCAB, tiny_model
 from tests.tiny_targets import tiny_tokenizer
 
 
-def test_a_language_model_is_parallel_where_its_config_says_so(tmp_path) -> None:
+def test_a_language_model_is_parallel_where_its_config_says_so(tmp_path):
     model = tiny_model("llama")
     assert kind_of(model.config) is CAUSAL
     model.config.pard_token, model.config.k = 3, 4
@@ -35,14 +33,14 @@ def test_a_language_model_is_parallel_where_its_config_says_so(tmp_path) -> None
         ({"pard_token": 3, "k": 0}, ("k = 0",)),
     ],
 )
-def test_a_config_that_does_not_say_how_blocks_are_drafted_is_refused(entries, words) -> None:
+def test_a_config_that_does_not_say_how_blocks_are_drafted_is_refused(entries, words):
     with pytest.raises(ConfigError) as refused:
         check_blocks(LlamaConfig(vocab_size=VOCAB, **entries), "drafter 'x'")
     for word in ("drafter 'x'", *words):
         assert word in str(refused.value)
 
 
-def test_a_model_with_an_encoder_fills_no_masks() -> None:
+def test_a_model_with_an_encoder_fills_no_masks():
     with pytest.raises(ConfigError, match="encoder-decoder model; parallel drafters"):
         check_blocks(T5Config(vocab_size=VOCAB, pard_token=3, k=4), "drafter 'x'")
 
@@ -53,7 +51,7 @@ def rows(*tokens: int) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns)
 
 
-def test_a_mask_is_a_token_that_no_row_holds() -> None:
+def test_a_mask_is_a_token_that_no_row_holds():
     tokenizer = tiny_tokenizer()
     named = len(tokenizer)
     reserved = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
@@ -69,7 +67,7 @@ def test_a_mask_is_a_token_that_no_row_holds() -> None:
     assert choose_mask(None, tokenizer, named + 2, rows(5, 6)) == 8
 
 
-def test_the_engines_that_draft_blocks_take_it() -> None:
+def test_the_engines_that_draft_blocks_take_it():
     config = LlamaConfig(vocab_size=VOCAB, pard_token=3, k=4)
     assert [engine.name for engine in engines_for([], config)] == ["vllm", "tensorrt-llm"]
     with pytest.raises(ConfigError, match="--for sglang: .* is a parallel drafter"):

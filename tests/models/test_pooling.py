@@ -1,7 +1,5 @@
 """Means of neighbouring encoder states, hand-computed and with padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,9 +1,6 @@
 """Spec-Drafters are models of their target's family: computation, initialisation, saving."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +43,7 @@ def block_after(drafter: SpecDrafter, targets: Tensor, *prefixes: int) -> Layout
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_drafter_of_equal_depth_equals_its_target(family: str) -> None:
+def test_drafter_of_equal_depth_equals_its_target(family):
     target = target_of(family)
     if family == "umt5" and version("transformers") < "5.16":  # its decoder is not causal there
         with pytest.raises(ValueError, match="later tokens"):
@@ -66,7 +63,7 @@ def test_drafter_of_equal_depth_equals_its_target(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_layers_are_copied_repeated_and_taken_apart(family: str) -> None:
+def test_layers_are_copied_repeated_and_taken_apart(family):
     target = target_of(family)
     drafter = drafter_of(target, encoder_layers=3, decoder_layers=1, previous_token_rank=2)
     assert depths(drafter.config) == (3, 1)
@@ -93,7 +90,7 @@ def test_layers_are_copied_repeated_and_taken_apart(family: str) -> None:
         (1, 6, [5]),
     ],
 )
-def test_layers_are_spread_as_stated(own: int, theirs: int, expected: list[int]) -> None:
+def test_layers_are_spread_as_stated(own, theirs, expected):
     assert spread(own, theirs) == expected
 
 
@@ -103,7 +100,7 @@ def rows_of(output: list[int], prefix: int, k: int = 3, **shape: str) -> Layout:
     return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, **shape), k, 0)
 
 
-def test_anchored_rows_by_hand() -> None:
+def test_anchored_rows_by_hand():
     """y = 5 6 7 1, k = 3, one block after y_1: masks are at positions 2 and 3."""
     layout = rows_of([5, 6, 7, 1], 1)
     assert layout.rows.tokens.tolist() == [[0, 5, 6, 7, 9, 9]]
@@ -121,7 +118,7 @@ def test_anchored_rows_by_hand() -> None:
     ]
 
 
-def test_paper_rows_by_hand_with_masks_past_the_end() -> None:
+def test_paper_rows_by_hand_with_masks_past_the_end():
     """y = 5 6 1, k = 3, a block after y_1: slots at positions 1 to 3, the last past EOS."""
     layout = rows_of([5, 6, 1], 1, slots="paper")
     assert layout.of_blocks(layout.rows.positions).tolist() == [[[1, 2, 3]]]
@@ -133,7 +130,7 @@ def test_paper_rows_by_hand_with_masks_past_the_end() -> None:
     assert visible[3].tolist() == [1, 0, 0, 1, 1, 1]
 
 
-def test_bidirectional_prefix_sees_the_block_and_nothing_after_the_prefix() -> None:
+def test_bidirectional_prefix_sees_the_block_and_nothing_after_the_prefix():
     shape = {"slots": "paper", "prefix_attention": "bidirectional"}
     visible = rows_of([5, 6, 7, 1], 2, 2, **shape).rows.visible(DraftShape(9, 10, **shape))[0].int()
     for row in (0, 1, 4, 5):
@@ -141,7 +138,7 @@ def test_bidirectional_prefix_sees_the_block_and_nothing_after_the_prefix() -> N
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_a_block_among_many_equals_the_block_alone(slots: str) -> None:
+def test_a_block_among_many_equals_the_block_alone(slots):
     drafter = tiny_drafter("t5", slots=slots)
     ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
     together = block_after(drafter, targets, 0, 2, 5)
@@ -153,7 +150,7 @@ def test_a_block_among_many_equals_the_block_alone(slots: str) -> None:
             assert (hidden[:, i] - one[:, 0]).abs().max() < 1e-5
 
 
-def test_one_slot_after_a_kept_prefix_is_read_as_with_it() -> None:
+def test_one_slot_after_a_kept_prefix_is_read_as_with_it():
     """LED ignores the mask of a single token, which here hides the tokens after the prefix."""
     drafter = drafter_of(tiny_seq2seq("led"), k=2)
     ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
@@ -168,7 +165,7 @@ def test_one_slot_after_a_kept_prefix_is_read_as_with_it() -> None:
         )
 
 
-def test_padding_changes_nothing() -> None:
+def test_padding_changes_nothing():
     drafter = tiny_drafter("bart")
     ids, targets = torch.randint(4, VOCAB, (2, 5)), torch.randint(4, VOCAB, (2, 6))
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -183,9 +180,7 @@ def test_padding_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(
-    family: str, tmp_path: Path
-) -> None:
+def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(family, tmp_path):
     target = target_of(family)
     drafter = drafter_of(target, previous_token_rank=3)
     drafter.save_pretrained(tmp_path)
@@ -209,7 +204,7 @@ def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(
 
 
 @pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_slots_have_the_previous_token_also_right_after_the_end(slots: str) -> None:
+def test_slots_have_the_previous_token_also_right_after_the_end(slots):
     drafter = tiny_drafter(slots=slots)
     layout = block_after(drafter, torch.tensor([[5, 6, 1]]), 0, 1, 2)
     shift = 1 if slots == "anchored" else 0  # the first slot of an anchored block is a prefix row
@@ -219,7 +214,7 @@ def test_slots_have_the_previous_token_also_right_after_the_end(slots: str) -> N
         assert previous[: len(known)] == known[: len(previous)]
 
 
-def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding() -> None:
+def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding():
     drafter = tiny_drafter("bart", previous_token_rank=3)
     features, table = drafter.previous_token, drafter.embed_tokens.weight
     torch.nn.init.normal_(features.out.weight)
@@ -235,12 +230,12 @@ def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding() ->
         assert (drafter.logits(hidden) - expected).abs().max() > 0.1
 
 
-def test_anchored_slots_with_a_bidirectional_prefix_are_refused_with_the_remedy() -> None:
+def test_anchored_slots_with_a_bidirectional_prefix_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match="drafter.slots=paper"):
         DraftShape(9, 10, prefix_attention="bidirectional")
 
 
-def test_a_drafter_of_another_version_is_refused_by_the_entry_it_has(tmp_path: Path) -> None:
+def test_a_drafter_of_another_version_is_refused_by_the_entry_it_has(tmp_path):
     drafter = tiny_drafter()
     drafter.config.spec_drafter |= {"fused_layer": 2}
     drafter.save_pretrained(tmp_path)
@@ -250,7 +245,7 @@ def test_a_drafter_of_another_version_is_refused_by_the_entry_it_has(tmp_path: P
         SpecDrafter.from_pretrained(tmp_path)
 
 
-def test_other_sizes_than_the_targets_are_fields_of_its_family() -> None:
+def test_other_sizes_than_the_targets_are_fields_of_its_family():
     target = shared("t5").config
     sizes = {"d_model": 24, "num_heads": 6, "d_ff": 40}
     settings = DrafterConfig(initialise="none", overrides=sizes)
@@ -263,7 +258,7 @@ def test_other_sizes_than_the_targets_are_fields_of_its_family() -> None:
         make_config(target, unknown, None)
 
 
-def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path: Path) -> None:
+def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path):
     chosen = torch.tensor([1, 4, 9, 20, 33])
     whole = tiny_drafter("marian", previous_token_rank=3)
     few = tiny_drafter("marian", previous_token_rank=3, draftable=chosen.tolist())
@@ -280,14 +275,14 @@ def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path: Path)
     assert torch.equal(again.logits(hidden, previous), found)
 
 
-def test_labels_that_cannot_be_drafted_are_ignored() -> None:
+def test_labels_that_cannot_be_drafted_are_ignored():
     few = tiny_drafter("marian", draftable=[1, 4, 9])
     labels = torch.tensor([[9, 5, -100], [1, 4, 0]])
     assert few.draftable_labels(labels, -100).tolist() == [[2, -100, -100], [0, 1, -100]]
     assert tiny_drafter("marian").draftable_labels(labels, -100) is labels
 
 
-def test_an_encoder_that_is_never_called_is_not_trained() -> None:
+def test_an_encoder_that_is_never_called_is_not_trained():
     drafter = tiny_drafter("whisper", encoder="target")
     assert shape_of(drafter.config).encoder == "target"
     trained = {name for name, one in drafter.named_parameters() if one.requires_grad}

@@ -1,7 +1,5 @@
 """Initialisation of state drafters: hand-computed least squares, and the target's layers."""
 
-from __future__ import annotations
-
 import torch
 
 from drafttrain.models.state_drafter import (
@@ -18,7 +16,7 @@ from tests.tiny_drafters import draw
 from tests.tiny_models import tiny_model
 
 
-def test_least_squares_recover_a_linear_map() -> None:
+def test_least_squares_recover_a_linear_map():
     torch.manual_seed(0)
     weights, constant = torch.randn(3, 5), torch.randn(3)
     sums = LeastSquares.empty(5, 3)
@@ -30,7 +28,7 @@ def test_least_squares_recover_a_linear_map() -> None:
     assert (found - weights).abs().max() < 1e-4 and (own - constant).abs().max() < 1e-4
 
 
-def test_a_ridge_by_hand() -> None:
+def test_a_ridge_by_hand():
     """One input 2 with output 6: products [[4, 2], [2, 1]], whose mean diagonal is 2.5."""
     sums = LeastSquares.empty(1, 1)
     sums.add(torch.tensor([[2.0]]), torch.tensor([[6.0]]))
@@ -39,7 +37,7 @@ def test_a_ridge_by_hand() -> None:
     close(constant, torch.tensor([1.0]), 1e-5)
 
 
-def test_layers_are_the_targets_and_normalised_states_have_no_scale() -> None:
+def test_layers_are_the_targets_and_normalised_states_have_no_scale():
     target = tiny_model("llama", num_hidden_layers=4)
     drafter = StateDrafter(make_config(target.config, (1, 3), (0, -1), k=3)).double()
     copy_layers(drafter, target)
@@ -51,7 +49,7 @@ def test_layers_are_the_targets_and_normalised_states_have_no_scale() -> None:
     close(normalised(3 * states), normalised(states), 1e-6)
 
 
-def test_slot_inputs_are_fitted_to_the_inputs_of_the_targets_layer() -> None:
+def test_slot_inputs_are_fitted_to_the_inputs_of_the_targets_layer():
     """On the texts of the fit, inputs are closer to the target's than the mean is: the first slot
     much, as it knows the token; the second a little, as random tokens cannot be predicted."""
     target = tiny_model("llama", num_hidden_layers=4)

@@ -1,7 +1,5 @@
 """Drafters whose folder has all weights except the embeddings, which are their target's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -33,7 +31,7 @@ def recipe(folder: Path, **groups: object) -> CausalDrafterRecipe:
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
-def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+def folders(request, tmp_path) -> tuple[Path, Path]:
     """A target, and a drafter of two of its layers without embeddings."""
     tied = {"tie_word_embeddings": request.param}
     target = tiny_model("llama", num_hidden_layers=3, **tied).float()
@@ -55,7 +53,7 @@ def drafter_of(folder: Path, target: LoadedTarget | None) -> PreTrainedModel:
     return load_drafter(folder, read_drafter_settings(str(folder)), target)
 
 
-def test_the_folder_has_only_the_layers(folders) -> None:
+def test_the_folder_has_only_the_layers(folders):
     target, final = folders
     names, theirs = (set(load_file(one / "model.safetensors")) for one in (final, target))
     assert not names & THEIRS and "model.layers.1.mlp.up_proj.weight" in names
@@ -63,7 +61,7 @@ def test_the_folder_has_only_the_layers(folders) -> None:
     assert json.loads((final / "config.json").read_text())["embeddings"] == "target"
 
 
-def test_loaded_with_its_target_it_shares_the_targets_modules(folders) -> None:
+def test_loaded_with_its_target_it_shares_the_targets_modules(folders):
     target, final = folders
     loaded_target, alone = loaded(target), drafter_of(final, None)
     drafter = drafter_of(final, loaded_target)
@@ -74,7 +72,7 @@ def test_loaded_with_its_target_it_shares_the_targets_modules(folders) -> None:
     assert not torch.allclose(stock(IDS).logits, alone(IDS).logits)
 
 
-def test_saved_again_it_is_whole(folders, tmp_path: Path) -> None:
+def test_saved_again_it_is_whole(folders, tmp_path):
     target, final = folders
     drafter = drafter_of(final, loaded(target))
     drafter.save_pretrained(tmp_path / "out")
@@ -84,7 +82,7 @@ def test_saved_again_it_is_whole(folders, tmp_path: Path) -> None:
     close(out(IDS).logits.double(), drafter(IDS).logits.double(), 1e-5)
 
 
-def test_training_continues_from_it_with_separate_embeddings(folders) -> None:
+def test_training_continues_from_it_with_separate_embeddings(folders):
     target, final = folders
     loaded_target = loaded(target).model
     settings = recipe(target, initialise={"path": str(final)})
@@ -95,13 +93,13 @@ def test_training_continues_from_it_with_separate_embeddings(folders) -> None:
     assert tied == drafter.config.tie_word_embeddings
 
 
-def test_a_target_in_half_precision_is_the_same_target(folders) -> None:
+def test_a_target_in_half_precision_is_the_same_target(folders):
     target, final = folders
     half = load_target(TargetConfig(path=str(target), dtype="bfloat16"))
     assert drafter_of(final, half).dtype == torch.bfloat16
 
 
-def test_embeddings_of_a_sibling_are_taken_as_they_are(folders) -> None:
+def test_embeddings_of_a_sibling_are_taken_as_they_are(folders):
     target, final = folders
     model = AutoModelForCausalLM.from_pretrained(target)
     model.get_input_embeddings().weight.data[3] += 1.0
@@ -113,14 +111,14 @@ def test_embeddings_of_a_sibling_are_taken_as_they_are(folders) -> None:
         )
 
 
-def test_embeddings_of_another_shape_are_refused(folders, tmp_path: Path) -> None:
+def test_embeddings_of_another_shape_are_refused(folders, tmp_path):
     _, final = folders
     wide = save_target(tiny_model("llama", hidden_size=32).float(), tmp_path / "wide")
     with pytest.raises(ConfigError, match="of shape .* those of the given target have shape"):
         drafter_of(final, loaded(wide))
 
 
-def test_a_missing_target_and_missing_layers_are_named(folders) -> None:
+def test_a_missing_target_and_missing_layers_are_named(folders):
     target, final = folders
     weights = load_file(final / "model.safetensors")
     weights.pop("model.layers.1.mlp.up_proj.weight")
@@ -141,7 +139,7 @@ def save_again(final: Path) -> Path:
     return final
 
 
-def test_the_family_class_loads_it_without_drafting(folders) -> None:
+def test_the_family_class_loads_it_without_drafting(folders):
     target, final = folders
     torn = AutoModelForCausalLM.from_pretrained(final)
     with pytest.raises(ConfigError, match="loaded without its embeddings.*drafttrain export"):
@@ -155,7 +153,7 @@ def test_the_family_class_loads_it_without_drafting(folders) -> None:
         ({"initialise": {"path": "TARGET"}}, r"initialise\.path = .* has its own embeddings"),
     ],
 )
-def test_embeddings_that_would_change_are_refused(groups, words, tmp_path: Path) -> None:
+def test_embeddings_that_would_change_are_refused(groups, words, tmp_path):
     save_target(tiny_model("llama", num_hidden_layers=3), tmp_path)
     if groups.get("initialise", {}).get("path"):
         groups = {"initialise": {"path": str(tmp_path)}}

@@ -1,7 +1,5 @@
 """Weights must be complete and finite, or are refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,7 +72,7 @@ INCOMPLETE: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("case", INCOMPLETE)
-def test_weights_that_are_not_those_of_config_json_are_refused(tmp_path: Path, case: str) -> None:
+def test_weights_that_are_not_those_of_config_json_are_refused(tmp_path, case):
     edit, says = INCOMPLETE[case]
     folder = edited(tiny_model("llama"), tmp_path / "model", edit)
     with pytest.raises(ConfigError, match=f"my model: .*{says}"):
@@ -83,7 +81,7 @@ def test_weights_that_are_not_those_of_config_json_are_refused(tmp_path: Path, c
         drafttrain.load(str(folder))
 
 
-def test_tied_weights_lie_in_the_files_once_under_either_name(tmp_path: Path) -> None:
+def test_tied_weights_lie_in_the_files_once_under_either_name(tmp_path):
     tied = tiny_model("marian", tie_word_embeddings=True)
     tied.tie_weights()
     tied.save_pretrained(tmp_path)
@@ -95,9 +93,7 @@ def test_tied_weights_lie_in_the_files_once_under_either_name(tmp_path: Path) ->
         read_weights(MarianMTModel, folder, "target")
 
 
-def test_parts_that_a_language_model_does_not_have_are_left_out_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_that_a_language_model_does_not_have_are_left_out_and_reported(tmp_path, capsys):
     value = {"v_head.summary.weight": torch.ones(1, 16)}
     folder = edited(tiny_model("llama"), tmp_path, lambda weights: weights.update(value))
     read_weights(LlamaForCausalLM, folder, "my model")
@@ -107,13 +103,13 @@ def test_parts_that_a_language_model_does_not_have_are_left_out_and_reported(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("part", ["embed_tokens", "layers.0.mlp.up_proj", "norm"])
-def test_values_that_are_no_numbers_are_refused(tmp_path: Path, part: str, value: float) -> None:
+def test_values_that_are_no_numbers_are_refused(tmp_path, part, value):
     folder = edited(tiny_model("llama"), tmp_path, with_value(part, value))
     with pytest.raises(ConfigError, match=f"my model: '.*{part}.*NaN or infinity"):
         read_weights(LlamaForCausalLM, folder, "my model")
 
 
-def test_values_beyond_the_type_that_weights_are_read_in_are_refused(tmp_path: Path) -> None:
+def test_values_beyond_the_type_that_weights_are_read_in_are_refused(tmp_path):
     folder = edited(tiny_model("llama").float(), tmp_path, with_value("norm", 1e6))
     read_weights(LlamaForCausalLM, folder, "my model", dtype=torch.bfloat16)
     with pytest.raises(ConfigError, match=r"infinity in torch\.float16; .* bfloat16"):
@@ -121,7 +117,7 @@ def test_values_beyond_the_type_that_weights_are_read_in_are_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("edit", [without("bias"), with_value("weight", float("nan"))])
-def test_drafters_of_our_own_kinds_and_heads_are_read_by_the_same_rule(tmp_path, edit) -> None:
+def test_drafters_of_our_own_kinds_and_heads_are_read_by_the_same_rule(tmp_path, edit):
     drafter = edited(tiny_drafter(), tmp_path / "drafter", edit)
     head = edited(make_head(tiny_model("llama")), tmp_path / "head", edit)
     for load in (
@@ -132,7 +128,7 @@ def test_drafters_of_our_own_kinds_and_heads_are_read_by_the_same_rule(tmp_path,
             load()
 
 
-def test_models_that_are_already_loaded_are_checked_too() -> None:
+def test_models_that_are_already_loaded_are_checked_too():
     target, drafter = tiny_model("llama"), tiny_model("llama", seed=2)
     drafter.lm_head.weight.data[3, 3] = torch.nan
     with pytest.raises(ConfigError, match="assistant_model .*'lm_head.weight'"):
@@ -141,7 +137,7 @@ def test_models_that_are_already_loaded_are_checked_too() -> None:
         drafttrain.load(drafter, "none")
 
 
-def test_eight_bit_weights_and_those_without_values_are_no_obstacle() -> None:
+def test_eight_bit_weights_and_those_without_values_are_no_obstacle():
     model = torch.nn.Linear(2, 2, bias=False)
     model.weight = torch.nn.Parameter(torch.ones(2, 2).to(torch.float8_e5m2), requires_grad=False)
     check_finite(model, "model")

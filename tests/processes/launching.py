@@ -4,8 +4,6 @@ The processes are forked from a server that has done the imports once for all la
 process.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

@@ -8,8 +8,6 @@ Accelerate uses FSDP and DeepSpeed only on accelerators. This program sets the e
 assume that it found GPUs. Everything after that is as on GPUs.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

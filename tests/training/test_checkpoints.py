@@ -1,11 +1,7 @@
 """Scheduled checkpoints, which exclude those written because a run was stopped."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
 
-import pytest
 import torch
 from accelerate import Accelerator
 
@@ -19,7 +15,7 @@ from drafttrain.training.checkpoints import (
 from tests.training.tiny_runs import slot_drafter
 
 
-def test_a_checkpoint_written_on_request_is_not_one_of_those_that_are_due(tmp_path: Path) -> None:
+def test_a_checkpoint_written_on_request_is_not_one_of_those_that_are_due(tmp_path):
     for step in (4, 5, 8, 9, 10):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     (tmp_path / "checkpoints" / ".writing-step-00000012").mkdir()
@@ -29,9 +25,7 @@ def test_a_checkpoint_written_on_request_is_not_one_of_those_that_are_due(tmp_pa
     assert [folder.name[-2:] for folder in due] == ["04", "08", "10"]  # always the last step
 
 
-def test_tied_weights_are_saved_once_and_without_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tied_weights_are_saved_once_and_without_a_warning(tmp_path, caplog):
     accelerator, objective = Accelerator(cpu=True), torch.nn.Module()
     objective.model = slot_drafter().float()
     objective.again = objective.model.embed_tokens

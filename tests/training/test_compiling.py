@@ -1,9 +1,6 @@
 """Compiled layers compute the same, with graphs that are used for batches of all lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from tests.training.tiny_runs import SIX_STEPS, logged, small_task, train_small
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
+def compiler(monkeypatch) -> CompileCounter:
     """A compiler that counts graphs and runs them operation by operation."""
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -45,7 +42,7 @@ COLLATORS = {
 
 
 @pytest.mark.parametrize("name", COLLATORS)
-def test_batches_of_other_lengths_need_no_other_graph(name: str, compiler: CompileCounter) -> None:
+def test_batches_of_other_lengths_need_no_other_graph(name, compiler):
     plain, compiled = (OBJECTIVES[name]()[0].train() for _ in range(2))
     compile_layers(compiled.model)
     counts = []
@@ -60,9 +57,7 @@ def test_batches_of_other_lengths_need_no_other_graph(name: str, compiler: Compi
     assert 0 < counts[2] == counts[-1]
 
 
-def test_a_compiled_run_has_the_losses_of_one_that_is_not(
-    compiler: CompileCounter, tmp_path: Path
-) -> None:
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(compiler, tmp_path):
     """With dropout, equal in both passes of glancing, and with cached prefix keys."""
     for name, on in (("plain", False), ("compiled", True)):
         settings = SIX_STEPS.model_copy(update={"compile": on})

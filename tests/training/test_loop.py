@@ -1,8 +1,5 @@
 """Training gives the same result with any accumulation and after any interruption."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,7 +19,7 @@ from tests.comparing import same_weights
 from tests.training.tiny_runs import SIX_STEPS, logged, small_task, stop_at, train_small
 
 
-def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
     whole = train_small(small_task(dropout=0.2), SIX_STEPS, tmp_path / "whole")
     run = tmp_path / "cut"
     task = small_task(dropout=0.2, validate=stop_at(3))
@@ -34,7 +31,7 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) ->
     assert logged(run, "loss") == logged(tmp_path / "whole", "loss")
 
 
-def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path: Path) -> None:
+def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path):
     """Two accumulated batches of unequal weight: the total is divided once, not a mean of means."""
     settings = SIX_STEPS.model_copy(update={"max_steps": 1, "accumulation": 2, "clip": None})
     task = small_task()
@@ -62,7 +59,7 @@ def test_accumulated_batches_give_the_step_of_the_same_batches_at_once(tmp_path:
         assert (seen[name] - gradient).abs().max() < 1e-5
 
 
-def test_only_matrices_have_weight_decay() -> None:
+def test_only_matrices_have_weight_decay():
     task = small_task()
     settings = SIX_STEPS.model_copy(update={"weight_decay": 0.1})
     groups = make_optimizer(task, settings).param_groups
@@ -72,7 +69,7 @@ def test_only_matrices_have_weight_decay() -> None:
     assert all(decays[id(one)] == (0.1 if one.ndim > 1 else 0.0) for one in trained)
 
 
-def test_newest_checkpoints_are_kept_and_averaged(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept_and_averaged(tmp_path):
     settings = SIX_STEPS.model_copy(update={"average": 2})
     final = train_small(small_task(), settings, tmp_path)
     folders = checkpoint_folders(tmp_path)
@@ -85,14 +82,14 @@ def test_newest_checkpoints_are_kept_and_averaged(tmp_path: Path) -> None:
     assert mean.keys() == states[0].keys()
 
 
-def test_other_settings_do_not_continue_a_run(tmp_path: Path) -> None:
+def test_other_settings_do_not_continue_a_run(tmp_path):
     train_small(small_task(), SIX_STEPS, tmp_path)
     other = SIX_STEPS.model_copy(update={"learning_rate": 2e-3})
     with pytest.raises(CheckpointError, match="other settings"):
         train_small(small_task(), other, tmp_path)
 
 
-def test_steps_follow_from_epochs_and_processes() -> None:
+def test_steps_follow_from_epochs_and_processes():
     plan = make_plan(small_task().lengths, SIX_STEPS)
     epochs = SIX_STEPS.model_copy(update={"max_steps": None, "epochs": 4})
     assert count_steps(plan, epochs, world_size=1) == 4 * plan.batches_per_epoch
@@ -110,6 +107,6 @@ def test_steps_follow_from_epochs_and_processes() -> None:
         ("constant", 19, 1.0),
     ],
 )
-def test_learning_rates_by_hand(schedule: str, step: int, expected: float) -> None:
+def test_learning_rates_by_hand(schedule, step, expected):
     settings = TrainConfig(learning_rate=1.0, warmup=4, schedule=schedule)
     assert learning_rate(settings, step, 20) == pytest.approx(expected)

@@ -1,7 +1,5 @@
 """Divergences and their gradients, compared with hand-computed values."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -35,14 +33,14 @@ def value_and_gradient(divergence, target: Tensor) -> tuple[float, list[float]]:
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_a_divergence_and_its_gradient_are_those_worked_out_by_hand(name: str) -> None:
+def test_a_divergence_and_its_gradient_are_those_worked_out_by_hand(name):
     value, gradient = value_and_gradient(DIVERGENCES[name], rows(P))
     assert value == pytest.approx(VALUES[name], abs=1e-12)
     assert gradient == pytest.approx(GRADIENTS[name], abs=1e-12)
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_equal_rows_have_no_divergence_and_no_gradient_away(name: str) -> None:
+def test_equal_rows_have_no_divergence_and_no_gradient_away(name):
     value, gradient = value_and_gradient(DIVERGENCES[name], rows(Q))
     assert value == pytest.approx(0.0, abs=1e-12)
     if name == "forward_kl":  # total variation has a kink there, with several subgradients
@@ -50,7 +48,7 @@ def test_equal_rows_have_no_divergence_and_no_gradient_away(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_tokens_that_the_target_never_gives_leave_values_and_gradients_finite(name: str) -> None:
+def test_tokens_that_the_target_never_gives_leave_values_and_gradients_finite(name):
     value, gradient = value_and_gradient(DIVERGENCES[name], rows((0.6, 0.4, 0.0)))
     assert math.isfinite(value) and all(map(math.isfinite, gradient))
     apart = DIVERGENCES[name](rows((1.0, 0.0)), rows((1e-45, 1.0)))
@@ -70,7 +68,7 @@ TOO_LOW = {
 
 
 @pytest.mark.parametrize("name", TOO_LOW)
-def test_top_k_rows_have_the_loss_computed_by_hand(name: str) -> None:
+def test_top_k_rows_have_the_loss_computed_by_hand(name):
     whole = rows((0.4, 0.3, 0.15, 0.1, 0.05))
     logits = (rows((0.2, 0.3, 0.1, 0.3, 0.1)) + 3.0).requires_grad_()
     draft = logits.log_softmax(-1)
@@ -85,7 +83,7 @@ def test_top_k_rows_have_the_loss_computed_by_hand(name: str) -> None:
         assert logits.grad[0].tolist() == pytest.approx(expected)
 
 
-def test_with_all_tokens_kept_nothing_is_merged_and_gradients_are_finite() -> None:
+def test_with_all_tokens_kept_nothing_is_merged_and_gradients_are_finite():
     logits = torch.tensor([[200.0, 0.0, -200.0]]).requires_grad_()
     draft = logits.log_softmax(-1)
     everything = merged_rows(draft, torch.tensor([[2, 0, 1]]), merge=False)

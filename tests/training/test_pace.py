@@ -1,12 +1,9 @@
 """A step does not synchronise with the device, and batches do not depend on workers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -84,7 +81,7 @@ def plain_task() -> Task:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_step_does_not_wait_for_the_device(accumulation: int, tmp_path: Path) -> None:
+def test_a_step_does_not_wait_for_the_device(accumulation, tmp_path):
     settings = SIX_STEPS.model_copy(update={"accumulation": accumulation})
     prepared = prepare(make_accelerator(settings, tmp_path), plain_task(), settings)
     prepared.objective.train()
@@ -98,7 +95,7 @@ def test_a_step_does_not_wait_for_the_device(accumulation: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES.keys() - {"mask_predict"}))
-def test_no_objective_waits_for_the_device(name: str) -> None:
+def test_no_objective_waits_for_the_device(name):
     objective, collate = OBJECTIVES[name]()
     objective.train()(collate(EXAMPLES), 0.0)  # fills caches
     another = collate(EXAMPLES)
@@ -107,14 +104,14 @@ def test_no_objective_waits_for_the_device(name: str) -> None:
     assert seen.found == READ_BY_TRANSFORMERS.get(name, [])
 
 
-def test_synchronisations_are_counted() -> None:
+def test_synchronisations_are_counted():
     values = torch.arange(4.0)
     with waits() as seen:
         values[values > 1], float(values.sum()), values.cpu(), values.tolist()
     assert seen.found == ["index", "_local_scalar_dense", "cpu", "tolist"]
 
 
-def test_workers_make_the_same_batches(tmp_path: Path) -> None:
+def test_workers_make_the_same_batches(tmp_path):
     found = []
     for workers in (0, 1, 2):
         settings = SIX_STEPS.model_copy(update={"workers": workers})
@@ -129,9 +126,7 @@ def test_workers_make_the_same_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("log_every", [1, 5])
-def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint(
-    log_every: int, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint(log_every, tmp_path):
     task = small_task()
     torch.nn.init.constant_(task.objective.model.embed_tokens.weight, torch.nan)
     settings = SIX_STEPS.model_copy(update={"log_every": log_every})
@@ -141,16 +136,14 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_checkpoint(
 
 
 @pytest.mark.parametrize(("best", "says"), [(100.0, False), (1e-9, True)])
-def test_a_run_reports_waiting_and_a_loss_that_did_not_fall(
-    best: float, says: bool, tmp_path, capsys
-) -> None:
+def test_a_run_reports_waiting_and_a_loss_that_did_not_fall(best, says, tmp_path, capsys):
     train_small(replace(small_task(), constant_loss=best), SIX_STEPS, tmp_path)
     printed = capsys.readouterr().out
     assert re.search(r"6 steps at \S+ a second; waiting for batches took \d+\.\d%", printed)
     assert ("nothing was learned" in printed) == says
 
 
-def test_a_checkpoint_holds_what_is_trained_once(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_what_is_trained_once(tmp_path):
     task = small_task()
     frozen = task.objective.model.embed_tokens.weight.requires_grad_(False)
     before = frozen.clone()
@@ -163,7 +156,7 @@ def test_a_checkpoint_holds_what_is_trained_once(tmp_path: Path) -> None:
     assert torch.equal(final["model.shared.weight"], before)
 
 
-def test_out_of_memory_names_the_settings_to_change(tmp_path: Path) -> None:
+def test_out_of_memory_names_the_settings_to_change(tmp_path):
     full = mock.Mock(side_effect=torch.OutOfMemoryError)
     with mock.patch("drafttrain.training.loop.take_step", full):
         with pytest.raises(ConfigError, match="train.batch_tokens=60 train.accumulation=2"):

@@ -1,7 +1,5 @@
 """A run resumes only with the settings that it was started with."""
 
-from __future__ import annotations
-
 import pytest
 
 from drafttrain.config.base import ConfigError

@@ -1,7 +1,5 @@
 """Threads: the user's setting is used, values that launchers set by themselves are not."""
 
-from __future__ import annotations
-
 import pytest
 
 from drafttrain.training import threads
@@ -26,8 +24,8 @@ SHARE = "all this process may use"
     ],
 )
 def test_threads_are_those_set_or_the_share_of_the_cores(
-    wanted, variable, launched, processes, count, source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    wanted, variable, launched, processes, count, source, monkeypatch
+):
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
     for name in threads.LAUNCHED:
         monkeypatch.delenv(name, raising=False)

@@ -1,7 +1,5 @@
 """Tiny training runs: tasks, settings, how to stop them and how to read their logs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

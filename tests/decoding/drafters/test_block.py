@@ -1,7 +1,5 @@
 """Spec-Drafters in the loop: cached results equal recomputed ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -38,8 +36,8 @@ CASES += [(family, name) for family in ("marian", "t5", "whisper") for name in S
 
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
-    family: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    family, name, monkeypatch
+):
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # all tokens are candidates
     target = CachedModel(shared(family))
     target.model.generation_config.min_new_tokens = 10  # random BART ends at once
@@ -83,8 +81,8 @@ def slots_along(drafter: BlockDrafter) -> Callable[..., torch.Tensor]:
     ("slots", "rank"), [("anchored", 3), ("paper", 3), ("anchored", 0)], ids=str
 )
 def test_drawn_rows_are_coupled_to_the_token_drawn_before(
-    slots: str, rank: int, temperature: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    slots, rank, temperature, count, monkeypatch
+):
     """Exactness tests cannot find errors here, because rows without previous-token features are
     valid but accepted less. The rows before warping must be those the tokens were chosen from."""
     monkeypatch.setattr(candidates, "CANDIDATES", count)
@@ -107,7 +105,7 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
 
 
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
-def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) -> None:
+def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings):
     """This occurs in a cascade, whose outer levels may reject tokens that the session has seen."""
     drafter, randomness = toy_drafter(**settings), drawn()
     session = drafter.open(toy_source(), Sampling(), randomness)
@@ -119,7 +117,7 @@ def test_a_session_whose_sequence_changed_drafts_as_a_fresh_one(settings: dict) 
 
 
 @torch.no_grad()
-def test_scores_of_few_tokens_follow_their_weights() -> None:
+def test_scores_of_few_tokens_follow_their_weights():
     drafter = BlockDrafter(tiny_drafter("marian", slots="paper", draftable=list(range(30))))
     source = make_source([5, 9, 7], shared("marian"))
 

@@ -1,7 +1,5 @@
 """Block heads in the loop: greedy as plain, later heads in cascades."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -30,9 +28,7 @@ GREEDY = Sampling()
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "bart", "llama", "gpt2"])
-def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
-    family: str,
-) -> None:
+def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(family):
     model = tiny_model(family)
     model.generation_config.min_new_tokens = 10
     target, heads = CachedModel(model), block_heads(std=0.1)
@@ -61,7 +57,7 @@ def session(sampling: Sampling = GREEDY) -> tuple[BlockHeadsSession, TargetState
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3, 5])
-def test_after_drafts_of_others_later_heads_continue(others: int) -> None:
+def test_after_drafts_of_others_later_heads_continue(others):
     """In a horizontal cascade; this may already be the session's first call."""
     drafts, state, rows = session()
     proposal = run_single(drafts.propose(torch.arange(6 + others), state, FixedLength(10)))
@@ -70,13 +66,13 @@ def test_after_drafts_of_others_later_heads_continue(others: int) -> None:
     assert proposal.draw_kind == "deterministic"
 
 
-def test_nothing_is_drafted_before_the_targets_first_token() -> None:
+def test_nothing_is_drafted_before_the_targets_first_token():
     drafts, state, _ = session()
     assert len(run_single(drafts.propose(torch.arange(2), None, FixedLength(3))).tokens) == 0
     assert len(run_single(drafts.propose(torch.arange(6), state, FixedLength(3))).tokens) == 3
 
 
-def test_drawn_rows_are_handed_out_with_their_tokens() -> None:
+def test_drawn_rows_are_handed_out_with_their_tokens():
     sampling = Sampling(temperature=0.8, top_k=5)
     drafts, state, rows = session(sampling)
     proposal = run_single(drafts.propose(torch.arange(7), state, FixedLength(10)))
@@ -86,7 +82,7 @@ def test_drawn_rows_are_handed_out_with_their_tokens() -> None:
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> None:
+def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place):
     drafts, state, rows = session()
     probs = rows.softmax(-1)
     entropies = -(probs * probs.log()).sum(-1)
@@ -97,7 +93,7 @@ def test_an_entropy_stop_ends_the_draft_before_the_uncertain_row(place: int) -> 
     assert len(run_single(drafts.propose(torch.arange(6), state, FixedLength(2))).tokens) == 2
 
 
-def test_a_target_whose_logits_are_more_than_a_projection_is_refused() -> None:
+def test_a_target_whose_logits_are_more_than_a_projection_is_refused():
     """Cohere multiplies logits by a scale."""
     with pytest.raises(ValueError, match="logits of a 'cohere' model are not just its output"):
         BlockHeadsDrafter(block_heads(), any_family("Cohere"))

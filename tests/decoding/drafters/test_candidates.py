@@ -12,7 +12,7 @@ from drafttrain.decoding.drafters.candidates import (
 VOCABULARY, RANK = 5 * CANDIDATES, 6
 
 
-def test_chains_of_a_batch_equal_those_of_single_sequences() -> None:
+def test_chains_of_a_batch_equal_those_of_single_sequences():
     torch.manual_seed(0)
     rows, features = torch.randn(2, VOCABULARY, RANK, dtype=torch.float64)
     lengths, last = [3, 1, 4], [5, 9, 0]
@@ -24,7 +24,7 @@ def test_chains_of_a_batch_equal_those_of_single_sequences() -> None:
         assert correction.chains([one])[0].tolist() == chain.tolist()
 
 
-def test_the_token_before_decides_among_candidates() -> None:
+def test_the_token_before_decides_among_candidates():
     """Two slots: token 1 is followed by 3 and token 2 by 4, whose own scores are equal."""
     rows, features = torch.zeros(2, VOCABULARY, 2)
     features[1], features[2] = torch.tensor([9.0, -9.0]), torch.tensor([-9.0, 9.0])
@@ -38,7 +38,7 @@ def test_the_token_before_decides_among_candidates() -> None:
         assert chain.tolist() == [first, second]
 
 
-def test_tables_of_a_type_that_numpy_does_not_know_score_alike() -> None:
+def test_tables_of_a_type_that_numpy_does_not_know_score_alike():
     torch.manual_seed(0)
     rows, features = torch.randn(2, VOCABULARY, RANK).bfloat16()
     states, logits = torch.randn(3, RANK), torch.randn(3, VOCABULARY)

@@ -1,7 +1,5 @@
 """Cascades: reviews, draft lengths, and the distribution of each token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

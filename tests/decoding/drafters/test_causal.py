@@ -1,7 +1,5 @@
 """A language model as drafter: greedy output, caches and hidden states, on real families."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -179,7 +177,7 @@ def test_a_draft_ends_with_its_first_eos():
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])
-def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family, sampling) -> None:
+def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family, sampling):
     target = tiny_model(family)
     whole, few = (noisy(target, family) for _ in range(2))
     tokens = few.config.draftable_tokens = [EOS, *range(6, VOCAB, 3)]
@@ -204,7 +202,7 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])
-def test_stop_policies_do_not_see_undrafted_tokens(sampling) -> None:
+def test_stop_policies_do_not_see_undrafted_tokens(sampling):
     target = tiny_model("llama")
     few = noisy(target, "llama")
     tokens = few.config.draftable_tokens = list(range(6, VOCAB, 3))

@@ -1,7 +1,5 @@
 """Max-Gram: what it copies and where it searches."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A language model that fills masks: its rows, and where its drafts end."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ OUTPUT = torch.tensor([11, 30, 12, 8, 25, 1])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family: str) -> None:
+def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family):
     drafter = parallel(family)
     sampling = Sampling(temperature=1.0)
     session = drafter.open(make_source(PROMPT, drafter.model.model), sampling, drawn())
@@ -40,7 +38,7 @@ def test_rows_are_those_of_the_context_and_masks_and_masks_leave_no_trace(family
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(0.7, top_p=0.6)], ids=["greedy", "sampled"]
 )
-def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling) -> None:
+def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling):
     prompt = [*PROMPT, *PROMPT]
     drafter = parallel(family, max_position_embeddings=len(prompt) + 7)
     source = make_source(prompt, drafter.model.model)
@@ -81,14 +79,14 @@ def proposed_probs(proposal, output: torch.Tensor) -> list[float]:
     return probs.tolist() + [0.0] * (count - len(inside))
 
 
-def test_an_output_longer_than_the_positions_is_drafted_for_as_far_as_they_go() -> None:
+def test_an_output_longer_than_the_positions_is_drafted_for_as_far_as_they_go():
     drafter = parallel(max_position_embeddings=len(PROMPT) + 2)
     source = make_source(PROMPT, drafter.model.model)
     found = along(drafter, source, OUTPUT, 3, Sampling())
     assert (found >= 0).sum(1).tolist() == [3, 2, 1, 0, 0, 0]
 
 
-def test_a_stop_policy_ends_a_block_before_the_row_that_it_looks_at() -> None:
+def test_a_stop_policy_ends_a_block_before_the_row_that_it_looks_at():
     drafter = parallel()
     source = make_source(PROMPT, drafter.model.model)
 

@@ -1,7 +1,5 @@
 """Spec-Drafters that read the target's encoder states: their computation, and in the loop."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """State drafters: their inputs, drafts and caches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,7 +44,7 @@ def decode(
 
 
 @pytest.mark.parametrize("count", [2, 6])
-def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None:
+def test_drawn_rows_know_the_token_drawn_before(count, monkeypatch):
     """Exactness tests cannot find errors here. The best tokens of each slot are rescored by hand;
     the first slot has no previous-token features."""
     monkeypatch.setattr(candidates, "CANDIDATES", count)
@@ -82,7 +80,7 @@ def test_drawn_rows_know_the_token_drawn_before(count: int, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_decoding_drafts_as_the_teacher_forced_pass(mode: str) -> None:
+def test_decoding_drafts_as_the_teacher_forced_pass(mode):
     """Decoding, teacher-forced drafts and training agree block by block."""
     target = tiny_target()
     target.generation_config.eos_token_id = None
@@ -120,7 +118,7 @@ def test_decoding_drafts_as_the_teacher_forced_pass(mode: str) -> None:
     assert sum(len(played.path) for played in output.rounds) > 3
 
 
-def test_its_cache_is_the_targets_own_after_every_round() -> None:
+def test_its_cache_is_the_targets_own_after_every_round():
     """Columns of verified tokens hold the target's keys and values, whatever was drafted."""
     target = tiny_target()
     target.generation_config.eos_token_id = None
@@ -142,6 +140,6 @@ def test_its_cache_is_the_targets_own_after_every_round() -> None:
         tokens += played.emitted
 
 
-def test_a_family_whose_positions_are_embedded_is_refused() -> None:
+def test_a_family_whose_positions_are_embedded_is_refused():
     with pytest.raises(ValueError, match="'gpt2' model cannot have a state drafter"):
         check_states(GPT2Config())

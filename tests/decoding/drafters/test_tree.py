@@ -1,7 +1,5 @@
 """Tree drafters: their trees and caches, and pairings that are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

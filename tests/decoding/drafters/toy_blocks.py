@@ -1,7 +1,5 @@
 """Spec-Drafters for toy targets, with each slot convention."""
 
-from __future__ import annotations
-
 import torch
 
 from drafttrain.decoding.drafters.block import BlockDrafter

@@ -1,7 +1,5 @@
 """Comparison of scores and caches with an uncached forward pass over the whole path."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Models without a plain KV cache are refused by name, others are accepted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import (

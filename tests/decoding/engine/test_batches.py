@@ -1,7 +1,5 @@
 """Sequences in shared calls: each has the results that it has alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

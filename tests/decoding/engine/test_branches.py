@@ -1,7 +1,5 @@
 """Trees and branches: each node's logits are those of its path alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

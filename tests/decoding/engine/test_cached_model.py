@@ -1,7 +1,5 @@
 """Cached scoring equals an uncached pass, whatever was drafted and rejected before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

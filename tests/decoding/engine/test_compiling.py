@@ -4,8 +4,6 @@ Graphs are traced as for compilation and then run operation by operation, which 
 compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -32,7 +30,7 @@ FAMILIES = ["llama", "marian", "t5", "whisper"]
 
 
 @pytest.fixture(autouse=True)
-def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def traced(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(compiling, "BACKEND", "eager")
     ENGINES.clear()
     torch._dynamo.reset()

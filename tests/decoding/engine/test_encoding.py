@@ -1,7 +1,5 @@
 """Texts encoded in a batch have the encoder states that each has alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

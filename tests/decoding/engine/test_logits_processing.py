@@ -1,7 +1,5 @@
 """The target's logits processors: verified drafts give the outputs of `generate`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor

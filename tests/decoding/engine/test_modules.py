@@ -1,7 +1,5 @@
 """Models called through Transformers' modules: every family, and wrapped models."""
 
-from __future__ import annotations
-
 import copy
 
 import accelerate
@@ -58,7 +56,7 @@ def replaced(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("wrap", [adapted, hooked, replaced], ids=lambda wrap: wrap.__name__)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "bart", "t5"])
-def test_adapters_hooks_and_replaced_forwards_are_decoded_with(family: str, wrap) -> None:
+def test_adapters_hooks_and_replaced_forwards_are_decoded_with(family, wrap):
     """Reading only the weights would decode the model without them."""
     model = tiny_model(family)
     bare = copy.deepcopy(model)
@@ -79,7 +77,7 @@ def plain_tokens(model, source, target=None, drafter=None) -> list[int]:
     return decoder.decode_all([source], 12)[0].tokens
 
 
-def test_a_call_leaves_the_model_as_it_was() -> None:
+def test_a_call_leaves_the_model_as_it_was():
     model = any_family("m2m100")
     target = CachedModel(model)
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
@@ -101,7 +99,7 @@ SETTINGS = {"do_sample": False, "max_new_tokens": 12}
 
 
 @pytest.mark.parametrize("family", ["llama", "marian", "t5"])
-def test_weights_that_change_between_calls_are_decoded_with(family: str) -> None:
+def test_weights_that_change_between_calls_are_decoded_with(family):
     """A training step, load_state_dict and another precision, with an engine made before."""
     model = tiny_model(family)
     target, source = CachedModel(model), make_source(torch.tensor([5, 9, 20, 7]), model)
@@ -121,13 +119,13 @@ def test_weights_that_change_between_calls_are_decoded_with(family: str) -> None
 
 @pytest.mark.parametrize("family", ["llama", "marian", "t5", "bart"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precisions_are_decoded_as_generate_decodes_them(family: str, dtype) -> None:
+def test_half_precisions_are_decoded_as_generate_decodes_them(family, dtype):
     model = tiny_model(family).to(dtype)
     source = make_source(torch.tensor([5, 9, 20, 7]), model)
     assert plain_tokens(model, source) == generated(model, source)
 
 
-def test_a_spec_drafter_drafts_for_a_marian_in_bfloat16() -> None:
+def test_a_spec_drafter_drafts_for_a_marian_in_bfloat16():
     model = shared("marian").to(torch.bfloat16)
     drafter = BlockDrafter(tiny_drafter("marian").to(torch.bfloat16))
     source = make_source(torch.tensor([5, 9, 20, 7]), model)
@@ -136,7 +134,7 @@ def test_a_spec_drafter_drafts_for_a_marian_in_bfloat16() -> None:
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("family", ["llama", "bart"])
-def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(family: str) -> None:
+def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(family):
     model = tiny_model(family)
     source = make_source(torch.tensor([5, 9, 20, 7]), model)
     expected = generated(model, source)
@@ -146,7 +144,7 @@ def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(fam
     assert plain_tokens(model, source) == expected
 
 
-def test_activations_that_are_quantised_by_the_call_are_refused() -> None:
+def test_activations_that_are_quantised_by_the_call_are_refused():
     """Their scale depends on all tokens of a call, so a row depends on later tokens."""
     model = quantize_dynamic(tiny_model("llama").float(), {nn.Linear}, dtype=torch.qint8)
     with pytest.raises(ValueError, match="'llama' model .* quantises per call"):

@@ -1,7 +1,5 @@
 """Tokens in cache columns: what is kept after tokens changed, and what is copied."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -33,7 +31,7 @@ def state_of(tokens: Sequence[int]) -> SequenceState:
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 300])
-def test_align_keeps_the_common_prefix(length: int) -> None:
+def test_align_keeps_the_common_prefix(length):
     known = list(range(1000, 1000 + length))
     for place in range(length):
         state = state_of(known)
@@ -42,14 +40,14 @@ def test_align_keeps_the_common_prefix(length: int) -> None:
         assert state.tokens == known[:place]
 
 
-def test_the_last_token_is_computed_again_though_it_is_cached() -> None:
+def test_the_last_token_is_computed_again_though_it_is_cached():
     state = state_of([5, 6, 7])
     assert state.align(torch.tensor([5, 6, 7])) == [7]
     assert state.align(torch.tensor([5])) == [5]
     assert state.tokens == []
 
 
-def test_only_columns_that_change_their_place_are_copied() -> None:
+def test_only_columns_that_change_their_place_are_copied():
     state = state_of([5, 6])
     state.append([10, 11, 12, 13], [2, 3, 3, 4], is_chain=False)
     state.gather(2, [2, 4, 5])

@@ -1,7 +1,5 @@
 """Whisper: its decoder prefix, and the outputs of `generate`, in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """One padded teacher-forced pass gives the rows of each sequence alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Trees grown from tables of logits, and their paths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Trees with chosen nodes: which nodes they have, and which are passed to the drafter."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Sampled trees: their nodes, the order of nodes, and the probability of each tree."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 
@@ -43,7 +41,7 @@ def test_equal_beginnings_of_paths_are_one_node_with_a_count():
 @pytest.mark.parametrize(
     "randomness", [sampled(), EnumeratedRandomness()], ids=["drawn", "enumerated"]
 )
-def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(randomness: Randomness):
+def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(randomness):
     probs = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]])
     drawn = randomness.without_replacement(probs, 3).tolist()
     assert drawn[0] == [1, -1, -1]

@@ -1,7 +1,5 @@
 """Fixed trees: their nodes, and which tree maximises expected acceptance."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

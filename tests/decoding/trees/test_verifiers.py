@@ -1,7 +1,5 @@
 """Tree verifiers: enumerates every random outcome of drawing a tree and verifying it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -94,7 +92,7 @@ LOSSLESS = {
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_the_output_is_the_targets_own(name: str, excluded: float, sampling: Sampling) -> None:
+def test_the_output_is_the_targets_own(name, excluded, sampling):
     verifier, draw = LOSSLESS[name]
     target, draft = LogitsTable(1, 3, excluded), LogitsTable(2, 3, excluded)
     law = law_of_two(verifier, draw, target, draft, sampling)
@@ -102,7 +100,7 @@ def test_the_output_is_the_targets_own(name: str, excluded: float, sampling: Sam
 
 
 @pytest.mark.parametrize("rule", [MultiRound, KSeq, RecursiveRejection], ids=lambda r: r.name)
-def test_on_a_chain_every_rule_accepts_as_often_as_speculative_sampling(rule: Verifier) -> None:
+def test_on_a_chain_every_rule_accepts_as_often_as_speculative_sampling(rule):
     target, draft, sampling = LogitsTable(5, 3), LogitsTable(6, 3), SAMPLINGS["temperature 1"]
 
     def accepted(verifier: Verifier) -> dict[int, float]:
@@ -116,7 +114,7 @@ def test_on_a_chain_every_rule_accepts_as_often_as_speculative_sampling(rule: Ve
     assert accepted(rule) == pytest.approx(accepted(RejectionSampling()), abs=1e-12)
 
 
-def test_gamma_of_k_seq_by_hand() -> None:
+def test_gamma_of_k_seq_by_hand():
     """Target (1, 0), draft (1/2, 1/2), two draws: beta = min(1/2, 1/gamma) = 1/2 for gamma <= 2,
     and 1 - 1/4 = gamma / 2 at gamma = 3/2. Equal rows and a single draw give gamma 1."""
     target, draft = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.5, 0.5]).double()
@@ -125,7 +123,7 @@ def test_gamma_of_k_seq_by_hand() -> None:
     assert k_seq_gamma(draft, draft, 3) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_a_greedy_target_is_walked_down_its_arg_maxes() -> None:
+def test_a_greedy_target_is_walked_down_its_arg_maxes():
     target, draft = LogitsTable(3, 3), LogitsTable(4, 3)
     proposal = likeliest(3)(draft, Sampling(), ArgMax())
     verdict = TargetWalk.verify(proposal, target_logits(target, proposal), Sampling(), ArgMax())

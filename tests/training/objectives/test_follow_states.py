@@ -1,7 +1,5 @@
 """The objective of state drafters: the loss of every slot, computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +29,7 @@ def objective_of(mode: str, draftable=None, **settings: object) -> FollowStates:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_the_loss_equals_that_of_single_slots(mode: str, draftable) -> None:
+def test_the_loss_equals_that_of_single_slots(mode, draftable):
     objective = objective_of(mode, draftable, forward_kl=2.0)
     model, target = objective.model, objective.teacher.model
     wanted = torch.arange(40) if draftable is None else draftable
@@ -70,7 +68,7 @@ def test_the_loss_equals_that_of_single_slots(mode: str, draftable) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_packed_rows_have_the_loss_of_single_rows(mode: str) -> None:
+def test_packed_rows_have_the_loss_of_single_rows(mode):
     objective = objective_of(mode, forward_kl=0.5, total_variation=1.0)
     one, two = EXAMPLES[:2], EXAMPLES[2:]
     packed, alone = objective(COLLATE([one, two]), 0.0), objective(COLLATE.alone(EXAMPLES), 0.0)
@@ -79,7 +77,7 @@ def test_packed_rows_have_the_loss_of_single_rows(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_learns_one_batch(mode: str) -> None:
+def test_it_learns_one_batch(mode):
     objective = objective_of(mode, forward_kl=1.0)
     trained = [p for p in objective.model.parameters() if p.requires_grad]
     optimizer, batch = torch.optim.Adam(trained, 2e-2), COLLATE.alone(EXAMPLES)

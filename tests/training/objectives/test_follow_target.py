@@ -1,7 +1,5 @@
 """The objective of causal and parallel drafters: sums by hand, packed rows, a draft vocabulary."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -42,7 +40,7 @@ def answer_rows(model: PreTrainedModel, example: Example) -> torch.Tensor:
         return model(ids).logits[0, len(example.source_ids) - 1 :].log_softmax(-1)
 
 
-def test_the_loss_is_taken_at_the_output_alone_and_divided_by_its_tokens() -> None:
+def test_the_loss_is_taken_at_the_output_alone_and_divided_by_its_tokens():
     objective = objective_of(FollowTargetConfig(forward_kl=2.0))
     sums = objective(COLLATE.alone(EXAMPLES), 0.0)
     expected, correct = 0.0, 0
@@ -58,7 +56,7 @@ def test_the_loss_is_taken_at_the_output_alone_and_divided_by_its_tokens() -> No
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_packed_rows_have_the_loss_and_the_gradients_of_rows_apart(family, draftable) -> None:
+def test_packed_rows_have_the_loss_and_the_gradients_of_rows_apart(family, draftable):
     apart, packed = (objective_of(EVERY, family, draftable) for _ in range(2))
     one = apart(COLLATE.alone(EXAMPLES), 0.0)
     two = packed(COLLATE([EXAMPLES[::-1]]), 0.0)
@@ -71,7 +69,7 @@ def test_packed_rows_have_the_loss_and_the_gradients_of_rows_apart(family, draft
             close(a.grad, b.grad, 1e-6)
 
 
-def test_a_drafter_of_few_tokens_learns_distributions_over_them() -> None:
+def test_a_drafter_of_few_tokens_learns_distributions_over_them():
     settings = FollowTargetConfig(forward_kl=1.0, total_variation=1.0)
     objective = objective_of(settings, draftable=DRAFTABLE)
     batch = COLLATE.alone(EXAMPLES)
@@ -89,7 +87,7 @@ def test_a_drafter_of_few_tokens_learns_distributions_over_them() -> None:
     assert objective.tokens(torch.tensor([4, 0])).tolist() == [30, EOS]
 
 
-def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_same() -> None:
+def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_same():
     batch = COLLATE.alone(EXAMPLES)
     objective = objective_of(FollowTargetConfig())
     found = objective.overlap(batch, objective.rows(batch)[0])
@@ -105,7 +103,7 @@ def test_the_acceptance_is_the_overlap_of_both_rows_and_1_where_they_are_the_sam
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_validation_is_the_cross_entropy_of_the_tokens_that_can_be_drafted(draftable) -> None:
+def test_validation_is_the_cross_entropy_of_the_tokens_that_can_be_drafted(draftable):
     objective = objective_of(EVERY, draftable=draftable).eval()
     sums = objective(COLLATE.alone(EXAMPLES), 1.0)
     wanted = list(range(40)) if draftable is None else draftable.tolist()
@@ -124,7 +122,7 @@ IN_BLOCKS = BlocksCollator(pad_token_id=0, mask_token=MASK, k=3)
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_the_loss_equals_that_of_single_blocks(draftable) -> None:
+def test_the_loss_equals_that_of_single_blocks(draftable):
     objective = objective_of(FollowTargetConfig(forward_kl=2.0), draftable=draftable)
     batch = IN_BLOCKS([EXAMPLES[:2]])
     sums = objective(batch, 0.0)
@@ -149,7 +147,7 @@ def test_the_loss_equals_that_of_single_blocks(draftable) -> None:
 
 
 @pytest.mark.parametrize("draftable", [None, DRAFTABLE], ids=["all", "few"])
-def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable) -> None:
+def test_rows_that_are_known_teach_every_token_of_every_block_as_the_target_does(draftable):
     objective = objective_of(EVERY, draftable=draftable)
     known, teacher, rows = [], objective.teacher.model, EXAMPLES[:2]
     for example in rows:
@@ -176,7 +174,7 @@ PACKED = [
 
 
 @pytest.mark.parametrize("family", ["Gemma3Text", "Mistral", "Cohere"])
-def test_logits_of_packed_texts_equal_single_texts(family: str) -> None:
+def test_logits_of_packed_texts_equal_single_texts(family):
     """With windows of 5 tokens in some or all layers, and with scaled logits."""
     model, wanted = any_family(family), torch.tensor([4, 8, 30])
     examples = numbered(PACKED)

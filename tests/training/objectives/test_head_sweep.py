@@ -1,7 +1,5 @@
 """Heads trained together: hand-computed losses, and the results of training each head alone."""
 
-from __future__ import annotations
-
 import math
 from operator import itemgetter
 from pathlib import Path
@@ -62,7 +60,7 @@ def batch_of(count: int, dtype: torch.dtype = torch.float64) -> HeadBatch:
     return HeadBatch(hidden, torch.rand(count, generator=random, dtype=dtype))
 
 
-def test_loss_by_hand() -> None:
+def test_loss_by_hand():
     """P = 0.25, P^ = 0.5, w_rej = 6: loss 0.25 log 2 + 6 * 0.75 log 2, weight 0.25 + 4.5."""
     loss, weight = acceptance_loss(torch.tensor([0.0]), torch.tensor([0.25]), 6.0)
     assert loss.item() == pytest.approx(4.75 * math.log(2))
@@ -72,7 +70,7 @@ def test_loss_by_hand() -> None:
     assert loss.item() == pytest.approx(-0.5 * math.log(0.8) - 1.5 * math.log(0.2))
 
 
-def test_extreme_logits_and_labels_stay_finite() -> None:
+def test_extreme_logits_and_labels_stay_finite():
     logits = torch.tensor([1e4, -1e4, 1e4, -1e4])
     labels = torch.tensor([1.0, 0.0, 0.0, 1.0])
     loss, _ = acceptance_loss(logits, labels, 2.0)
@@ -82,7 +80,7 @@ def test_extreme_logits_and_labels_stay_finite() -> None:
 @pytest.mark.parametrize(
     "depths", [(0,), (1,), (4,), (0, 2), (3, 0, 1, 4), (2, 3)], ids=lambda d: f"D{d}"
 )
-def test_sums_and_gradients_are_those_of_each_head_by_itself(depths: tuple[int, ...]) -> None:
+def test_sums_and_gradients_are_those_of_each_head_by_itself(depths):
     settings = HeadConfig(depths=depths, rejection_weights=(1.0, 6.0))
     sweep = HeadSweep(make_heads(settings, WIDTH, seed=0)).double()
     batch = batch_of(150)
@@ -102,7 +100,7 @@ def test_sums_and_gradients_are_those_of_each_head_by_itself(depths: tuple[int, 
             assert (one - other).abs().max() < 1e-10
 
 
-def test_an_empty_batch_keeps_a_graph() -> None:
+def test_an_empty_batch_keeps_a_graph():
     sweep = HeadSweep(make_heads(SWEEP, WIDTH, seed=0))
     sums = sweep(HeadBatch(torch.empty(0, WIDTH), torch.empty(0)), 0.0)
     sums.loss.sum().backward()
@@ -111,7 +109,7 @@ def test_an_empty_batch_keeps_a_graph() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_head_in_a_sweep_equals_one_trained_alone(tmp_path: Path, accumulation: int) -> None:
+def test_a_head_in_a_sweep_equals_one_trained_alone(tmp_path, accumulation):
     """With clipping and two batches per step; each head has its own norm and normaliser."""
     settings = SETTINGS.model_copy(update={"accumulation": accumulation, "weight_decay": 0.1})
     together = trained(make_task(), settings, tmp_path / "sweep")
@@ -125,7 +123,7 @@ def test_a_head_in_a_sweep_equals_one_trained_alone(tmp_path: Path, accumulation
     assert (together["D0-w1.out.weight"] - first).abs().max() > 1e-3  # something was learned
 
 
-def test_initial_weights_depend_only_on_seed_and_name() -> None:
+def test_initial_weights_depend_only_on_seed_and_name():
     sweep = {head.config.name: head for head in make_heads(SWEEP, WIDTH, seed=0)}
     torch.manual_seed(123)
     (alone,) = make_heads(HeadConfig(depths=(3,), rejection_weights=(6.0,)), WIDTH, seed=0)
@@ -133,7 +131,7 @@ def test_initial_weights_depend_only_on_seed_and_name() -> None:
     assert not torch.equal(sweep["D3-w1"].out.weight, sweep["D3-w6"].out.weight)
 
 
-def test_the_first_prediction_is_the_best_constant() -> None:
+def test_the_first_prediction_is_the_best_constant():
     """The weighted cross-entropy is minimal at the odds P / (w (1 - P)): 0.9 / (3 * 0.1) = 3."""
     settings = HeadConfig(depths=(1,), rejection_weights=(3.0,))
     (head,) = make_heads(settings, WIDTH, seed=0, mean_acceptance=0.9)

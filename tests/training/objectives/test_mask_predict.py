@@ -1,7 +1,5 @@
 """The mask-predict objective: no loss on revealed slots, learning."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -22,7 +20,7 @@ from tests.training.tiny_runs import examples, slot_drafter
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5", "t5gemma"])
-def test_a_separate_prefix_pass_equals_one_pass_over_all_rows(family: str) -> None:
+def test_a_separate_prefix_pass_equals_one_pass_over_all_rows(family):
     target = tiny_t5gemma() if family == "t5gemma" else shared(family)
     drafter = drafter_of(target)
     batch = collator(drafter, 2)(examples())
@@ -36,7 +34,7 @@ def test_a_separate_prefix_pass_equals_one_pass_over_all_rows(family: str) -> No
     assert (whole - apart)[real].abs().max() < (1e-12 if family in ("marian", "bart") else 1e-5)
 
 
-def test_blocks_past_the_last_position_are_read() -> None:
+def test_blocks_past_the_last_position_are_read():
     """An output may end at the last position; its last blocks then have slots without labels."""
     drafter = tiny_drafter("bart")
     limit = drafter.config.max_position_embeddings
@@ -45,7 +43,7 @@ def test_blocks_past_the_last_position_are_read() -> None:
     assert MaskPredict(drafter, ObjectiveConfig())(batch, 0.0).loss.isfinite()
 
 
-def test_both_glancing_passes_drop_out_the_same_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_glancing_passes_drop_out_the_same_units(monkeypatch):
     objective = MaskPredict(slot_drafter(dropout=0.4), ObjectiveConfig()).train()
     seen = []
     objective.model.get_decoder().register_forward_hook(
@@ -63,7 +61,7 @@ def test_both_glancing_passes_drop_out_the_same_units(monkeypatch: pytest.Monkey
     close(first, second)
 
 
-def test_revealed_slots_leave_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revealed_slots_leave_the_loss(monkeypatch):
     objective = MaskPredict(slot_drafter(slots="paper"), ObjectiveConfig()).train()
     batch = collator(objective.model, 1)(examples())
     monkeypatch.setattr(
@@ -75,13 +73,13 @@ def test_revealed_slots_leave_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     sums.loss.backward()  # an empty selection keeps its graph
 
 
-def test_validation_does_not_glance() -> None:
+def test_validation_does_not_glance():
     objective = MaskPredict(slot_drafter(slots="paper"), ObjectiveConfig()).eval()
     batch = collator(objective.model, 1)(examples())
     assert objective(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
 
 
-def test_prefix_rows_have_the_set_weight_and_slots_weight_1() -> None:
+def test_prefix_rows_have_the_set_weight_and_slots_weight_1():
     settings = ObjectiveConfig(prefix_weight=0.25)
     objective = MaskPredict(slot_drafter(), settings).eval()
     batch = collator(objective.model, 1)([(0, 0, [5, 1], [4, 5, 6, 7, 8, 1])])
@@ -93,7 +91,7 @@ def test_prefix_rows_have_the_set_weight_and_slots_weight_1() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"previous_token_rank": 8}, {"slots": "paper"}], ids=str)
-def test_one_batch_is_learned_by_heart(changes: dict) -> None:
+def test_one_batch_is_learned_by_heart(changes):
     objective = MaskPredict(slot_drafter(**changes), ObjectiveConfig(label_smoothing=0.0)).train()
     batch = collator(objective.model, 2)(examples(3))
     optimizer = torch.optim.Adam(objective.parameters(), lr=1e-2)
@@ -107,7 +105,7 @@ def test_one_batch_is_learned_by_heart(changes: dict) -> None:
     assert sums.correct == sums.counted
 
 
-def test_smoothed_loss_by_hand() -> None:
+def test_smoothed_loss_by_hand():
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64))
     weight = torch.tensor([2.0], dtype=torch.float64)
     loss, total = smoothed_cross_entropy(logits, torch.tensor([0]), weight, 0.3)
@@ -116,7 +114,7 @@ def test_smoothed_loss_by_hand() -> None:
     assert total.item() == 2.0
 
 
-def test_target_objective_counts_tokens_and_ignores_padding() -> None:
+def test_target_objective_counts_tokens_and_ignores_padding():
     objective = LanguageModelling(tiny_model("marian"), label_smoothing=0.0).eval()
     long, short = (0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])
     collate = PairCollator(pad_token_id=0)
@@ -126,7 +124,7 @@ def test_target_objective_counts_tokens_and_ignores_padding() -> None:
     assert abs(together.loss - apart[0].loss - apart[1].loss) < 1e-9
 
 
-def test_following_a_teacher_by_hand() -> None:
+def test_following_a_teacher_by_hand():
     """Padding of only one of the two vocabularies does not change the sum."""
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.1, 0.1]], dtype=torch.float64))
     teacher = torch.tensor([[0.2, 0.8, 0.0]], dtype=torch.float64)
@@ -141,7 +139,7 @@ ROWS = [(0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(family: str) -> None:
+def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(family):
     batch = FAMILIES[family](ROWS)
     still = {} if family == "llama" else {"dropout": 0.0}
     objective = LanguageModelling(tiny_model(family, **still), teacher=tiny_model(family))
@@ -155,7 +153,7 @@ def test_a_drafter_that_is_its_teacher_is_always_accepted_and_has_its_entropy(fa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_distilling_a_drafter_raises_acceptance_and_keeps_the_target(family: str) -> None:
+def test_distilling_a_drafter_raises_acceptance_and_keeps_the_target(family):
     batch = FAMILIES[family](ROWS)
     teacher = tiny_model(family, seed=3)
     before = copy.deepcopy(teacher)

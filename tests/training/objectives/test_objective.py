@@ -1,7 +1,5 @@
 """Every objective has the interface that the training loop needs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -101,7 +99,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_maps_a_batch_to_sums_of_each_part(name: str) -> None:
+def test_an_objective_maps_a_batch_to_sums_of_each_part(name):
     objective, collate = OBJECTIVES[name]()
     assert isinstance(objective, Objective)
     sums = objective.train()(collate(EXAMPLES).to(torch.device("cpu")), 0.5)
@@ -124,7 +122,7 @@ VARIANTS: dict[str, Callable[[], Made]] = {
 
 
 @pytest.mark.parametrize("name", [*OBJECTIVES, *VARIANTS])
-def test_sums_do_not_depend_on_how_the_batch_is_split(name: str) -> None:
+def test_sums_do_not_depend_on_how_the_batch_is_split(name):
     objective, collate = (OBJECTIVES | VARIANTS)[name]()
     objective.train()
     whole = objective(collate(EXAMPLES), 0.3)
@@ -138,7 +136,7 @@ def test_sums_do_not_depend_on_how_the_batch_is_split(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_its_model_alone_is_saved_and_no_teacher_is_trained(name: str) -> None:
+def test_its_model_alone_is_saved_and_no_teacher_is_trained(name):
     objective, _ = OBJECTIVES[name]()
     assert all(name.startswith("model.") for name in objective.state_dict())
     if objective.teacher is not None:

@@ -1,7 +1,5 @@
 """The objective of block heads: correct labels, learning."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ def objective(family: str, heads: BlockHeads) -> PredictAhead:
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "llama"])
-def test_loss_is_the_cross_entropy_of_each_heads_token(family: str) -> None:
+def test_loss_is_the_cross_entropy_of_each_heads_token(family):
     heads, rows = block_heads(), examples()
     whole = BlockRowsCollator(heads.config.heads, positions=100, seed=0)
     sums = objective(family, heads)(whole(rows), 0.0)
@@ -41,7 +39,7 @@ def test_loss_is_the_cross_entropy_of_each_heads_token(family: str) -> None:
     assert abs(sums.loss.item() - expected) < 1e-8 * expected
 
 
-def test_positions_are_drawn_anew_each_epoch_and_again_for_the_same_one() -> None:
+def test_positions_are_drawn_anew_each_epoch_and_again_for_the_same_one():
     collate, output = BlockRowsCollator(3, 4, seed=0), [5, 6, 7, 8, 9, 10, 11, 12, 13, 1]
 
     def drawn(epoch: int, row: int) -> list[int]:
@@ -52,7 +50,7 @@ def test_positions_are_drawn_anew_each_epoch_and_again_for_the_same_one() -> Non
     assert drawn(0, 3) != drawn(0, 4)
 
 
-def test_head_j_learns_from_a_jth_of_the_positions_and_never_past_the_end() -> None:
+def test_head_j_learns_from_a_jth_of_the_positions_and_never_past_the_end():
     collate = BlockRowsCollator(4, 4, seed=0)
     batch = collate([(0, 0, [5, 1], [10, 11, 12, 13, 14, 1]), (0, 1, [6, 1], [20, 1])])
     assert batch.counts == (5, 2, 2, 1)  # the second output has one only for head 1
@@ -65,7 +63,7 @@ def test_head_j_learns_from_a_jth_of_the_positions_and_never_past_the_end() -> N
     assert one.counts == (0, 0, 0, 0)
 
 
-def test_heads_learn_one_batch_by_heart() -> None:
+def test_heads_learn_one_batch_by_heart():
     trained = objective("marian", block_heads(std=None, ffn_size=64))
     batch = BlockRowsCollator(3, 100, seed=0)(examples())
     optimizer = torch.optim.Adam(trained.parameters(), lr=0.02)
