@@ -62,6 +62,11 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
         config = make_config(target_config, settings.drafter, mask_id, settings.target.recorded())
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if shape_of(config).bidirectional and settings.objective.blocks != 1:
+        raise ConfigError(
+            f"objective.blocks = {settings.objective.blocks}, but a bidirectional prefix attends "
+            "to its one block; set objective.blocks=1 or drafter.prefix_attention=causal"
+        )
     if dry_run:
         plan_run(settings, config)
         return

@@ -17,10 +17,7 @@ from drafttrain.decoding.trees.shapes import Shape
 
 
 def build_drafter(decode: DecodeConfig, pair: Pair) -> Drafter:
-    """Returns the pair's drafter, or a tree drafter or cascade that is built from it.
-
-    Raises ValueError if the drafter cannot draft trees or a tree is wider than its vocabulary.
-    """
+    """Returns the pair's drafter, or a tree drafter or cascade that is built from it."""
     if decode.cascade is not None:
         return _build_cascade(decode.drafters, decode.cascade, pair)
     kind, tree, name = TREES[decode.tree.kind], decode.tree, str(decode.drafter)

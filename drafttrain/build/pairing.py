@@ -31,7 +31,6 @@ from drafttrain.config.kinds import (
 )
 from drafttrain.config.methods import GREEDY, RULES, STOPS, TREES, VerifierRule
 from drafttrain.decoding.drafters.cascade import check_increments
-from drafttrain.decoding.drafters.tree import check_width
 from drafttrain.decoding.types import Sampling
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.drafters import read_drafter_settings, read_kind
@@ -61,8 +60,7 @@ def check_methods(*methods: DecodeConfig) -> Drafters:
 
     Raises ConfigError for a setting that the method does not use, a tree that the drafter cannot
     draft, an invalid cascade, a head that is missing or reads other states than the drafter has,
-    and several max-gram tables; ValueError as `check_pairing`, `check_increments` and
-    `check_width` do.
+    and several max-gram tables; ValueError as `check_pairing` and `check_increments` do.
     """
     for method in methods:
         _check_method(method)
@@ -153,7 +151,12 @@ def _check_tree(decode: DecodeConfig) -> DraftProperties:
             f"verified at once; give a smaller tree.{kind.settings[0]} or stop.k"
         )
     shape = build_shape(tree, decode.stop.k)
-    check_width(shape, settings.get_text_config(decoder=True).vocab_size)
+    vocabulary = settings.get_text_config(decoder=True).vocab_size
+    if shape.widest > vocabulary:
+        raise ConfigError(
+            f"tree {shape.name!r} has {shape.widest} siblings, but the drafter's vocabulary has "
+            f"{vocabulary} tokens; make the tree narrower"
+        )
     drawn = "independent" if tree.drafters else kind.draw_kind
     return DraftProperties(shape.name, kind.provides, shape.drafts_trees, drawn)
 

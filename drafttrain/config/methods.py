@@ -201,6 +201,7 @@ RULES: dict[str, VerifierRule] = {
             "spec-verification",
             f"{_ONE}:verify_spec",
             ANY_DRAW,
+            takes_trees=False,
             settings=("beta", "tau"),
             lossless=False,
             greedy_only=True,

@@ -6,7 +6,6 @@ applied to the logits. Row 0 verifies the first draft token, row i + 1 the token
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from functools import partial
 from pkgutil import resolve_name
@@ -132,29 +131,14 @@ def verify_spec(
     SpecDec (Xia et al. 2023), Equations 8-10: rank <= beta, and top-1 log-probability minus the
     token's <= tau. Logits are compared instead, since the normaliser cancels. A gap equal to tau
     and a tie with the beta-th token are accepted. The first rejected token is replaced by the
-    arg-max. In a tree, it descends to the accepted child with the largest target logit.
-    Shapes: target_logits [N + 1, V].
+    arg-max. For chains. Shapes: target_logits [N + 1, V].
     """
     best, drafted = yield BatchedCall(arg_max_and_tokens, (target_logits, proposal.tokens))
-    parents = proposal.parents.to(target_logits.device)
-    tokens = proposal.tokens.to(target_logits.device)
-    rows = target_logits[parents + 1]  # the row that verifies each node
+    rows, tokens = target_logits[:-1], proposal.tokens.to(target_logits.device)
     top = rows.topk(min(beta, rows.shape[-1]), dim=-1).values
     at_token = rows.gather(-1, tokens[:, None])[:, 0]
     accepted = (at_token >= top[:, -1]) & (top[:, 0] - at_token <= tau)
-    best_child: dict[int, int] = {}
-    scores = at_token.tolist()
-    parent = proposal.parents.tolist()
-    for node in itertools.compress(range(len(parent)), accepted.tolist()):
-        sibling = best_child.setdefault(parent[node], node)
-        if scores[node] > scores[sibling]:
-            best_child[parent[node]] = node
-    path: list[int] = []
-    node = best_child.get(-1)
-    while node is not None:
-        path.append(node)
-        node = best_child.get(node)
-    return _verdict(path, best, drafted)
+    return _verdict([*range(int(accepted.cumprod(0).sum()))], best, drafted)
 
 
 def verify_rejection(

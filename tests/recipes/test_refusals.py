@@ -21,6 +21,10 @@ WRONG = {
     f"{SPEC} train.trackers=[wandb]": ("'wandb'", "not installed", "leave it out"),
     f"{SPEC} run=checkpoints/tiny train.max_steps=99": ("'checkpoints/tiny'", "run=ANOTHER_FOLDER"),
     f"{SPEC} drafter.prefix_attention=bidirectional": ("drafter.slots=paper",),
+    f"{SPEC} drafter.slots=paper drafter.prefix_attention=bidirectional": (
+        "objective.blocks = 2",
+        "objective.blocks=1",
+    ),
     f"{SPEC} drafter.overrides.d_model=8": ("drafter.initialise=none",),
     f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),

@@ -86,14 +86,9 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
 def pad_encoded(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
     """Returns the encoder states, padded with zeros, and their mask; None if nothing is padded.
 
-    Shapes: -> [B, longest, E], [B, longest]. Raises ValueError if an example has no encoder states.
+    Shapes: -> [B, longest, E], [B, longest].
     """
-    rows = [example.encoded for example in examples if example.encoded is not None]
-    if len(rows) < len(examples):
-        raise ValueError(
-            "the drafter reads the target's encoder states, but rows come without them; fetch them "
-            "from `Examples` with `text_encoding` or `ClipEncoding`"
-        )
+    rows = [example.encoded for example in examples]
     lengths = torch.tensor([len(row) for row in rows])
     padded = pad_sequence(rows, batch_first=True)
     return padded, None if lengths.min() == lengths.max() else padding_mask(lengths)

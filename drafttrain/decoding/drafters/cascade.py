@@ -50,8 +50,7 @@ class ReviewedDrafter(Drafter):
     Let r and d be the probabilities of an inner token under the reviewer and the inner drafter, and
     l the leniency. Under sampling the token is accepted with probability min(1, l r / d). In greedy
     decoding it is accepted if it is the reviewer's arg-max, or if r before warping exceeds d / l.
-    Drafts without probabilities, such as Max-Gram's, are reviewed with l = 1. Raises ValueError if
-    l or k is below 1.
+    Drafts without probabilities, such as Max-Gram's, are reviewed with l = 1.
     """
 
     provides: frozenset[Evidence] = frozenset()
@@ -64,10 +63,6 @@ class ReviewedDrafter(Drafter):
         leniency: float = 1.0,
         name: str = "causal",
     ) -> None:
-        if not leniency >= 1.0:
-            raise ValueError(f"leniency = {leniency} must be 1 (none) or more")
-        if k < 1:
-            raise ValueError(f"k = {k} tokens per review must be at least 1")
         self.reviewer, self.inner, self.k, self.leniency = reviewer, inner, k, leniency
         self.reviewer_name = name
         lenient = f",l={leniency:g}" if leniency > 1.0 else ""
@@ -139,10 +134,7 @@ class Quota:
 
 
 class InTurnDrafter(Drafter):
-    """Horizontal cascade: each drafter appends its quota of tokens to the draft so far.
-
-    Raises ValueError if a quota is negative, or if all are zero.
-    """
+    """Horizontal cascade: each drafter appends its quota of tokens to the draft so far."""
 
     provides: frozenset[Evidence] = frozenset()
 
@@ -153,11 +145,6 @@ class InTurnDrafter(Drafter):
         ends: frozenset[int] = frozenset(),
     ) -> None:
         """ends: tokens that end a draft."""
-        if any(quota.count < 0 for quota in quotas) or not any(q.count for q in quotas):
-            raise ValueError(
-                f"quotas {[quota.count for quota in quotas]} of a cascade must be 0 or more, and "
-                "one of them at least 1"
-            )
         self.quotas = [quota for quota in quotas if quota.count > 0]
         self.ends = ends
         self.name = name or " then ".join(f"{q.drafter.name} {q.count}" for q in self.quotas)

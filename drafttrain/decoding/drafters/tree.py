@@ -41,7 +41,7 @@ class TreeDrafter(Drafter):
 
     draft_temperature: temperature of the distributions that tokens are drawn from; None: the
     target's. Shapes that choose tokens have their own. Raises ValueError for a model without tree
-    attention, and for a tree with more siblings than the vocabulary has tokens.
+    attention.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class TreeDrafter(Drafter):
         else:
             self.name = f"{drafter.name} {shape.name}"
         self.requires, self.drafts_trees = drafter.requires, shape.drafts_trees
-        check_width(shape, drafter.vocabulary)
 
     @property
     def provides(self) -> frozenset[Evidence]:
@@ -75,15 +74,6 @@ class TreeDrafter(Drafter):
         assert self.kind.tree_rows is not None
         rows = resolve_name(self.kind.tree_rows)(self.drafter, source, sampling, randomness)
         return TreeSession(rows, self.shape, sampling, randomness, self.drafter.eos_ids)
-
-
-def check_width(shape: Shape, vocabulary: int) -> None:
-    """Raises ValueError for a shape with more siblings than the vocabulary has tokens."""
-    if shape.widest > vocabulary:
-        raise ValueError(
-            f"tree {shape.name!r} has {shape.widest} siblings, but the drafter's "
-            f"vocabulary has {vocabulary} tokens; make the tree narrower"
-        )
 
 
 class TreeSession:
@@ -249,7 +239,7 @@ class SlotRows:
 
 
 class SeveralDrafters(Drafter):
-    """Trees of several drafters below the same root (SpecInfer's several small models).
+    """Paths of several drafters below the same root (SpecInfer's several small models).
 
     Each root keeps the distribution of the drafter that it was drawn from.
     """
@@ -258,20 +248,11 @@ class SeveralDrafters(Drafter):
     drafts_trees = True
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        if len(drafters) < 2:
-            raise ValueError("several drafters are needed; give one more, or use it alone")
         self.drafters = drafters
         self.name = "+".join(drafter.name for drafter in drafters)
         self.requires = TargetRequirements.union(drafter.requires for drafter in drafters)
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
-        """Raises ValueError if a drafter's drafts are not independent draws."""
-        for drafter in self.drafters:
-            if drafter.draw_kind(sampling) not in ("iid", "independent"):
-                raise ValueError(
-                    f"drafter {drafter.name!r} makes {drafter.draw_kind(sampling)} drafts, but "
-                    "only independent draws of several drafters can be verified together; use paths"
-                )
         return "independent"
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SeveralSessions:

@@ -174,9 +174,9 @@ class CachedModel:
     def extend_caches(self, batch: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
         """Extends each cache to exactly these tokens, computing at least the last one.
 
-        The common prefix of cache and tokens is kept. Shapes: tokens [T] each, all committed tokens
-        -> logits [1, V] after the last one, hidden [F, D] of the computed tokens. Raises ValueError
-        while tree nodes are cached (see `SequenceState.forget`).
+        The common prefix of cache and tokens is kept; no tree nodes may be cached. Shapes: tokens
+        [T] each, all committed tokens -> logits [1, V] after the last one, hidden [F, D] of the
+        computed tokens.
         """
         return self.forward_batch(
             [ForwardRequest(state, state.align(own), logits_to_keep=1) for state, own in batch]
@@ -211,14 +211,14 @@ class CachedModel:
         """Runs the requests in batched calls; at most one request per sequence.
 
         layers: decoder layers whose outputs are returned too. Raises ValueError for trees if
-        `supports_tree_attention` is false, for a chain after tree nodes that are still cached, and
-        for more tokens than the model has positions.
+        `supports_tree_attention` is false, and for more tokens than the model has positions.
         """
         for request in requests:
             if request.visible is not None:
                 self.check_tree_attention()
-            elif request.state.chain < request.state.cached:
-                raise ValueError("tree nodes are cached; drop them before extending the chain")
+            else:
+                state = request.state
+                assert state.chain == state.cached, "a chain after tree nodes"
             self._check_positions(max(request.token_positions) + 1)
         return self.engine.forward_batch(requests, layers)
 
@@ -227,19 +227,11 @@ class CachedModel:
         """Keeps the first `prefix` columns and `columns`, which continue their path; drops others.
 
         A drafter keeps the accepted path of its tree this way, and can extend it by a chain
-        afterwards. If the columns are the first ones in order, nothing is copied. Raises ValueError
-        for columns that are not cached, or are not a path (their positions must count from 0).
+        afterwards. If the columns are the first ones in order, nothing is copied. columns: those of
+        a node and all its ancestors, so their positions count from `prefix`.
         """
-        invalid = [column for column in (prefix - 1, *columns) if column >= state.cached]
-        invalid += [column for column in columns if column < 0]
-        if invalid:
-            raise ValueError(f"column {invalid[0]} cannot be kept; {state.cached} are cached")
-        positions = state.positions_of(columns)
-        if prefix > state.chain or positions != [*range(prefix, prefix + len(columns))]:
-            raise ValueError(
-                f"columns {list(columns)} hold positions {positions}, which are no path from the "
-                "first token on; give the columns of one leaf and all its ancestors"
-            )
+        positions, path = state.positions_of(columns), [*range(prefix, prefix + len(columns))]
+        assert prefix <= state.chain and positions == path, "the columns are no path"
         state.gather(prefix, columns)
 
     @without_gradients

@@ -74,9 +74,8 @@ class SequenceState:
         self._tokens[first : first + len(tokens)] = array(INTEGER, tokens)
 
     def forget(self, columns_kept: int) -> None:
-        """Drops all columns except the first ones. Raises ValueError if fewer are cached."""
-        if not 0 <= columns_kept <= self.cached:
-            raise ValueError(f"{columns_kept} columns cannot be kept; {self.cached} are cached")
+        """Drops all columns except the first ones."""
+        assert 0 <= columns_kept <= self.cached, "fewer columns are cached"
         self.chain = min(self.chain, columns_kept)
         del self._tokens[columns_kept:], self._positions[columns_kept:]
 
@@ -104,14 +103,9 @@ class SequenceState:
     def align(self, tokens: Tensor) -> list[int]:
         """Drops cached tokens from the first difference on; returns the tokens still to cache.
 
-        At least the last token is returned. Shapes: tokens [T]. Raises ValueError while tree nodes
-        are cached.
+        At least the last token is returned; no tree nodes may be cached. Shapes: tokens [T].
         """
-        if self.chain < self.cached:
-            raise ValueError(
-                f"{self.cached - self.chain} columns of tree nodes are cached; call forget with "
-                f"columns_kept={self.chain} or fewer first"
-            )
+        assert self.chain == self.cached, "tree nodes are cached"
         common = min(self.cached, len(tokens) - 1)
         same = tokens[:common].cpu().numpy() == np.array(self._tokens[:common])
         if not same.all():

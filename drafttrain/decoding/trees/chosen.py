@@ -14,7 +14,6 @@ from drafttrain.decoding.trees.shapes import (
     Shape,
     Tree,
     check_not_nan,
-    check_positive,
 )
 from drafttrain.decoding.types import Sampling
 
@@ -36,9 +35,6 @@ class Optimal(Shape):
     """Temperature of the rows that score nodes. None: the target's temperature, or `GREEDY_SCORES`
     in greedy decoding."""
     estimates = True
-
-    def __post_init__(self) -> None:
-        check_positive("nodes", self.nodes)
 
     @property
     def name(self) -> str:

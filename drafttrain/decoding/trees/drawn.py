@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.trees.shapes import Shape, Tree, check_positive
+from drafttrain.decoding.trees.shapes import Shape, Tree
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,6 @@ class Paths(Shape):
 
     count: int
     draw_kind = "iid"
-
-    def __post_init__(self) -> None:
-        check_positive("paths", self.count)
 
     @property
     def name(self) -> str:
@@ -51,10 +48,6 @@ class Branching(Shape):
 
     widths: tuple[int, ...]
     draw_kind = "without_replacement"
-
-    def __post_init__(self) -> None:
-        for width in self.widths or (0,):
-            check_positive("branching", width)
 
     @property
     def widest(self) -> int:
@@ -90,9 +83,6 @@ class Beam(Shape):
 
     width: int
     draw_kind = "without_replacement"
-
-    def __post_init__(self) -> None:
-        check_positive("width", self.width)
 
     @property
     def widest(self) -> int:

@@ -14,7 +14,6 @@ from drafttrain.decoding.trees.shapes import (
     Likeliest,
     Shape,
     Tree,
-    check_positive,
 )
 from drafttrain.decoding.types import NOT_FINITE, NotFinite, Sampling
 
@@ -28,15 +27,6 @@ class Fixed(Shape):
 
     paths: frozenset[tuple[int, ...]]
     kind: str = "fixed"
-
-    def __post_init__(self) -> None:
-        for path in self.paths:
-            if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in self.paths):
-                raise ValueError(
-                    f"path {path} of a fixed tree needs ranks of 0 or more and its parent "
-                    f"{path[:-1]} in the tree; add it"
-                )
-        check_positive("nodes", len(self.paths))
 
     @property
     def widest(self) -> int:
@@ -121,8 +111,6 @@ def best_fixed_tree(by_rank: Sequence[float], nodes: int, depth: int) -> Fixed:
     the n nodes with the largest products form the best tree (Chen et al. 2024 find the same tree by
     dynamic programming).
     """
-    check_positive("nodes", nodes)
-    check_positive("depth", depth)
     if not by_rank or min(by_rank) < 0.0 or sum(by_rank) > 1.0 + 1e-9:
         raise ValueError(
             f"by_rank = {list(by_rank)} must hold fractions of 0 or more that sum to 1 at most"

@@ -164,8 +164,3 @@ def check_not_nan(probs: Tensor | Array) -> None:
     """
     if True in (probs[:, 0] != probs[:, 0]).tolist():
         raise NotFinite.of_drafter()
-
-
-def check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} = {value} of a draft tree must be at least 1")

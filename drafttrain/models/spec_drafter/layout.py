@@ -141,11 +141,7 @@ def lay_out(
         valid = positions < ends - 1
     limit = positions
     if shape.bidirectional:
-        if blocks != 1:
-            raise ValueError(
-                f"a bidirectional prefix attends to its block, so each sequence can have 1 block, "
-                f"not {blocks}; set objective.blocks=1 or drafter.prefix_attention=causal"
-            )
+        assert blocks == 1, "a bidirectional prefix attends to its block"
         valid = positions < prefixes
         limit = (prefixes - 1).expand_as(positions)
     predicted = valid if given is None else valid & (positions >= given[:, None])

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters.cascade import (
-    InTurnDrafter,
     Level,
-    Quota,
     ReviewedDrafter,
     cascade,
     join_chains,
@@ -117,18 +115,6 @@ def test_each_level_follows_its_columns_of_the_k_matrix():
     assert isinstance(alone.drafter, CausalDrafter)
 
 
-WRONG = {
-    "leniency = 0.5": lambda: ReviewedDrafter(ToyModel(2), small(), 2, leniency=0.5),
-    "k = 0 tokens": lambda: ReviewedDrafter(ToyModel(2), small(), k=0),
-    r"quotas \[0, 0\]": lambda: InTurnDrafter([Quota(small(), 0), Quota(small(), 0)]),
-    r"quotas \[-1, 2\]": lambda: InTurnDrafter([Quota(small(), -1), Quota(small(), 2)]),
-    "must have 3 rows, of 3, 2, 1 numbers": lambda: cascade(
-        levels(ToyModel(2), ToyModel(3)), [[1, 2], [1]]
-    ),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_impossible_cascades_are_refused(message):
-    with pytest.raises(ValueError, match=message):
-        WRONG[message]()
+def test_an_impossible_cascade_is_refused():
+    with pytest.raises(ValueError, match="must have 3 rows, of 3, 2, 1 numbers"):
+        cascade(levels(ToyModel(2), ToyModel(3)), [[1, 2], [1]])

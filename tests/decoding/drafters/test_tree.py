@@ -8,7 +8,7 @@ from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.candidates import LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.drafters.tree import ModelRows, SeveralDrafters, TreeDrafter
+from drafttrain.decoding.drafters.tree import ModelRows, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
@@ -20,11 +20,9 @@ from drafttrain.decoding.trees.fixed import binary_tree, eagle_tree
 from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
-    MultiRound,
     RecursiveRejection,
 )
 from drafttrain.decoding.types import Proposal, Sampling
-from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.decoded import decoder_of
 from tests.decoding.drafters.watched import Watched
@@ -191,9 +189,6 @@ def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
             toy(Branching((2, 2))), FixedLength(2), KSeq,
         ),
         "reads the expected acceptance": (toy(Beam(2)), Gain(0.5, 2), RecursiveRejection),
-        "only independent draws of several": (
-            SeveralDrafters([toy(Paths(1)), toy(Beam(2))]), FixedLength(2), MultiRound,
-        ),
     }  # fmt: skip
 
 
@@ -218,25 +213,3 @@ def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
     decoder = decoder_of(Flat(1), toy(Beam(2)), 2, RecursiveRejection, Sampling(1.0))
     with pytest.raises(ValueError, match="takes no tree mask"):
         decoder.decode([toy_prompt()], 3)
-
-
-@pytest.mark.parametrize("shape", [Branching((4,)), Beam(4), eagle_tree()], ids=lambda s: s.name)
-def test_a_tree_wider_than_the_vocabulary_is_refused(shape):
-    with pytest.raises(ValueError, match="4 siblings, but the drafter's vocabulary has 3 tokens"):
-        toy(shape)
-
-
-# --- chain verifiers on trees --------------------------------------------------------------------
-
-
-def test_spec_verification_goes_down_to_the_child_the_target_prefers():
-    """Both roots are within tau of the arg-max 3; the target prefers token 1, node 1."""
-    logits = torch.tensor(
-        [[0.0, 2.0, 1.5, 2.5], [0.0, 0.0, 9.0, 0.0], [9.0, 0, 0, 0], [0, 5.0, 0, 0], [9.0, 0, 0, 0]]
-    )
-    proposal = Proposal(torch.tensor([2, 1, 2, 0]), torch.tensor([-1, -1, 1, 0]))
-    verdict = SpecVerification(3, 1.0).verify(proposal, logits, Sampling(), None)
-    assert verdict.path.tolist() == [1]
-    assert verdict.next_token == 0  # after node 1 the target prefers 0, so node 2 is rejected
-    strict = GreedyMatch().verify(proposal, logits, Sampling(), None)
-    assert strict.path.tolist() == [] and strict.next_token == 3

@@ -125,7 +125,7 @@ def test_columns_that_are_not_there_cannot_be_kept():
     cached, source = CachedModel(model), tiny_source(SOURCE, model)
     state = cached.encode(source)
     cached.extend_cache(state, source.prefix)
-    with pytest.raises(ValueError, match="7 columns cannot be kept; 6 are cached"):
+    with pytest.raises(AssertionError):
         state.forget(7)
 
 

@@ -91,8 +91,3 @@ def test_nothing_is_drafted_below_the_end_of_a_sequence():
         found = paths_of(grow(shape.new_tree(Sampling(1.0), drawn(), {1}), table, 3))
         assert any(path[-1] == 1 for path in found)
         assert not any(1 in path[:-1] for path in found), shape.name
-
-
-def test_an_impossible_tree_is_refused():
-    with pytest.raises(ValueError, match="nodes = 0"):
-        Optimal(0)

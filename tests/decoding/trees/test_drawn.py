@@ -1,7 +1,6 @@
 """Sampled trees: their nodes, the order of nodes, and the probability of each tree."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -241,17 +240,3 @@ def test_a_beam_goes_on_below_any_parents_in_falling_order():
         above = paths_of(proposal)[node][:-1]
         expected = expected_probs(table[(*START, *above)], sampling)
         close(proposal.draft_probs[row], expected, 1e-12)
-
-
-WRONG: dict[str, Callable] = {
-    "paths = 0": lambda: Paths(0),
-    "branching = 0": lambda: Branching((2, 0)),
-    "branching = 0 ": lambda: Branching(()),
-    "width = 0": lambda: Beam(0),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_impossible_trees_are_refused(message):
-    with pytest.raises(ValueError, match=message.strip()):
-        WRONG[message]()
