@@ -49,7 +49,6 @@ from drafttrain.training.run_folder import save_final
 
 import datasets
 import torch
-from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
@@ -197,13 +196,10 @@ def examples_for(
 
 def blocks_along(objective: MaskPredict, example: Example) -> BlockDrafts:
     """Greedy blocks at each prefix of an output, for validation."""
-    return BlockDrafts(block_rows(objective.model, *block_inputs(example)).argmax(-1).cpu())
-
-
-def block_inputs(example: Example) -> tuple[Tensor, Tensor, list[int]]:
-    """Returns the arguments of `block_rows`: source, output and given tokens."""
     source = torch.tensor(example.source_ids) if example.encoded is None else example.encoded
-    return source, torch.tensor(example.target_ids), example.given_ids
+    output = torch.tensor(example.target_ids)
+    rows = block_rows(objective.model, source, output, example.given_ids)
+    return BlockDrafts(rows.argmax(-1).cpu())
 
 
 if __name__ == "__main__":
