@@ -7,15 +7,13 @@ import pytest
 from drafttrain.commands.export import export
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.policy import read_policy
-from drafttrain.config.reading import dump_settings
-from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import DataFacts, Report, TargetFacts
 from drafttrain.export.verify import compare
 from tests.commanding import ended
-from tests.evaluation.reports import ENVIRONMENT
+from tests.evaluation.reports import ENVIRONMENT, batched_report
 from tests.evaluation.reports import run as measured
-from tests.export.pairs import noisy_copy, save_drafter, save_head, save_spec_drafter
+from tests.export.pairs import noisy_copy, save_drafter, save_head
+from tests.small_pair import save_run
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import random_sentences, save_target
 
@@ -29,14 +27,9 @@ def drafter(tmp_path) -> Path:
 def report(tmp_path) -> Path:
     """A report of `drafttrain eval` with one method."""
     command = {"command": "/home/me/bin/drafttrain eval --drafter /home/me/tiny"}
-    written = Report(
-        mode="decode",
-        target=TargetFacts(path="org/big", parameters=10, dtype="float32", device="cpu"),
-        data=DataFacts(path="test.jsonl", prompts=200, references=0),
-        environment=ENVIRONMENT.model_copy(update=command),
-        options={},
-        runs=[measured("causal k=3 greedy", 3, metrics={"speedup": Estimate(1.5, 1.4, 1.6)})],
-    )
+    runs = [measured("causal k=3 greedy", 3, metrics={"speedup": Estimate(1.5, 1.4, 1.6)})]
+    changes = {"environment": ENVIRONMENT.model_copy(update=command), "runs": runs}
+    written = batched_report().model_copy(update=changes)
     (tmp_path / "report.json").write_text(written.model_dump_json())
     return tmp_path / "report.json"
 
@@ -52,27 +45,17 @@ def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, r
     card = (out / "README.md").read_text()
     assert "1.50× (1.40–1.60×) |" in card
     assert "drafttrain eval --drafter tiny" in card and "1 thread," in card
-    assert "200 prompts of `test.jsonl`" in card
+    assert "40 prompts of `test.jsonl`" in card
     assert "speculative decoding of `org/tiny-target`" in card
 
 
 @pytest.fixture
 def finished_run(tmp_path, report) -> Path:
     """A run of a Spec-Drafter, with its report, plot and held-out rows."""
-    model = tiny_model("marian").float()
-    target = save_target(model, tmp_path / "target")
-    folder = tmp_path / "checkpoints" / "tiny"
-    save_spec_drafter(folder / "final", model, target)
-    for name, texts in (("train", ["w5 w6"]), ("val", random_sentences(3))):
-        rows = "".join(f"{text}\n" for text in texts)
-        (tmp_path / f"{name}.txt").write_text(rows)
-    recipe = SpecDrafterRecipe(
-        run=folder,
-        target={"path": str(target)},
-        data={"path": str(tmp_path / "train.txt")},
-        held_out={"path": str(tmp_path / "val.txt")},
-    )
-    (folder / "run.yaml").write_text(dump_settings(recipe))
+    target = save_target(tiny_model("marian").float(), tmp_path / "target")
+    (tmp_path / "texts.txt").write_text("w5 w6\n")
+    (tmp_path / "val.txt").write_text("\n".join(random_sentences(3)) + "\n")
+    folder = save_run(tmp_path / "checkpoints" / "tiny", target, tmp_path / "val.txt")
     report.rename(folder / "report.json")
     (folder / "report.png").write_bytes(b"a picture")
     return folder
@@ -90,7 +73,7 @@ def test_a_run_is_exported_with_its_report_plot_data_and_target(
     assert "1.50× (1.40–1.60×) |" in card
     assert "![Measured results](report.png)" in card
     assert "| its target | `target` | see its source |" in card
-    assert "| its training data | `train.txt` | see its source |" in card
+    assert "| its training data | `texts.txt` | see its source |" in card
     assert str(tmp_path) not in card and "/home/me" not in card
     assert "license: mit" in card
     assert (tmp_path / "out" / "report.png").read_bytes() == b"a picture"

@@ -10,48 +10,42 @@ import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import drafttrain
-from drafttrain.commands.export import export
-from drafttrain.config.commands import ExportConfig
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.export.generation import generate
-from drafttrain.export.verify import compare
 from drafttrain.models.languages import language_tokens
 from recipes.train_spec_drafter import main
 from tests.commanding import ended, exit_code
-from tests.recipes.tiny_recipe import QUICK, write_recipe
+from tests.recipes.tiny_recipe import QUICK, exported, write_recipe
 from tests.tiny_languages import LANGUAGES, save_language_target
 
 TEXTS = ["w5 w6 w17", "w30"]
 NEW = 8
 
 
-@pytest.fixture(params=LANGUAGES)
+@pytest.fixture(scope="module", params=LANGUAGES)
 def kind(request) -> str:
     return request.param
 
 
-@pytest.fixture
-def run(kind, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def run(kind, tmp_path_factory) -> Path:
     """Trains a Spec-Drafter for a few steps and returns its run."""
-    target = save_language_target(kind, tmp_path / "target")
-    source, output = LANGUAGES[kind]
-    languages = {"source_language": source, "target_language": output}
-    file = write_recipe(
-        tmp_path,
-        20,
-        4,
-        target={"path": str(target)} | languages,
-        distill={"sampling": {"max_new_tokens": NEW}},
-        drafter={"k": 4, "decoder_layers": 1},
-        train={"max_steps": 20, "batch_tokens": 400, "warmup": 1, "threads": 1},
-    )
-    assert exit_code(main, "--config", str(file)) == 0
-    return tmp_path / "run"
+    root = tmp_path_factory.mktemp("languages")
+    target = {"path": str(save_language_target(kind, root / "target"))}
+    settings = {
+        "target": target
+        | dict(zip(("source_language", "target_language"), LANGUAGES[kind], strict=True)),
+        "distill": {"sampling": {"max_new_tokens": NEW}},
+        "drafter": {"k": 4, "decoder_layers": 1},
+        "train": {"max_steps": 20, "batch_tokens": 400, "warmup": 1, "threads": 1},
+    }
+    assert exit_code(main, "--config", write_recipe(root, 20, 4, **settings)) == 0
+    return root / "run"
 
 
 def test_every_command_decodes_in_the_languages_of_the_run(kind, run, tmp_path, capsys):
     source, output = LANGUAGES[kind]
-    path = str(tmp_path / "target")
+    path = str(run.parent / "target")
     target = AutoModelForSeq2SeqLM.from_pretrained(path)
     tokenizer = AutoTokenizer.from_pretrained(path, src_lang=source)
     first = language_tokens(tokenizer)[output]
@@ -91,19 +85,18 @@ def test_every_command_decodes_in_the_languages_of_the_run(kind, run, tmp_path, 
     assert "target.source_language is missing" in capsys.readouterr().err
 
 
-def test_an_export_decodes_in_these_languages(kind, run, tmp_path, own_modules, capsys):
+def test_an_export_decodes_in_these_languages(kind, run, own_modules, capsys):
     source, output = LANGUAGES[kind]
-    export(ExportConfig(drafter=str(run), out=tmp_path / "out"), reload=compare)
-    assert "the target's output unchanged for 4 inputs" in capsys.readouterr().out
-    target = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "target")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")  # marks sources as in training
+    out = exported(run, capsys)
+    target = AutoModelForSeq2SeqLM.from_pretrained(run.parent / "target")
+    tokenizer = AutoTokenizer.from_pretrained(out)  # marks sources as in training
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     token = language_tokens(tokenizer)[output]
     forced = {"forced_bos_token_id": token, "max_new_tokens": NEW, "do_sample": False}
-    found = generate(target, **inputs, **forced, assistant_model=str(tmp_path / "out"))
+    found = generate(target, **inputs, **forced, assistant_model=str(out))
     expected = target.generate(**inputs, **forced)
     assert torch.equal(found, expected)
-    card = (tmp_path / "out" / "README.md").read_text()
+    card = (out / "README.md").read_text()
     assert f'src_lang="{source}"' in card
     name = tokenizer.convert_ids_to_tokens(token)
     assert f'forced_bos_token_id=tokenizer.convert_tokens_to_ids("{name}")' in card

@@ -50,8 +50,11 @@ def parsed(*arguments: str) -> list[object]:
 
 def test_options_set_their_settings():
     arguments = ["--a-group", "x", "--swap", "--value", "a=1", "--value", "b=2", "--dry-run"]
-    settings = Settings(group=Group(path="x"), swap=True, values={"a": 1, "b": 2})
-    assert parsed(*arguments) == [settings, True]
+    group = Group(path="x", sizes=(1, 2))
+    settings = Settings(group=group, swap=True, values={"a": 1, "b": 2})
+    assert parsed(*arguments, "group.sizes=[1,2]") == [settings, True]
+    with pytest.raises(ConfigError, match="values 'a' is not NAME=VALUE"):
+        parsed("--a-group", "x", "--value", "a")
 
 
 def test_options_and_overrides_win_over_the_file_and_must_agree(tmp_path):
@@ -64,13 +67,6 @@ def test_options_and_overrides_win_over_the_file_and_must_agree(tmp_path):
     for given in ("group.path=given", "group={path: given}"):
         with pytest.raises(ConfigError, match=r"group\.path = given, but its option is option"):
             parsed("--config", str(file), given, "--a-group", "option")
-
-
-def test_lists_and_mappings_are_read_from_options():
-    [settings, _] = parsed("--a-group", "x", "group.sizes=[1,2]", "--value", "a=3")
-    assert settings.group.sizes == (1, 2) and settings.values == {"a": 3}
-    with pytest.raises(ConfigError, match="values 'a' is not NAME=VALUE"):
-        parsed("--a-group", "x", "--value", "a")
 
 
 def test_given_settings_are_checked_before_defaults():

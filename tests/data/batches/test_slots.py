@@ -54,14 +54,12 @@ def rows(slots: str, output: list[int], prefix: int) -> Layout:
     return lay_out(targets, lengths, torch.tensor([[prefix]]), DraftShape(9, 10, slots), 4, 0)
 
 
-def test_revealed_paper_slot_shows_its_token_and_loses_its_label():
+def test_a_revealed_slot_shows_its_token_and_takes_away_the_label_that_it_shows():
+    """That of its own in the paper's layout, of the row before it in the anchored one."""
     layout = rows("paper", [5, 6, 7, 8, 1], 1)
     tokens, labels = reveal(layout, torch.tensor([[[False, True, False, False]]]), anchored=False)
     assert layout.of_blocks(tokens).tolist() == [[[9, 7, 9, 9]]]
     assert layout.of_blocks(labels).tolist() == [[[6, IGNORED, 8, 1]]]
-
-
-def test_revealed_anchored_slot_takes_the_label_of_the_row_before_it():
     layout = rows("anchored", [5, 6, 7, 8, 1], 1)
     tokens, labels = reveal(layout, torch.tensor([[[False, True, False]]]), anchored=True)
     assert layout.of_blocks(tokens).tolist() == [[[9, 7, 9]]]
