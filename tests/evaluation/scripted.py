@@ -5,16 +5,22 @@ from collections.abc import Sequence
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from drafttrain.build.method import Method
 from drafttrain.build.pairs import Pair
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.inputs import DataConfig
+from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.stopping import FixedLength
+from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by, plain_method
 from drafttrain.models.loading import LoadedTarget
 from tests.tiny_targets import tiny_tokenizer
+
+MATCH = GreedyMatch()
 
 
 def plain_tokens(model: PreTrainedModel, ids: list[int], max_new_tokens: int) -> list[int]:
@@ -29,6 +35,12 @@ def loaded(model: PreTrainedModel) -> Pair:
     """Returns a pair with the model as target and no drafter."""
     target = LoadedTarget(model=model, tokenizer=tiny_tokenizer(end=False), path="models/tiny")
     return Pair(target, CachedModel(model), {}, {})
+
+
+def chain(model: PreTrainedModel, k: int = 3, verifier=MATCH, **facts: object) -> Method:
+    """Returns the method of a language model that drafts k tokens."""
+    drafter = CausalDrafter(CachedModel(model))
+    return Method(drafter, FixedLength(k), verifier, assistant=model, **facts)
 
 
 def rows(texts: Sequence[str]) -> Dataset:

@@ -2,31 +2,21 @@
 
 import pytest
 
-from drafttrain.build.method import Method
 from drafttrain.config.base import ConfigError
-from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.verifiers import GreedyMatch, SpecVerification
+from drafttrain.decoding.verifiers import SpecVerification
 from drafttrain.evaluation import runner
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.plan import check_assisted
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import cut_after_eos, make_jobs, steady_assistant
 from tests.comparing import same_weights
-from tests.evaluation.scripted import loaded, options, rows
+from tests.evaluation.scripted import chain, loaded, options, rows
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model
 from tests.tiny_targets import save_target
 
 PROMPTS = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
 OPTIONS = options(repeats=1, warmup=0)
 ASSISTED = options(baselines=("assisted",))
-
-
-def with_model(model, k: int, verifier=None, label: str | None = None) -> Method:
-    drafter = CausalDrafter(CachedModel(model))
-    rule = verifier or GreedyMatch()
-    return Method(drafter, FixedLength(k), rule, label=label, assistant=model)
 
 
 def test_a_steady_assistant_shares_the_weights_and_leaves_the_drafters_settings_alone():
@@ -45,12 +35,8 @@ def test_a_steady_assistant_shares_the_weights_and_leaves_the_drafters_settings_
 def test_each_drafter_and_draft_length_assists_once():
     target = loaded(tiny_model("llama"))
     one, other = tiny_model("llama", seed=5), tiny_model("llama", seed=6)
-    methods = [
-        with_model(one, 3),
-        with_model(one, 3, SpecVerification(3, 1.0)),
-        with_model(one, 5),
-        with_model(other, 3, label="other"),
-    ]
+    lossy = chain(one, 3, SpecVerification(3, 1.0))
+    methods = [chain(one, 3), lossy, chain(one, 5), chain(other, 3, label="other")]
     jobs = [job for job in make_jobs(target, methods, ASSISTED) if job.method is None]
     assert [job.name for job in jobs] == [
         "assisted causal k=3, constant, confidence 0",
@@ -82,7 +68,7 @@ def test_plain_drafted_and_generated_outputs_agree_without_a_warning(
     model = tiny_model(family)
     model.generation_config.update(pad_token_id=pad, max_length=30)
     model.generation_config.eos_token_id = [EOS, 17]
-    target, methods = loaded(model), [with_model(tiny_model("qwen2", seed=5), 3)]
+    target, methods = loaded(model), [chain(tiny_model("qwen2", seed=5))]
     report = evaluate(target, methods, rows(PROMPTS), OPTIONS).report
     for name in ("plain", "causal k=3 greedy"):
         assert all(parity.identical == parity.compared == 4 for parity in report.run(name).parity)

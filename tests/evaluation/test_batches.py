@@ -5,11 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafttrain.build.method import Method
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.decoding.drafters.causal import CausalDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Round
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling, SpecVerification
 from drafttrain.evaluation import runner
@@ -18,21 +14,16 @@ from drafttrain.evaluation.evaluate import Context, decode_batches, measure
 from drafttrain.evaluation.metrics import speed_figures
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.runner import Job, make_groups, make_jobs, plain_method, run_interleaved
-from tests.evaluation.scripted import loaded, options, rows
+from tests.evaluation.scripted import chain, loaded, options, rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
+PLAIN = plain_method(SamplingConfig())
 TEXTS = [
     "w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8", "w7", "w22 w21 w20", "w4 w4",
     "w31 w30 w29 w28 w27 w26 w25",
 ]  # fmt: skip
-
-
-def drafting(family: str, temperature: float) -> Method:
-    model = noisy(tiny_model(family), family)
-    rule = GreedyMatch() if temperature == 0.0 else RejectionSampling()
-    return Method(CausalDrafter(CachedModel(model)), FixedLength(3), rule, assistant=model)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -41,7 +32,9 @@ def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperatu
     target = loaded(tiny_model(family))
     prompts, _ = read_prompts(target, rows(TEXTS))
     settings = options(temperature)
-    for job in make_jobs(target, [drafting(family, temperature)], settings):
+    rule = GreedyMatch() if temperature == 0.0 else RejectionSampling()
+    method = chain(noisy(target.target.model, family), verifier=rule)
+    for job in make_jobs(target, [method], settings):
         if temperature > 0.0 and job.way == "generate":
             continue  # a batch of `generate` samples from one stream
         alone = [job.decode([prompt], 1)[0].tokens for prompt in prompts]
@@ -90,7 +83,7 @@ class Script:
             for place in chosen
         ]
 
-    def job(self, method: Method) -> Job:
+    def job(self, method=PLAIN) -> Job:
         return Job(self.name, "plain" if self.name == "plain" else "chain", self.decode, method)
 
 
@@ -107,16 +100,13 @@ def scripted(monkeypatch, group_seconds: dict[str, list[float]]):
     return order
 
 
-PLAIN = plain_method(SamplingConfig())
-
-
 def test_latency_is_a_sequences_own_time_and_throughput_that_of_whole_groups(monkeypatch):
     """4 sequences of 10, 20, 10 and 20 tokens in groups of 6 s and 3 s, computed by hand."""
     plain = Script("plain", [2.0, 4.0, 1.0, 2.0], [1.0, 2.0, 1.0, 1.0], [10, 20, 10, 20])
     fast = Script("fast", [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [10, 20, 10, 20])
     order = scripted(monkeypatch, {"plain": [6.0, 3.0], "fast": [2.0, 1.0]})
     monkeypatch.setattr(runner, "make_groups", lambda *_: [[0, 1], [2, 3]])
-    jobs, settings = [plain.job(PLAIN), fast.job(PLAIN)], options(repeats=1, warmup=0)
+    jobs, settings = [plain.job(), fast.job()], options(repeats=1, warmup=0)
     decoded = run_interleaved(jobs, range(4), settings, CPU, batch_size=2)
     assert order == ["plain", "fast", "fast", "plain"], "the order rotates from group to group"
     assert plain.calls == [([0, 1], 2), ([2, 3], 2)]
@@ -139,14 +129,14 @@ def test_the_time_of_a_group_is_the_median_of_its_repeats(monkeypatch):
     plain = Script("plain", [1.0, 1.0], [1.0, 3.0], [10, 10])
     scripted(monkeypatch, {"plain": [8.0, 4.0, 100.0]})
     settings = options(repeats=3, warmup=0)
-    [decoded] = run_interleaved([plain.job(PLAIN)], range(2), settings, CPU, batch_size=2)
+    [decoded] = run_interleaved([plain.job()], range(2), settings, CPU, batch_size=2)
     assert decoded.cost_seconds.tolist() == [2.0, 6.0]
 
 
 def test_at_batch_size_1_a_prompt_has_the_time_of_its_calls():
     plain = Script("plain", [9.0, 9.0, 9.0], [1.0, 2.0, 3.0], [10, 10, 10])
     settings = options(repeats=3, warmup=0)
-    [decoded] = run_interleaved([plain.job(PLAIN)], range(3), settings, CPU)
+    [decoded] = run_interleaved([plain.job()], range(3), settings, CPU)
     assert decoded.cost_seconds.tolist() == pytest.approx(decoded.median_seconds.tolist())
     assert [chosen for chosen, _ in plain.calls[:3]] == [[0], [1], [2]]
 

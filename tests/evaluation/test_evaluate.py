@@ -17,7 +17,7 @@ from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluatio
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.tables import main_table, note, parity_lines
 from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
-from tests.evaluation.scripted import loaded, options, plain_tokens
+from tests.evaluation.scripted import chain, loaded, options, plain_tokens
 from tests.tiny_models import tiny_model
 
 LENGTH = 12
@@ -165,8 +165,7 @@ def test_chats_have_no_bleu_even_where_answers_are_known(target):
     settings = options(baselines=("generate",), repeats=1)
     for data in (rows(), rows(references=False)):
         data = data.add_column("chat", chats)
-        drafter = CausalDrafter(CachedModel(tiny_model("llama", seed=5)))
-        found = evaluate(target, [strict(drafter)], data, settings).report
+        found = evaluate(target, [chain(tiny_model("llama", seed=5), 4)], data, settings).report
         for run in found.runs:
             assert not {name for name in run.metrics if "bleu" in name}
         assert found.runs[1].metrics["identical"].value == 1.0

@@ -7,13 +7,9 @@ import pytest
 import torch
 from sacrebleu.metrics import BLEU
 
-from drafttrain.build.method import Method
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.requests import ForwardOutput
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.verifiers import GreedyMatch
 from drafttrain.evaluation.bootstrap import draw_resamples, estimate, estimate_all
 from drafttrain.evaluation.prompts import read_prompts
 from drafttrain.evaluation.quality import (
@@ -28,7 +24,7 @@ from drafttrain.evaluation.quality import (
 from drafttrain.evaluation.report import Difference, Parity
 from drafttrain.evaluation.runner import decode_by, plain_method
 from tests.decoding.engine.fresh import fresh
-from tests.evaluation.scripted import loaded, rows
+from tests.evaluation.scripted import chain, loaded, rows
 from tests.evaluation.test_batches import TEXTS
 from tests.tiny_drafters import noisy
 from tests.tiny_models import VOCAB, tiny_model
@@ -124,10 +120,8 @@ class Shaky(CachedModel):
 
 
 def compare(model: CachedModel, kind: str, family: str) -> Parity:
-    method = plain_method(SAMPLING)
-    if kind == "chain":
-        drafter = noisy(tiny_model(family), family).to(model.model.dtype)
-        method = Method(CausalDrafter(CachedModel(drafter)), FixedLength(3), GreedyMatch())
+    drafter = noisy(tiny_model(family), family).to(model.model.dtype)
+    method = chain(drafter) if kind == "chain" else plain_method(SAMPLING)
     prompts, _ = read_prompts(loaded(model.model), rows(3 * TEXTS))
     outputs = [decode_by(model, method, SAMPLING, prompts, size) for size in (8, 1)]
     return compare_outputs(model, prompts, *outputs, 16, "batch size 1")

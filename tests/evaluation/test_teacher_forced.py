@@ -1,7 +1,5 @@
 """Teacher-forced acceptance: greedy counts equal those of decoding, sampled ones hand-computed."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -31,7 +29,7 @@ from drafttrain.evaluation.teacher_forced import (
     measure_overlaps,
 )
 from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
-from tests.evaluation.scripted import plain_tokens
+from tests.evaluation.scripted import chain, plain_tokens
 from tests.tiny_drafters import parallel, shared, tiny_drafter, with_noise
 from tests.tiny_models import near_copy, tiny_model
 
@@ -124,9 +122,9 @@ def test_methods_that_share_a_pass_count_as_alone():
 def test_a_drafter_that_is_the_target_is_always_accepted():
     model = tiny_model("llama")
     target, prompts = CachedModel(model), prompts_of(model)
-    same = Method(CausalDrafter(CachedModel(model)), FixedLength(3), RejectionSampling())
+    same = chain(model, verifier=RejectionSampling())
     sampling = SamplingConfig(temperature=0.8, max_new_tokens=14)
-    _, found = measure_forced(target, [replace(same, assistant=model)], prompts, sampling)
+    _, found = measure_forced(target, [same], prompts, sampling)
     assert found.positions[1] == pytest.approx(found.positions[2])
     overlap = found.overlaps["sampled_acceptance"]
     assert overlap.numerators == pytest.approx(overlap.denominators)
@@ -137,7 +135,7 @@ def test_expected_counts_by_hand():
     target_probs = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.2, 0.8]])
     output = TargetOutput(KnownOutput(None, torch.tensor([0, 1, 1])), target_probs, limit=4)
     draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
-    method = Method(CausalDrafter(CachedModel(tiny_model("llama"))), FixedLength(2), None)
+    method = chain(tiny_model("llama"), 2)
     counts = count_accepted(method, draft, output, greedy=False)
     tokens, rounds, drafted, accepted, passes, *positions = counts.tolist()
     # accepted up to each position: 0.5, 0.5 * 1; 0.5, 0.5 * 1; 0.5 (the output ends)
