@@ -5,28 +5,12 @@ from operator import mul
 
 import pytest
 import torch
-from transformers import (
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from drafttrain.decoding.sampling import SampledRandomness, likeliest, warp
 from drafttrain.decoding.types import Sampling
 from tests.comparing import close
 from tests.decoding.enumeration import enumerate_law
-
-
-def transformers_probs(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    scores = TemperatureLogitsWarper(sampling.temperature)(None, logits)
-    if sampling.top_k:
-        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
-    if sampling.top_p < 1.0:
-        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
-    if sampling.min_p:
-        scores = MinPLogitsWarper(sampling.min_p)(None, scores)
-    return scores.softmax(dim=-1)
+from tests.decoding.expected import expected_probs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -39,8 +23,8 @@ def test_warping_equals_the_warpers_of_transformers(dtype, temperature, top_k, t
     logits[3:6] = logits[3:6].round()  # ties
     logits[6:9, ::2] = -torch.inf  # tokens excluded by a processor
     sampling = Sampling(temperature, top_k, top_p, min_p)
-    ours, theirs = warp(logits, sampling), transformers_probs(logits, sampling)
-    close(ours, theirs, 1e-6 if dtype == torch.float32 else 1e-12)
+    expected = expected_probs(logits, sampling).to(dtype)
+    close(warp(logits, sampling), expected, 1e-6 if dtype == torch.float32 else 1e-12)
 
 
 def test_temperature_zero_is_the_point_mass_on_the_first_arg_max():

@@ -11,7 +11,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
-from drafttrain.models.drafters import vocabulary_size
+from drafttrain.models.drafters import check_fit, vocabulary_size
 from drafttrain.models.language_models import spread
 from drafttrain.models.spec_drafter.build import build, depths, make_config
 from drafttrain.models.spec_drafter.layout import PREFIX, Layout, Rows, lay_out
@@ -288,3 +288,29 @@ def test_an_encoder_that_is_never_called_is_not_trained():
     trained = {name for name, one in drafter.named_parameters() if one.requires_grad}
     assert trained and not any(".encoder." in name for name in trained)
     assert depths(tiny_model("whisper").config) == (2, 2) and depths(drafter.config)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("whisper", {"encoder": "own"}, "drafter.encoder = 'own', but the inputs .* are audio"),
+        ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 is for"),
+        ("bart", {"source_pooling": 2}, "drafter.source_pooling = 2 averages"),
+    ],
+)
+def test_encoders_that_cannot_be_are_refused(family, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        make_config(tiny_model(family).config, DrafterConfig(**settings), None)
+
+
+def test_audio_is_read_by_the_targets_encoder_and_texts_by_the_drafters_own():
+    for family, expected in (("whisper", "target"), ("bart", "own")):
+        config = make_config(tiny_model(family).config, DrafterConfig(), None)
+        assert shape_of(config).encoder == expected
+
+
+def test_an_encoder_of_another_width_is_refused():
+    drafter = tiny_drafter("bart", encoder="target").config
+    drafter.d_model = 99
+    with pytest.raises(ConfigError, match="encoder states of size 99"):
+        check_fit(drafter, shared("bart").config, "drafter 'd'", "target 't'")

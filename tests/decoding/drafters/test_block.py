@@ -1,27 +1,36 @@
-"""Spec-Drafters in the loop: cached results equal recomputed ones."""
+"""Spec-Drafters in the loop: cached results equal recomputed ones, encoder states are shared."""
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.drafters import candidates
 from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.drafters.cascade import Level, cascade
+from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
+from drafttrain.decoding.engine.spec_drafter import RowReader
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling, Source
+from drafttrain.models.spec_drafter.layout import PREFIX, Rows
+from drafttrain.models.spec_drafter.model import SpecDrafter
+from drafttrain.models.spec_drafter.pooling import group_means
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, sources_for
 from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafts import rounds_along
+from tests.decoding.engine.fresh import cross_keys_values
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import toy_source
 from tests.tiny_drafters import shared, tiny_drafter, with_noise
-from tests.tiny_models import EOS, VOCAB
+from tests.tiny_models import EOS, VOCAB, near_copy, tiny_source
 
 SHARED = {
     "target's encoder": {},
@@ -49,11 +58,12 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     def decode(drafter, k: int) -> list[Output]:
         return decoder_of(target, drafter, k).decode_all(sources, 24)
 
-    plain, drafted, blocks_of = decode(NoDrafter(), 1), decode(drafter, 4), slots_along(drafter)
+    plain, drafted = decode(NoDrafter(), 1), decode(drafter, 4)
     for source, output, found in zip(sources, plain, drafted, strict=True):
         assert found.tokens == output.tokens
-        read = target.read(source)
-        blocks = blocks_of(read, output.tokens)
+        read, tokens = target.read(source), torch.tensor(output.tokens)
+        seen = read.encoded if name in SHARED else read.input_ids
+        blocks = block_rows(drafter.model, seen, tokens, read.prefix[1:].tolist()).argmax(-1)
         expected = rounds_along(blocks, output.tokens, 24)
         for played, (draft, emitted) in zip(found.rounds, expected, strict=True):
             if len(draft) < 4 and EOS not in draft:
@@ -62,17 +72,6 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
             assert played.drafted[: len(emitted)] == draft[: len(emitted)]  # to the first wrong one
     if name.startswith(("anchored", "causal")):  # starts from the target's decoder
         assert sum(len(one.rounds) for one in drafted) < sum(len(one.tokens) for one in plain)
-
-
-def slots_along(drafter: BlockDrafter) -> Callable[..., torch.Tensor]:
-    """Returns a function (source, output tokens) -> greedy blocks at every prefix."""
-
-    def blocks(read: Source, tokens: list[int]) -> torch.Tensor:
-        seen = read.input_ids if drafter.model.shape.encoder == "own" else read.encoded
-        given, output = read.prefix[1:].tolist(), torch.tensor(tokens)
-        return block_rows(drafter.model, seen, output, given).argmax(-1)
-
-    return blocks
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -130,3 +129,93 @@ def test_scores_of_few_tokens_follow_their_weights():
     before = scores()
     drafter.model.get_output_embeddings().weight.mul_(2.0)
     assert not torch.allclose(before, scores())
+
+
+# --- drafters that read the target's encoder states ----------------------------------------------
+
+FAMILIES = ("marian", "t5", "whisper")
+NEW = 16
+
+
+def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDrafter:
+    """Returns a drafter as deep as its target that is right on some tokens."""
+    given = {"encoder": "target", "decoder_layers": 2}
+    return with_noise(tiny_drafter(family, **given | settings), noise)
+
+
+def target_of(family: str) -> CachedModel:
+    target = CachedModel(shared(family))
+    target.model.generation_config.min_new_tokens = 8
+    return target
+
+
+def decode(
+    target: CachedModel, drafter: Drafter, sources: list[Source], batch_size: int = 1
+) -> list[Output]:
+    return decoder_of(target, drafter).decode_all(sources, NEW, batch_size)
+
+
+def encoded(model: PreTrainedModel, source: Source) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.get_encoder()(*(value[None] for value in source.inputs.values()))[0][0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_of_equal_depth_equals_its_target(family):
+    target, drafter = shared(family), drafter_of(family, noise=0.0)
+    source, tokens = tiny_source([5, 9, 20, 7, 1], target), torch.randint(4, VOCAB, (1, 6))
+    states = encoded(target, source)[None]
+    positions = torch.arange(6)[None]
+    rows = Rows(tokens, positions, torch.full_like(tokens, PREFIX), positions)
+    read = RowReader(drafter)
+    with torch.no_grad():
+        inputs = {name: value[None] for name, value in source.inputs.items()}
+        expected = target(**inputs, decoder_input_ids=tokens).logits
+        found = drafter.logits(read(rows, read.encode(states, None)).hidden)
+    assert (found - expected).abs().max() < (1e-5 if family == "t5" else 1e-12)
+
+
+@pytest.mark.parametrize("pooling", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
+    """Copied layers start with the target's keys and values; with pooling these are means."""
+    settings = {"decoder_layers": 1, "source_pooling": pooling, "noise": 0.0}
+    target, drafter = target_of(family), BlockDrafter(drafter_of(family, **settings))
+    source = sources_for(target.model)[0]
+    state = target.encode(source)
+    target.extend_cache(state, state.source.prefix)
+    [made] = drafter.encode_all([replace(state.source, encoded=state.encoded)])
+    drafter.cached.extend_cache(made, state.source.prefix)
+    ours, theirs = cross_keys_values(made, 0), cross_keys_values(state, 1)
+    for own, of_target in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, group_means(of_target, pooling)[0], rtol=1e-10, atol=1e-10)
+
+
+def test_a_clip_is_encoded_once_for_target_and_drafter():
+    target, shapes = target_of("whisper"), []
+    sources = sources_for(target.model)
+    hook = target.model.get_encoder().register_forward_hook(
+        lambda *call: shapes.append(call[2][0].shape)
+    )
+    decode(target, BlockDrafter(drafter_of("whisper")), sources, 2)
+    hook.remove()
+    assert sum(shape[0] for shape in shapes) == len(sources)
+
+
+def test_a_drafter_with_its_own_encoder_uses_it_next_to_one_that_shares():
+    target, model = target_of("whisper"), near_copy(shared("whisper"), 0.05, seed=1)
+    own, sources = CausalDrafter(CachedModel(model)), sources_for(target.model)
+    expected, calls = decode(target, own, sources), []
+    model.get_encoder().register_forward_hook(lambda *call: calls.append(call))
+    levels = [Level("own", own), Level("slots", BlockDrafter(drafter_of("whisper")))]
+    found = decode(target, cascade(levels, [[2, 0], [1]], 1.0), sources)
+    assert calls and [one.tokens for one in found] == [one.tokens for one in expected]
+    first = [[one.rounds[0].drafted[0] for one in outputs] for outputs in (found, expected)]
+    assert first[0] == first[1]
+
+
+def test_a_source_that_no_target_has_read_is_refused():
+    drafter = BlockDrafter(drafter_of("marian"))
+    source = sources_for(shared("marian"))[0]
+    with pytest.raises(AssertionError, match="not encoded"):
+        drafter.encode_all([source])

@@ -13,7 +13,6 @@ from drafttrain.decoding.drafters.causal import (
     CausalSession,
     teacher_forced_rows,
 )
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import StopPolicy
@@ -176,13 +175,11 @@ def test_a_draft_ends_with_its_first_eos():
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])
-def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family, sampling):
+def test_a_drafter_of_few_tokens_scores_these_alone(family):
     target = tiny_model(family)
     whole, few = (noisy(target, family) for _ in range(2))
     tokens = few.config.draftable_tokens = [EOS, *range(6, VOCAB, 3)]
-    drafter = CausalDrafter.of(few, target)
-    every, part = CachedModel(whole), drafter.model
+    every, part = CachedModel(whole), CausalDrafter.of(few, target).model
     assert part.vocabulary == VOCAB
     source = make_source(torch.tensor([5, 6, 7]), target)
     scores = [
@@ -191,14 +188,6 @@ def test_a_drafter_of_few_tokens_scores_these_alone_and_changes_no_output(family
     close(scores[0][:, tokens], scores[1][:, tokens])
     others = [token for token in range(VOCAB) if token not in tokens]
     assert (scores[1].softmax(-1)[:, others] == 0).all()
-    outputs = [
-        decoder_of(target, one, 3, sampling=sampling).decode_all([source] * 4, LONGEST)
-        for one in (drafter, NoDrafter())
-    ]
-    drafted = {token for one in outputs[0] for round in one.rounds for token in round.drafted}
-    assert drafted and drafted <= {*tokens}
-    if sampling.greedy:
-        assert [one.tokens for one in outputs[0]] == [one.tokens for one in outputs[1]]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "T 1"])

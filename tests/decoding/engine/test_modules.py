@@ -9,13 +9,11 @@ from torch import nn
 from torch.ao.quantization import quantize_dynamic
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.types import Proposal
-from tests.decoding.decoded import decoder_of
-from tests.tiny_drafters import shared, tiny_drafter
+from tests.decoding.decoded import decoder_of, generate
 from tests.tiny_families import any_family
 from tests.tiny_models import tiny_model
 
@@ -62,19 +60,12 @@ def test_adapters_hooks_and_replaced_forwards_are_decoded_with(family, wrap):
     bare = copy.deepcopy(model)
     wrap(model)
     source = make_source(torch.tensor([5, 9, 20, 7, 11]), model)
-    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
-    given = {"inputs": source.input_ids[None]} if name == "decoder_input_ids" else {}
-    given |= {} if given else {name: source.prefix[None]}
-    with torch.inference_mode():
-        expected = model.generate(**given, do_sample=False, max_new_tokens=12)[0]
-        without = bare.generate(**given, do_sample=False, max_new_tokens=12)[0]
-    assert expected.tolist() != without.tolist()
-    assert plain_tokens(model, source) == expected[len(source.prefix) :].tolist()
+    [expected], [without] = (generate(one, [source], 12) for one in (model, bare))
+    assert plain_tokens(model, source) == expected != without
 
 
-def plain_tokens(model, source, target=None, drafter=None) -> list[int]:
-    decoder = decoder_of(target or CachedModel(model), drafter or NoDrafter(), 4)
-    return decoder.decode_all([source], 12)[0].tokens
+def plain_tokens(model, source, target=None) -> list[int]:
+    return decoder_of(target or CachedModel(model), NoDrafter()).decode_all([source], 12)[0].tokens
 
 
 def test_a_call_leaves_the_model_as_it_was():
@@ -86,16 +77,6 @@ def test_a_call_leaves_the_model_as_it_was():
     for name, module in model.named_modules():
         assert vars(module).keys() == before[name].keys(), name
         assert not module._forward_hooks and not module._forward_pre_hooks, name
-
-
-def generated(model: PreTrainedModel, source) -> list[int]:
-    ids = source.input_ids[None]
-    with torch.inference_mode():
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), **SETTINGS)
-    return found[0, len(source.prefix) :].tolist()
-
-
-SETTINGS = {"do_sample": False, "max_new_tokens": 12}
 
 
 @pytest.mark.parametrize("family", ["llama", "marian", "t5"])
@@ -114,7 +95,7 @@ def test_weights_that_change_between_calls_are_decoded_with(family):
 
     for change in (lambda: None, multiply, load, lambda: model.to(torch.bfloat16)):
         change()
-        assert plain_tokens(model, source, target) == generated(model, source)
+        assert plain_tokens(model, source, target) == generate(model, [source], 12)[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "marian", "t5", "bart"])
@@ -122,14 +103,7 @@ def test_weights_that_change_between_calls_are_decoded_with(family):
 def test_half_precisions_are_decoded_as_generate_decodes_them(family, dtype):
     model = tiny_model(family).to(dtype)
     source = make_source(torch.tensor([5, 9, 20, 7]), model)
-    assert plain_tokens(model, source) == generated(model, source)
-
-
-def test_a_spec_drafter_drafts_for_a_marian_in_bfloat16():
-    model = shared("marian").to(torch.bfloat16)
-    drafter = BlockDrafter(tiny_drafter("marian").to(torch.bfloat16))
-    source = make_source(torch.tensor([5, 9, 20, 7]), model)
-    assert plain_tokens(model, source, drafter=drafter) == generated(model, source)
+    assert plain_tokens(model, source) == generate(model, [source], 12)[0]
 
 
 @pytest.mark.end_to_end
@@ -137,7 +111,7 @@ def test_a_spec_drafter_drafts_for_a_marian_in_bfloat16():
 def test_off_loaded_and_compiled_models_are_decoded_as_generate_decodes_them(family):
     model = tiny_model(family)
     source = make_source(torch.tensor([5, 9, 20, 7]), model)
-    expected = generated(model, source)
+    [expected] = generate(model, [source], 12)
     if family == "llama":
         assert plain_tokens(torch.compile(model, backend="eager"), source) == expected
     accelerate.cpu_offload(model, execution_device="cpu")
