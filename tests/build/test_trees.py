@@ -1,59 +1,38 @@
 """Draft trees from settings: what is built and refused, and that outputs stay exact."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from drafttrain.build.drafts import tree_settings
-from drafttrain.build.method import build_method
-from drafttrain.build.pairing import check_methods, method_stop
-from drafttrain.build.pairs import Pair, load_pair
+from drafttrain.build.method import Method, build_method
+from drafttrain.build.pairing import check_methods
+from drafttrain.build.pairs import load_pair
 from drafttrain.config.decode import DecodeConfig, TreeConfig
-from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.reading import validate_settings
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
 from drafttrain.decoding.stopping import FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed
-from drafttrain.models.drafters import load_drafter, read_drafter_settings
-from tests.export.pairs import noisy_copy, save_spec_drafter
-from tests.tiny_models import tiny_model
-from tests.tiny_targets import save_target
+from tests.export.pairs import noisy_copy
+from tests.small_pair import save_small_pair
+from tests.tiny_targets import save_target, target_at
 
 SAMPLED = {"temperature": 1.0, "top_k": 20}
 
 
-@dataclass(frozen=True)
-class Folders:
-    """Pairs on disk: decoder-only with a second drafter and heads, encoder-decoder with slots."""
-
-    root: Path
-
-    def decode(self, tree: dict, **groups: object) -> DecodeConfig:
-        values = {"drafter": str(self.root / "small"), "tree": tree} | groups
-        return validate_settings(DecodeConfig, values)
-
-    def pair(self, decode: DecodeConfig) -> Pair:
-        large = "marian" if "slots" in str(decode.drafter) else "llama"
-        target = TargetConfig(path=str(self.root / large), device="cpu", dtype="float32")
-        return load_pair(target, decode.drafters)
-
-
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> Folders:
-    root = tmp_path_factory.mktemp("trees")
-    save_target(tiny_model("llama").float(), root / "llama")
-    small = noisy_copy("llama", 0.5).float()
-    save_target(small, root / "small")
+def project(tmp_path_factory) -> Path:
+    root = save_small_pair(tmp_path_factory.mktemp("trees"))
     save_target(noisy_copy("llama", 1.0).float(), root / "other")
-    marian = tiny_model("marian").float()
-    save_target(marian, root / "marian")
-    slots = str(save_spec_drafter(root / "slots", marian, root / "marian"))
-    block_drafter = load_drafter(slots, read_drafter_settings(slots)).float()
-    block_drafter.save_pretrained(slots)
-    return Folders(root)
+    return root
+
+
+def built(tree: dict, **groups: object) -> Method:
+    """Builds the method of a tree for the small pair in the working directory."""
+    decode = validate_settings(DecodeConfig, {"drafter": "small", "tree": tree} | groups)
+    return build_method(decode, load_pair(target_at("llama"), *check_methods(decode)))
 
 
 TREES = {
@@ -75,31 +54,30 @@ TREES = {
 
 
 @pytest.mark.parametrize("kind", TREES)
-def test_a_tree_has_the_requested_shape_and_its_own_rule(folders, kind):
+def test_a_tree_has_the_requested_shape_and_its_own_rule(inside, kind):
     settings, shape, rule = TREES[kind]
-    decode = folders.decode(settings, sampling=SAMPLED)
-    check_methods(decode)
-    method = build_method(decode, folders.pair(decode))
+    method = built(settings, sampling=SAMPLED)
     assert isinstance(method.drafter, TreeDrafter)
     assert method.drafter.shape == shape
     assert method.verifier.name == rule and method.verifier.lossless
     if kind in ("paths", "rsd-s"):  # drawn for a greedy target
-        decode = folders.decode(settings | {"draft_temperature": 0.6})
-        method = build_method(decode, folders.pair(decode))
+        method = built(settings | {"draft_temperature": 0.6})
         assert (method.verifier.name, method.drafter.draft_temperature) == ("greedy", 0.6)
 
 
-def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(folders):
-    def stop(tree: dict, **given: object):
-        decode = folders.decode(tree, stop=given)
-        return build_method(decode, folders.pair(decode)).stop
-
-    assert stop({"kind": "opt-tree"}) == Gain(0.2, 20)
-    assert stop({"kind": "opt-tree"}, delta=0.4, max_draft=6) == Gain(0.4, 6)
-    assert stop({"kind": "opt-tree"}, k=3) == FixedLength(3)
-    assert stop({"kind": "opt-tree"}, kind="fixed") == FixedLength(10)
-    assert stop({"kind": "binary"}) == FixedLength(10)
-    assert method_stop(folders.decode({"kind": "none"})).kind == "fixed"
+@pytest.mark.parametrize(
+    ("tree", "given", "stop"),
+    [
+        ("opt-tree", {}, Gain(0.2, 20)),
+        ("opt-tree", {"delta": 0.4, "max_draft": 6}, Gain(0.4, 6)),
+        ("opt-tree", {"k": 3}, FixedLength(3)),
+        ("opt-tree", {"kind": "fixed"}, FixedLength(10)),
+        ("binary", {}, FixedLength(10)),
+        ("none", {"k": 4}, FixedLength(4)),
+    ],
+)
+def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(inside, tree, given, stop):
+    assert built({"kind": tree}, stop=given).stop == stop
 
 
 @pytest.mark.parametrize(
@@ -119,13 +97,9 @@ def test_reports_name_the_depth_and_the_tokens_of_a_tree(tree, depth, size):
     assert tuple(tree_settings(tree, depth).values()) == size
 
 
-def test_several_drafters_draft_side_by_side(folders):
-    other = str(folders.root / "other")
-    decode = folders.decode(
-        {"kind": "paths", "width": 2, "drafters": [other]}, sampling=SAMPLED, stop={"k": 2}
-    )
-    check_methods(decode)
-    method = build_method(decode, folders.pair(decode))
+def test_several_drafters_draft_side_by_side(inside):
+    tree = {"kind": "paths", "width": 2, "drafters": ["other"]}
+    method = built(tree, sampling=SAMPLED, stop={"k": 2})
     assert isinstance(method.drafter, SeveralDrafters)
     assert (method.drafter.name, method.verifier.name) == ("paths(2)+paths(2)", "multi-round")
     assert method.sizes == {"depth": 2, "nodes": 8}
