@@ -1,12 +1,13 @@
-"""Padding of rows of different lengths into one batch."""
+"""Padding of rows of different lengths into one batch, and where rows end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
 
 
 def padded(rows: Sequence[Tensor], padding: int, side: str = "right") -> tuple[Tensor, Tensor]:
@@ -14,3 +15,15 @@ def padded(rows: Sequence[Tensor], padding: int, side: str = "right") -> tuple[T
     ids = pad_sequence(list(rows), batch_first=True, padding_value=padding, padding_side=side)
     ones = [torch.ones_like(row) for row in rows]
     return ids, pad_sequence(ones, batch_first=True, padding_side=side)
+
+
+def end_tokens(config: GenerationConfig) -> tuple[int, ...]:
+    """Returns the tokens that end a sequence, in the order of the generation_config."""
+    ends = config.eos_token_id
+    return (ends,) if isinstance(ends, int) else tuple(ends or ())
+
+
+def cut_after_eos(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
+    """Returns the tokens up to and including the first that ends the sequence."""
+    last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    return list(tokens[: last + 1])

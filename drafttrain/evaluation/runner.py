@@ -30,7 +30,7 @@ from drafttrain.config.progress import tracking
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.architectures import WHISPER_LIKE
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.padding import padded
+from drafttrain.decoding.padding import cut_after_eos, padded
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling
 from drafttrain.evaluation.bootstrap import Array
@@ -345,9 +345,3 @@ def _generate(
         [end] = pair.model.eos_ids
         return [[*tokens, end][:limit] for tokens in generated]
     return generated
-
-
-def cut_after_eos(tokens: Sequence[int], eos_ids: frozenset[int]) -> list[int]:
-    """Returns the tokens up to and including the first EOS."""
-    end = next((place for place, token in enumerate(tokens) if token in eos_ids), len(tokens))
-    return list(tokens[: end + 1])

@@ -31,6 +31,8 @@ from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_policy
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import unavailable
+from drafttrain.decoding.engine.sources import start_token
+from drafttrain.decoding.padding import end_tokens
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.parts import DEFAULT_LENGTH
@@ -139,7 +141,7 @@ def padded(
     """Returns prompts and new tokens, padded on the right, as a ModelOutput if requested."""
     padding, longest = request.config.pad_token_id, max(map(len, outputs))
     if padding is None:  # the first EOS, as in Transformers
-        padding = next(iter(_ids(request.config.eos_token_id)), 0)
+        padding = next(iter(end_tokens(request.config)), 0)
     rows = [tokens + [padding] * (longest - len(tokens)) for tokens in outputs]
     sequences = torch.cat([request.starts, torch.tensor(rows, device=request.starts.device)], 1)
     if not request.config.return_dict_in_generate:
@@ -178,11 +180,7 @@ def read_request(
     rows = _without_padding(model, config, input_ids, mask)
     starts = input_ids
     if model.config.is_encoder_decoder:
-        first = config.decoder_start_token_id
-        first = config.bos_token_id if first is None else first
-        if not isinstance(first, int):
-            raise ValueError(f"decoder_start_token_id is {first!r}; one token id is needed")
-        starts = torch.full((len(rows), 1), first, device=model.device)
+        starts = torch.full((len(rows), 1), start_token(config), device=model.device)
         sources = [Source.of_text(row, start) for row, start in zip(rows, starts, strict=True)]
     else:
         sources = [Source.of_text(row, row) for row in rows]
@@ -242,10 +240,7 @@ def _without_padding(
     """
     if mask is None:
         mask, padding = torch.ones_like(input_ids), config.pad_token_id
-        if not model.config.is_encoder_decoder and padding not in (
-            None,
-            *_ids(config.eos_token_id),
-        ):
+        if not model.config.is_encoder_decoder and padding not in (None, *end_tokens(config)):
             mask = input_ids != padding
     if mask.shape != input_ids.shape:
         raise ValueError(
@@ -286,12 +281,6 @@ def _lengths(config: GenerationConfig, length: int, given: bool) -> int:
         config.min_new_tokens = config.min_length - length
     config.min_length = 0
     return allowed
-
-
-def _ids(value: int | Sequence[int] | None) -> Sequence[int]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else value
 
 
 @dataclass(frozen=True)

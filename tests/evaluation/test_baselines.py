@@ -3,12 +3,13 @@
 import pytest
 
 from drafttrain.config.base import ConfigError
+from drafttrain.decoding.padding import cut_after_eos
 from drafttrain.decoding.verifiers import SpecVerification
 from drafttrain.evaluation import runner
 from drafttrain.evaluation.evaluate import evaluate
 from drafttrain.evaluation.plan import check_assisted
 from drafttrain.evaluation.prompts import read_prompts
-from drafttrain.evaluation.runner import cut_after_eos, make_jobs, steady_assistant
+from drafttrain.evaluation.runner import make_jobs, steady_assistant
 from tests.comparing import same_weights
 from tests.evaluation.scripted import chain, loaded, options, rows
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, tiny_model

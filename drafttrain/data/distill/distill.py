@@ -53,6 +53,7 @@ from drafttrain.decoding.engine.architectures import position_limit, source_limi
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.engine.speech import detect_languages
+from drafttrain.decoding.padding import end_tokens
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import (
     LoadedTarget,
@@ -287,8 +288,7 @@ class Distilling:
         if isinstance(tokens, Refused):
             return replace(row, status="error", reason=tokens.reason)
         generation = model.generation_config
-        ends = generation.eos_token_id
-        ended = tokens[-1] in (ends if isinstance(ends, list) else [ends])
+        ended = tokens[-1] in end_tokens(generation)
         full = len(tokens) == self.config.sampling.max_new_tokens
         cut = full and (not ended or generation.forced_eos_token_id is not None)
         return replace(row, target_ids=tokens, reason=TRUNCATED if cut else "")

@@ -26,7 +26,7 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, batches_by_length, sampling_of
 from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
-from drafttrain.decoding.padding import padded
+from drafttrain.decoding.padding import cut_after_eos, end_tokens, padded
 from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
@@ -140,7 +140,7 @@ def _generate(
     """Returns the tokens after the first `prefix`; `TokenChoice` samples, finds non-finite rows."""
     if settings["num_beams"] > 1:
         return trim(generate(**settings), model, prefix)
-    choice = TokenChoice(prefix, model.generation_config.eos_token_id, draws)
+    choice = TokenChoice(prefix, end_tokens(model.generation_config), draws)
     sequences = generate(logits_processor=LogitsProcessorList([choice]), **settings)
     rows = enumerate(trim(sequences, model, prefix))
     return [None if row in choice.broken else tokens for row, tokens in rows]
@@ -152,21 +152,15 @@ def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[lis
     After EOS, `generate` appends only padding, whatever token that is. A row without EOS was cut
     at the maximal length and has no padding. Shapes: [B, T].
     """
-    eos = model.generation_config.eos_token_id
-    ends = set(eos if isinstance(eos, list) else [eos])
-    trimmed = []
-    for tokens in sequences[:, prefix:].tolist():
-        last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-        trimmed.append(tokens[: last + 1])
-    return trimmed
+    ends = end_tokens(model.generation_config)
+    return [cut_after_eos(tokens, ends) for tokens in sequences[:, prefix:].tolist()]
 
 
 class TokenChoice(LogitsProcessor):
     """The last logits processor; when sampling, it draws a token and excludes all others."""
 
-    def __init__(self, prefix: int, ends: int | list[int], draws: Draws | None) -> None:
-        self._prefix, self._draws = prefix, draws
-        self._ends = ends if isinstance(ends, list) else [ends]
+    def __init__(self, prefix: int, ends: Sequence[int], draws: Draws | None) -> None:
+        self._prefix, self._ends, self._draws = prefix, ends, draws
         self.broken: set[int] = set()
         """Batch rows whose logits were not finite before EOS."""
 

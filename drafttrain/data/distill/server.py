@@ -26,6 +26,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, batches_of_rows
 from drafttrain.data.shards.outputs import ShardRow
+from drafttrain.decoding.padding import end_tokens
 from drafttrain.models.loading import LoadedTarget, check_target
 
 KEY = "OPENAI_API_KEY"
@@ -264,6 +265,6 @@ class Server:
     @property
     def _end(self) -> int:
         """The EOS token; if the target has several, the tokenizer's if it is one of them."""
-        eos: Any = self.target.model.generation_config.eos_token_id
-        ends, end = eos if isinstance(eos, list) else [eos], self.target.tokenizer.eos_token_id
+        ends = end_tokens(self.target.model.generation_config)
+        end = self.target.tokenizer.eos_token_id
         return end if end in ends else ends[0]

@@ -26,6 +26,7 @@ from drafttrain.decoding.engine.forward import BatchOutput, DraftableHead, Forwa
 from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.padding import end_tokens
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -90,8 +91,7 @@ class TargetStatesDrafter(Drafter):
             tuple(config.state_layers),
             context_layers=tuple(config.context_layers),
         )
-        ends = target.generation_config.eos_token_id
-        self.eos_ids = frozenset([ends] if isinstance(ends, int) else ends or ())
+        self.eos_ids = frozenset(end_tokens(target.generation_config))
         """Tokens that end a sequence."""
         self.embedding = target.get_input_embeddings().weight.detach()
         self.output = target.get_output_embeddings()

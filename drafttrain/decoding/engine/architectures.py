@@ -31,11 +31,6 @@ MASKED_LAYERS = {"full_attention", "global", "sliding_attention", "chunked_atten
 """Layer types that differ only in their mask."""
 
 
-def counts_last_token(model: PreTrainedModel) -> bool:
-    """Whether `generate` of this family counts a position for the last token, which is no input."""
-    return isinstance(model, WHISPER_LIKE)
-
-
 def check_configuration(config: PretrainedConfig) -> None:
     """Checks for a plain KV cache by the configuration, before weights are read.
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import (
+    WHISPER_LIKE,
     check_architecture,
-    counts_last_token,
     device_of,
     position_limit,
     refuse,
@@ -34,6 +34,7 @@ from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import check_length
 from drafttrain.decoding.engine.speech import detect_languages
 from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.padding import end_tokens
 from drafttrain.decoding.types import Proposal, Sampling, Source
 
 
@@ -65,7 +66,7 @@ class CachedModel:
         self.position_limit = position_limit(model.config)
         """Number of decoder positions, for its prefix and all new tokens; None: no limit."""
         self._generation_config: GenerationConfig | None = None  # None: the model's current one
-        self.eos_ids = _token_ids(model.generation_config.eos_token_id)
+        self.eos_ids = frozenset(end_tokens(model.generation_config))
         """Tokens that end a sequence."""
         head = model.get_output_embeddings()  # quantised: no weight; FSMT: an embedding
         if not (hasattr(head, "out_features") or hasattr(head, "weight")):
@@ -121,7 +122,7 @@ class CachedModel:
         """Returns the same model with another generation_config."""
         other = copy.copy(self)
         other._generation_config = generation_config
-        other.eos_ids = _token_ids(generation_config.eos_token_id)
+        other.eos_ids = frozenset(end_tokens(generation_config))
         return other
 
     def drafting_all(self) -> CachedModel:
@@ -136,8 +137,8 @@ class CachedModel:
         if self.position_limit is None:
             return wanted
         missing = 1 if source.language_is_open else 0
-        # the last token is never an input; `generate` of some families counts its position anyway
-        last = 0 if counts_last_token(self.model) else 1
+        # the last token is never an input; Whisper's `generate` counts its position anyway
+        last = 0 if isinstance(self.model, WHISPER_LIKE) else 1
         return min(wanted, self.position_limit + last - missing - len(source.prefix))
 
     def encode(self, source: Source) -> SequenceState:
@@ -319,9 +320,3 @@ def ancestry(parents: Tensor) -> Tensor:
         row[node] = True
         flat += row
     return torch.from_numpy(np.frombuffer(flat, dtype=bool).reshape(size, size))
-
-
-def _token_ids(value: int | Sequence[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)

@@ -51,11 +51,7 @@ def positions_inside(decoder: nn.Module, current: Current) -> Iterator[Replaceme
         yield table, "forward", lambda *_, **__: _look_up(table, current.call)
     for module in decoder.modules():
         if getattr(module, "has_relative_attention_bias", False):
-            yield module, "compute_bias", _bias_of(module, current)
-
-
-def _bias_of(module: nn.Module, current: Current) -> Callable[..., Tensor]:
-    return lambda *_, **__: _relative_bias(module, current.call)
+            yield module, "compute_bias", lambda *_, own=module, **__: _bias(own, current.call)
 
 
 def _look_up(table: nn.Module, call: Any) -> Tensor:
@@ -69,7 +65,7 @@ def _look_up(table: nn.Module, call: Any) -> Tensor:
     return found if offload is None else offload.post_forward(table, found)
 
 
-def _relative_bias(attention: nn.Module, call: Any) -> Tensor:
+def _bias(attention: nn.Module, call: Any) -> Tensor:
     """Returns T5's bias [B, heads, N, C], added to attention scores by distance of positions."""
     distances = call.key_positions[:, None, :] - call.positions[:, :, None]
     bucket = attention._relative_position_bucket

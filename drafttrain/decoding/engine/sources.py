@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import device_of
 from drafttrain.decoding.types import Source
@@ -23,7 +23,7 @@ def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> So
     ids = torch.as_tensor(input_ids, dtype=torch.long, device=device_of(model))
     if not model.config.is_encoder_decoder:
         return Source.of_text(ids, ids)
-    return Source.of_text(ids, torch.tensor([start_token(model)], device=device_of(model)))
+    return Source.of_text(ids, ids.new_tensor([start_token(model.generation_config)]))
 
 
 def source_for_model(source: Source, model: PreTrainedModel) -> Source:
@@ -36,13 +36,12 @@ def source_for_model(source: Source, model: PreTrainedModel) -> Source:
         return make_source(source.input_ids, model)
     inputs = {name: value.to(device_of(model)) for name, value in source.inputs.items()}
     prefix = source.prefix.to(device_of(model), copy=True)
-    prefix[0] = start_token(model)
+    prefix[0] = start_token(model.generation_config)
     return replace(source, inputs=inputs, prefix=prefix, encoded=None)
 
 
-def start_token(model: PreTrainedModel) -> int:
+def start_token(config: GenerationConfig) -> int:
     """Returns the decoder start token of an encoder-decoder model. Raises ValueError if not set."""
-    config = model.generation_config
     start = config.decoder_start_token_id
     if start is None:
         start = config.bos_token_id

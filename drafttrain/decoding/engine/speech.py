@@ -43,7 +43,7 @@ def read_start(model: PreTrainedModel) -> list[int]:
     """
     settings = copy.copy(model.generation_config)
     check_language_and_task(settings)
-    settings.decoder_start_token_id, settings.return_timestamps = start_token(model), False
+    settings.decoder_start_token_id, settings.return_timestamps = start_token(settings), False
     without_clip = SimpleNamespace(device="cpu", detect_language=lambda **_: torch.tensor([OPEN]))
     [tokens] = WhisperForConditionalGeneration._retrieve_init_tokens(
         without_clip, None, 1, settings, model.config, None, {}

@@ -53,12 +53,6 @@ def depths(config: PretrainedConfig) -> tuple[int, int]:
     )
 
 
-def taken_layers(config: PretrainedConfig, target: PretrainedConfig) -> dict[str, list[int]]:
-    """Returns the target layers that the layers of the drafter's encoder and decoder copy."""
-    parts = zip(("encoder", "decoder"), depths(config), depths(target), strict=True)
-    return {part: spread(count, depth) if count else [] for part, count, depth in parts}
-
-
 def make_config(
     target: PretrainedConfig,
     settings: DrafterConfig,
@@ -243,7 +237,8 @@ def _untie(drafter: SpecDrafter, target: PreTrainedModel) -> None:
 def _copy(drafter: SpecDrafter, target: PreTrainedModel, initialise: str) -> list[str]:
     """Copies the target's weights into a drafter; returns the names of copied weights."""
     target_weights, weights = target.state_dict(), drafter.state_dict()
-    taken = taken_layers(drafter.config, target.config)
+    counts = zip(("encoder", "decoder"), depths(drafter.config), depths(target.config), strict=True)
+    taken = {part: spread(count, depth) if count else [] for part, count, depth in counts}
     names = []
     for name, weight in weights.items():
         source = name

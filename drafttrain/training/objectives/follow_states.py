@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowInBlocksConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
+from drafttrain.decoding.engine.forward import additive
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
@@ -130,9 +131,7 @@ def states_at_labels(
     text &= batch.documents[:, None, : batch.columns] == documents[..., None]
     block = (anchors[:, None] == anchors[..., None]) & (positions[:, None] <= positions[..., None])
     block &= (documents[:, None] == documents[..., None]) & slots.valid[:, None]
-    visible = torch.cat([text, block], 2)[:, None]
-    mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device)
-    mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
+    mask = additive(torch.cat([text, block], 2)[:, None], model.dtype)
     hidden = model(inputs, positions, mask, reading.keys_values)
     ranks = batch.at_labels((batch.labels != IGNORED).cumsum(1) - 1)
     return hidden[batch.learned // batch.labels.shape[1], ranks]
