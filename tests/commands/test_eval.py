@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -56,28 +57,23 @@ def test_a_larger_report_is_not_replaced(inside, capsys):
 
 
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
-def test_an_interrupted_evaluation_writes_a_partial_report(inside, capsys, monkeypatch, mode):
+def test_an_interrupted_evaluation_writes_a_partial_report(inside, capsys, mode):
     """Ctrl-C during the second input; an existing larger report is not replaced."""
-    calls, stop = [], {"decode": 5, "teacher-forced": 4}[mode]
+    steps = {
+        "decode": (runner, "_timed", 5),
+        "teacher-forced": (teacher_forced, "count_accepted", 4),
+    }
 
-    def interrupted(function):
-        def call(*arguments):
-            calls.append(arguments)
-            if len(calls) == stop:
-                raise KeyboardInterrupt
-            return function(*arguments)
+    def interrupted() -> int:
+        module, name, call = steps[mode]
+        ends = [mock.DEFAULT] * (call - 1) + [KeyboardInterrupt]
+        with mock.patch.object(module, name, wraps=getattr(module, name), side_effect=ends):
+            return ended(*command)
 
-        return call
-
-    monkeypatch.setattr(runner, "_timed", interrupted(runner._timed))
-    if mode == "teacher-forced":
-        monkeypatch.setattr(runner, "_timed", None)
-        counted = teacher_forced.count_accepted
-        monkeypatch.setattr(teacher_forced, "count_accepted", interrupted(counted))
     command = ["eval", *PAIR, "--mode", mode]
     command += ["repeats=2", "warmup=0", "baselines=[]"] if mode == "decode" else []
     command += ["--sweep", "k=2,4", "decode.sampling.max_new_tokens=4", "--report", f"{mode}.json"]
-    assert ended(*command) == 130
+    assert interrupted() == 130
     printed = capsys.readouterr().err.splitlines()[-1]
     assert f"{mode}.json holds them" in printed
     report = json.loads(Path(f"{mode}.json").read_text())
@@ -86,8 +82,7 @@ def test_an_interrupted_evaluation_writes_a_partial_report(inside, capsys, monke
     assert report["partial"] in Path(f"{mode}.html").read_text()
     assert ended(*command) == 0
     whole = Path(f"{mode}.json").read_bytes()
-    calls.clear()
-    assert ended(*command) == 130
+    assert interrupted() == 130
     assert Path(f"{mode}.json").read_bytes() == whole
     assert json.loads(Path(f"{mode}.smaller.json").read_text())["data"]["prompts"] == 1
 
