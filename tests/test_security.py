@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from drafttrain.build.pairing import check_methods
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import DistillConfig, ExportConfig
+from drafttrain.config.commands import ExportConfig
 from drafttrain.config.decode import DecodeConfig, StopConfig
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.distill.distill import distill
@@ -26,6 +26,7 @@ from drafttrain.models.acceptance_head import load_heads
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import check_target, load_target, load_tokenizer
 from drafttrain.training.checkpoints import PROGRESS, CheckpointError, checkpoint_folders
+from tests.data.distill.tiny_distill import settings
 from tests.export.pairs import save_drafter, save_head
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target, target_at
@@ -127,11 +128,8 @@ def test_a_folder_of_inputs_runs_no_pickle(tmp_path, name):
 def test_a_pickle_in_the_place_of_a_shard_is_not_run_and_no_manifest_names_another(
     target, tmp_path
 ):
-    (tmp_path / "texts.txt").write_text("w5 w6\nw7\n")
     out = tmp_path / "shards"
-    inputs = DataConfig(path=str(tmp_path / "texts.txt"))
-    short = {"max_new_tokens": 4}
-    distill(DistillConfig(target=target_at(target), data=inputs, out=out, sampling=short))
+    distill(settings(target, "shards", sentences=2))
     write_malicious(Manifest.path(out, 0))
     with pytest.raises(ConfigError, match="shard-00000.parquet cannot be read"):
         load_distilled(out)

@@ -136,12 +136,8 @@ def test_generate_uses_the_fastest_method(project, fastest, monkeypatch, capsys)
     monkeypatch.setattr(tune, "FIRST", 2)
     pair = ["--target", project / "target", "--drafter", project / "drafter"]
     data = ["--data", project / "val.txt"]
-    given = [
-        *small(confidence=[0.4]),
-        "candidates.deep.cascade.drafters=max-gram",
-        "--report",
-        project / "t.json",
-    ]
+    given = [*small(confidence=[0.4]), "candidates.deep.cascade.drafters=max-gram"]
+    given += ["--report", project / "t.json"]
     assert ended("tune", *pair, *data, *given, *(["--write"] if fastest != "k=5" else [])) == 0
     if fastest == "k=5":  # without --write later commands are unchanged
         assert not (project / "drafter" / "policy.json").exists()

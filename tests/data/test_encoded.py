@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.commands import DistillConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.examples import Example, Examples
@@ -19,6 +18,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.objectives.mask_predict import MaskPredict
+from tests.data.distill.tiny_distill import settings
 from tests.tiny_drafters import collator, drafter_of, shared
 from tests.tiny_models import tiny_model, tiny_seq2seq
 from tests.tiny_speech import save_clips, save_whisper
@@ -51,17 +51,9 @@ def audio(tmp_path) -> tuple[LoadedTarget, DataConfig]:
     return target, DataConfig(path=str(save_clips(tmp_path / "clips", 3)))
 
 
-def outputs(audio, out: Path, **settings: object) -> datasets.Dataset:
+def outputs(audio, out: Path) -> datasets.Dataset:
     target, data = audio
-    distill(
-        DistillConfig(
-            target=TargetConfig(path=target.path, device="cpu"),
-            data=data,
-            out=out,
-            sampling={"max_new_tokens": 6},
-            **settings,
-        )
-    )
+    distill(settings(Path(target.path), str(out), data=data, sampling={"max_new_tokens": 6}))
     return load_distilled(out)
 
 

@@ -33,7 +33,7 @@ def settings(pair: Path, **changes) -> CausalDrafterRecipe:
     values = {
         "run": pair / "run",
         "target": {"path": str(pair / "target"), "device": "cpu"},
-        "data": {"path": str(pair / "texts.txt")},
+        "data": {"path": str(pair / "9.txt")},
         "distilled": pair / "distilled",
         "teacher": {"kind": "cached"} | changes,
         "train": {"batch_tokens": 60},

@@ -1,7 +1,7 @@
 """Hand-written reports with several batch sizes."""
 
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import DataFacts, Environment, Report, Run, TargetFacts
+from drafttrain.evaluation.report import DataFacts, Environment, Report, Run, TargetFacts, Tried
 
 ENVIRONMENT = Environment(
     date="2026-11-27T00:00:00+00:00",
@@ -18,6 +18,18 @@ ENVIRONMENT = Environment(
 
 def estimate(value: float) -> Estimate:
     return Estimate(value, 0.9 * value, 1.1 * value)
+
+
+def tried(value: float = 1.0, high: float = 1.1, **changes: object) -> Tried:
+    """Returns a candidate of `tune`. value: its speed relative to the best, at most `high`."""
+    facts = {
+        "tokens_per_second": estimate(100 * value),
+        "against_best": Estimate(value, value - 0.1, high),
+        "discard_rate": 0.1,
+        "verification_rate": 0.5,
+        "stays": True,
+    }
+    return Tried(**facts | changes)
 
 
 def run(name: str, k: int | None = None, **changes: object) -> Run:

@@ -43,11 +43,11 @@ def chain(model: PreTrainedModel, k: int = 3, verifier=MATCH, **facts: object) -
     return Method(drafter, FixedLength(k), verifier, assistant=model, **facts)
 
 
-def rows(texts: Sequence[str]) -> Dataset:
-    """Returns inputs without references."""
-    missing = [None] * len(texts)
-    columns = {"row": range(len(texts)), "source": texts, "reference": missing, "reason": missing}
-    return Dataset.from_dict(columns)
+def rows(texts: Sequence[str], references: Sequence[str | None] | None = None) -> Dataset:
+    """Returns usable inputs, numbered from 10."""
+    count = len(texts)
+    columns = {"row": range(10, 10 + count), "source": texts, "reason": [None] * count}
+    return Dataset.from_dict(columns | {"reference": references or [None] * count})
 
 
 def options(temperature: float = 0.0, max_new_tokens: int = 12, seed: int = 0, **given: object):

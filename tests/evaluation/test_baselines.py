@@ -80,10 +80,10 @@ def test_prompts_that_leave_no_position_are_set_aside_by_number():
     target = loaded(tiny_model("llama"))
     texts = [" ", "w5 w6", " ".join(["w5"] * 65), " ".join(["w5"] * 64)]
     prompts, skipped = read_prompts(target, rows(texts))
-    assert [prompt.row for prompt in prompts] == [1, 3]
+    assert [prompt.row for prompt in prompts] == [11, 13]
     assert [(row.row, row.reason) for row in skipped] == [
-        (0, "empty"),
-        (2, "65 tokens where the target takes 64"),
+        (10, "empty"),
+        (12, "65 tokens where the target takes 64"),
     ]
     assert prompts[0].source.prefix.tolist() == [5, 6]  # no EOS: the model continues the text
     assert target.model.max_new_tokens(prompts[1].source, 100) == 1

@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from datasets import Dataset
 from rich.console import Console
 
 from drafttrain.build.method import Method
@@ -17,23 +16,13 @@ from drafttrain.evaluation.evaluate import Evaluation, evaluate, write_evaluatio
 from drafttrain.evaluation.report import Report, read_report
 from drafttrain.evaluation.tables import main_table, note, parity_lines
 from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
-from tests.evaluation.scripted import chain, loaded, options, plain_tokens
+from tests.evaluation.scripted import chain, loaded, options, plain_tokens, rows
 from tests.tiny_models import tiny_model
 
 LENGTH = 12
 SOURCES = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
+ROWS = rows(SOURCES, ["w3 w4 w5 w6 w7", "w8 w9", None, "w4"])
 OPTIONS = options(max_new_tokens=LENGTH, repeats=2, warmup=1)
-
-
-def rows(references=True):
-    return Dataset.from_dict(
-        {
-            "row": [10, 11, 12, 13],
-            "source": SOURCES,
-            "reference": ["w3 w4 w5 w6 w7", "w8 w9", None, "w4"] if references else [None] * 4,
-            "reason": [None] * 4,
-        }
-    )
 
 
 def script(target, k=4, wrong=0.3):
@@ -50,11 +39,8 @@ def strict(drafter, k=4):
     return Method(drafter, FixedLength(k), GreedyMatch(), {drafter.name: 0.5}, {"k": k})
 
 
-def loose(drafter, beta=20, tau=50.0, k=4):
-    settings = {"k": k, "beta": beta, "tau": tau}
-    return Method(
-        drafter, FixedLength(k), SpecVerification(beta, tau), {drafter.name: 0.5}, settings
-    )
+def loose(drafter):
+    return replace(strict(drafter), verifier=SpecVerification(20, 50.0))
 
 
 def printed(table, width):
@@ -74,7 +60,7 @@ def evaluation(target) -> Evaluation:
     other.name = "worse"
     methods = [strict(drafter), strict(drafter, 2), loose(drafter)]
     methods.append(replace(strict(other, 2), other="bad"))
-    return evaluate(target, methods, rows(), OPTIONS)
+    return evaluate(target, methods, ROWS, OPTIONS)
 
 
 @pytest.fixture
@@ -163,7 +149,7 @@ def test_chats_have_no_bleu_even_where_answers_are_known(target):
     template = "{% for turn in messages %}{{ turn.content }} {% endfor %}"
     target.target.tokenizer.chat_template = template
     settings = options(baselines=("generate",), repeats=1)
-    for data in (rows(), rows(references=False)):
+    for data in (ROWS, rows(SOURCES)):
         data = data.add_column("chat", chats)
         found = evaluate(target, [chain(tiny_model("llama", seed=5), 4)], data, settings).report
         for run in found.runs:
@@ -178,13 +164,13 @@ def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
     drafter, _ = script(target)
     settings = options(1.0, baselines=("generate",), repeats=1)
     method = Method(drafter, FixedLength(4), RejectionSampling())
-    first, second = (evaluate(target, [method], rows(), settings) for _ in range(2))
+    first, second = (evaluate(target, [method], ROWS, settings) for _ in range(2))
     assert first.samples == second.samples
     run = first.report.runs[1]
     assert run.name == "scripted k=4 rejection" and run.lossless
     assert "identical" not in run.metrics and run.parity == []
     assert "mean_acceptance_length" in run.metrics
-    other = evaluate(target, [method], rows(), options(1.0, baselines=(), repeats=1, seed=1))
+    other = evaluate(target, [method], ROWS, options(1.0, baselines=(), repeats=1, seed=1))
     assert other.samples != first.samples
 
 
@@ -201,6 +187,6 @@ def test_inputs_longer_than_the_drafter_takes_are_decoded_plainly_and_counted(ta
     small = CachedModel(target.target.model)
     small.source_limit = 4  # sources have 4, 3, 5 and 2 tokens
     settings = options(max_new_tokens=LENGTH, baselines=(), repeats=1)
-    found = evaluate(target, [strict(CausalDrafter(small))], rows(), settings).report
+    found = evaluate(target, [strict(CausalDrafter(small))], ROWS, settings).report
     assert found.runs[1].totals["too_long"] == 1 and "too_long" not in found.runs[0].totals
     assert "1 input longer than the drafter takes: decoded plainly." in note(found)

@@ -151,7 +151,7 @@ def test_a_difference_has_its_row_position_and_gap():
     wrong = [plain[0], replace(plain[1], tokens=[*before, 5]), *plain[2:]]
     parity = compare_outputs(model, prompts, wrong, plain, 16, "plain")
     first, second = top_two(model, prompts[1].source, before, 16)
-    assert parity.differences == [Difference(row=1, position=position, gap=first - second)]
+    assert parity.differences == [Difference(row=11, position=position, gap=first - second)]
     assert (parity.against, parity.compared, parity.identical) == ("plain", 8, 7)
 
 

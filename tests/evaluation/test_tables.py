@@ -7,9 +7,9 @@ from rich.console import Console
 from drafttrain.build.drafts import shortened
 from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.plots import choose_plot, lines, plot_report, rates_panel
-from drafttrain.evaluation.report import Parity, Report, Rung, Search, Tried
+from drafttrain.evaluation.report import Parity, Report, Rung, Search
 from drafttrain.evaluation.tables import METRICS, WIDE, main_table, parity_lines, winners
-from tests.evaluation.reports import batch_run, batched_report, estimate, run
+from tests.evaluation.reports import batch_run, batched_report, estimate, run, tried
 
 
 @pytest.fixture
@@ -155,13 +155,9 @@ def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
         for h in (0.3, 0.5)
     }
     stops |= {"mine=1": {"stop": {"kind": "entropy", "entropy": 1.0}}, "mine=2": {"stop": {"k": 5}}}
-    tried = Tried(
-        tokens_per_second=estimate(1.0), against_best=estimate(1.0), discard_rate=0.1,
-        verification_rate=0.5, stays=True,
-    )  # fmt: skip
-    candidates = dict.fromkeys(stops, tried)
+    candidates = dict.fromkeys(stops, tried())
     for k, rate in ((1, 0.6), (2, 0.4), (3, 0.5)):
-        candidates[f"k={k}"] = tried.model_copy(update={"verification_rate": rate})
+        candidates[f"k={k}"] = tried(verification_rate=rate)
     rung = Rung(batch_size=1, prompts=1, tokens=1.0, candidates=candidates)
     search = Search(
         drafter="d", candidates=stops, data=report.data, minutes=1.0, rungs=[rung], choices=[],

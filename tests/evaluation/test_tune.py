@@ -9,10 +9,9 @@ from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, StopConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, SPEC_DRAFTER, DrafterKind
 from drafttrain.config.methods import STOPS
-from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import Tried
 from drafttrain.evaluation.tune import FIRST, choose, finalists, halve, search
 from drafttrain.evaluation.tune_plan import MOST, Candidate, Drafting, make_candidates
+from tests.evaluation.reports import tried
 
 
 class Race:
@@ -79,14 +78,6 @@ def test_noise_that_prompts_share_does_not_count():
     assert rungs[-1].candidates["a"].against_best.high < 1.0
     wide = rungs[-1].candidates["a"].tokens_per_second
     assert wide.high > 1.5 * wide.low
-
-
-def tried(value: float, high: float) -> Tried:
-    speed = Estimate(100 * value, 90 * value, 110 * value)
-    return Tried(
-        tokens_per_second=speed, against_best=Estimate(value, value - 0.1, high),
-        discard_rate=0.1, verification_rate=0.5, stays=True,
-    )  # fmt: skip
 
 
 def test_those_beyond_doubt_slower_leave_first():

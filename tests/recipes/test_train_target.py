@@ -11,17 +11,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from recipes.train_target import main
 from tests.commanding import exit_code
 from tests.refusals import LANGUAGE_MODEL
+from tests.tiny_models import BART_SHAPE
 from tests.training.tiny_runs import logged
 
 SHAPES = {
     "marian": {
-        "d_model": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16,
+        name: value for name, value in BART_SHAPE.items() if "coder" in name or name == "d_model"
     },
     "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
 }

@@ -5,10 +5,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from drafttrain.config.commands import CacheConfig, DistillConfig
+from drafttrain.config.commands import CacheConfig
 from drafttrain.data.distill.distill import distill
+from tests.data.distill import tiny_distill
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, save_target
+from tests.tiny_targets import save_target
 
 SAMPLING = {"temperature": 1.0, "top_k": 20, "max_new_tokens": 12}
 
@@ -20,17 +21,8 @@ def make_pair(folder: Path, family: str = "marian", sentences: int = 9) -> Path:
     """Writes the folders target, drafter and distilled (sampled outputs of the target)."""
     target = save_target(tiny_model(family), folder / "target")
     tiny_model(family, seed=9).save_pretrained(folder / "drafter")
-    texts = folder / "texts.txt"
-    texts.write_text("\n".join(random_sentences(sentences)) + "\n")
-    values = {
-        "target": {"path": str(target), "device": "cpu"},
-        "data": {"path": str(texts)},
-        "out": folder / "distilled",
-        "method": "sample",
-        "sampling": SAMPLING,
-        "batch_tokens": 60,
-    }
-    distill(DistillConfig.model_validate(values))
+    sampled = {"method": "sample", "sampling": SAMPLING, "batch_tokens": 60, "shard_rows": 100}
+    distill(tiny_distill.settings(target, "distilled", sentences, **sampled))
     return folder
 
 
