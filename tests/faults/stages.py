@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pyarrow.parquet
 import torch
 import yaml
 
@@ -105,16 +104,6 @@ def content_of(path: Path) -> bytes:
     return json.dumps([json.loads(one, **dateless) for one in documents]).encode()
 
 
-def lost_and_doubled(stage: str, work: Path) -> tuple[int, int]:
-    """Returns the numbers of input rows missing from and repeated in a finished stage."""
-    folder = {"distil": "shards", "train": "run/distilled"}.get(stage)
-    if folder is None:
-        return 0, 0
-    files = sorted((work / folder).glob("shard-*.parquet"))
-    rows = [n for file in files for n in pyarrow.parquet.read_table(file)["row"].to_pylist()]
-    return len(set(range(SENTENCES)) - set(rows)), len(rows) - len(set(rows))
-
-
 def differences(work: Path, whole: Path) -> list[str]:
     """Returns the files that differ between a finished stage and the uninterrupted one, including
     files that only one of them has."""
@@ -137,8 +126,8 @@ def damage(stage: str, work: Path, whole: Path) -> list[str]:
     for name in ("run/start", "run/final"):
         if (work / name).exists() and contents(work, name) != contents(whole, name):
             wrong.append(f"{name} is neither whole nor absent")
-    checks = [partial(check_checkpoint, folder) for folder in checkpoint_folders(work / "run")]
     kind = CacheManifest if stage == "cache" else Manifest
+    checks = [partial(check_checkpoint, folder) for folder in checkpoint_folders(work / "run")]
     checks += [partial(kind.read, path.parent) for path in work.rglob("manifest.json")]
     checks += [partial(content_of, path) for path in work.glob("eval/*.json*")]
     for check in checks:
@@ -155,5 +144,4 @@ def check_checkpoint(folder: Path) -> None:
 
 def newest_step(work: Path) -> int:
     """Returns the step of the newest checkpoint; 0 if there is none."""
-    folders = checkpoint_folders(work / "run")
-    return read_progress(folders[-1]).step if folders else 0
+    return max((read_progress(one).step for one in checkpoint_folders(work / "run")), default=0)
