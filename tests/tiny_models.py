@@ -26,8 +26,7 @@ SPECIAL = {
     "vocab_size": VOCAB,
     "tie_word_embeddings": False,
 }
-BART_SHAPE = SPECIAL | {
-    "bos_token_id": BOS,
+LAYERS = {
     "d_model": 16,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -35,10 +34,10 @@ BART_SHAPE = SPECIAL | {
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 32,
     "decoder_ffn_dim": 32,
-    "max_position_embeddings": 64,
     "init_std": 0.15,
-    "forced_eos_token_id": None,
 }
+BART_SHAPE = SPECIAL | LAYERS
+BART_SHAPE |= {"bos_token_id": BOS, "max_position_embeddings": 64, "forced_eos_token_id": None}
 T5_SHAPE = SPECIAL | {
     "d_model": 16,
     "d_kv": 8,
@@ -54,23 +53,16 @@ START, LANGUAGES, TASKS, NO_TIMESTAMPS = 4, {"<|en|>": 5, "<|de|>": 6, "<|fr|>":
 """Control tokens of the tiny multilingual Whisper; its tasks are `transcribe` and `translate`.
 
 NO_TIMESTAMPS is the last token, because `generate` treats larger ids as timestamps."""
-WHISPER_SHAPE = SPECIAL | {
+WHISPER_SHAPE = SPECIAL | LAYERS
+WHISPER_SHAPE |= {
     "pad_token_id": EOS,
     "bos_token_id": EOS,
     "decoder_start_token_id": START,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
     "num_mel_bins": MEL_BINS,
     "max_source_positions": FRAMES // 2,
     "max_target_positions": 64,
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
-    "init_std": 0.15,
 }
 MULTILINGUAL = {
     "is_multilingual": True,

@@ -1,6 +1,7 @@
 """Tests on a GPU: compiled calls in CUDA graphs, half precision, batches, memory."""
 
 import gc
+from functools import partial
 
 import pytest
 import torch
@@ -12,13 +13,10 @@ from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import CompiledBody
 from drafttrain.decoding.engine.probe import reference_logits
-from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness
-from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import Proposal, Sampling, Source
-from drafttrain.decoding.verifiers import GreedyMatch
-from tests.decoding.decoded import sources_for
+from drafttrain.decoding.types import Proposal, Source
+from tests.decoding.decoded import decoder_of, sources_for, tokens_of
 from tests.decoding.engine.fresh import sources_of
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import tiny_model
@@ -43,15 +41,9 @@ def compiled(target: CachedModel) -> CompiledBody:
 def decoded(
     target: CachedModel, drafter: Drafter, sources: list[Source], batch_size: int
 ) -> list[list[int]]:
-    decoder = Decoder(
-        target,
-        drafter,
-        FixedLength(4),
-        GreedyMatch(),
-        Sampling(),
-        lambda row: sequence_randomness(0, row, target.device),
-    )
-    return [output.tokens for output in decoder.decode_all(sources, 12, batch_size)]
+    own = partial(sequence_randomness, 0, device=target.device)
+    decoder = decoder_of(target, drafter, 4, randomness=own)
+    return tokens_of(decoder.decode_all(sources, 12, batch_size))
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from transformers import (
-    BertConfig,
-    BertLMHeadModel,
     FalconH1Config,
     FSMTConfig,
     FSMTForConditionalGeneration,
@@ -86,17 +84,6 @@ def test_models_that_answer_otherwise_with_a_cache_are_detected():
     torch.manual_seed(0)
     model = FSMTForConditionalGeneration(FSMTConfig(**shape)).eval()
     with pytest.raises(ValueError, match="'fsmt' model .*: its logits depend"):
-        CachedModel(model)
-
-
-def test_models_that_look_ahead_are_detected():
-    """BERT's language model attends in both directions unless it is configured as a decoder."""
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    shape |= {"vocab_size": VOCAB, "intermediate_size": 32, "max_position_embeddings": 64}
-    shape |= {"initializer_range": 0.5}
-    torch.manual_seed(0)
-    model = BertLMHeadModel(BertConfig(**shape)).eval()
-    with pytest.raises(ValueError, match="'bert' model cannot be decoded speculatively"):
         CachedModel(model)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
-from tests.decoding.engine.fresh import PATHS, close_caches, fresh, last_hidden, precision_of
+from tests.decoding.engine.fresh import PATHS, close_caches, fresh, last_hidden
 from tests.tiny_families import any_family
 from tests.tiny_models import CAUSAL_FAMILIES, VOCAB, tiny_model, tiny_source
 
@@ -53,20 +53,6 @@ def test_only_tokens_missing_from_the_cache_are_computed(monkeypatch):
     cached.extend_chains([(state, torch.tensor([3, 4]))])
     assert computed == [3, 2, 1, 2, 1, 2]
     assert state.tokens == [5, 9, 3, 4]
-
-
-def test_long_extensions_of_a_cache_attend_to_all_of_it_and_nothing_ahead():
-    """More tokens than the mask buffer has rows, after more columns than it had at first."""
-    for attention in ("sdpa", "eager"):
-        model = tiny_model("qwen2", max_position_embeddings=400)
-        model.set_attn_implementation(attention)
-        cached, source = CachedModel(model), tiny_source([5, 9, 17], model)
-        path = torch.randint(4, VOCAB, (330,), generator=torch.Generator().manual_seed(0)).tolist()
-        state = cached.encode(source)
-        for length in (3, 10, 150, 153, 160, 320, 330):
-            score = cached.extend_cache(state, torch.tensor(path[:length]))
-            expected = fresh(model, source, path[:length]).logits[0, -1]
-            close(score.logits[-1], expected, precision_of(model))
 
 
 @pytest.mark.parametrize("family", [*CAUSAL_FAMILIES, "GPTJ"])
