@@ -119,7 +119,7 @@ class DrafterConfig(Config):
     bidirectional (the paper): prefix and masks see each other; every round recomputes both."""
     initialise: Literal["none", "encoder", "both"] = "both"
     """Parts that are initialised from the target's weights."""
-    overrides: dict[str, Any] = {}
+    overrides: Annotated[dict[str, Any], CountsFor("initialise=none")] = {}
     """Fields of the model configuration that differ from the target's, such as {d_model: 1024}.
     Needs initialise=none."""
     output_tokens: Count | Literal["used"] | None = None

@@ -61,18 +61,6 @@ def draw_head(axis: Axes, title: str, columns: int) -> None:
     )  # fmt: skip
 
 
-def tidy(axis: Axes) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color="#EBEBEB", linewidth=0.8)
-    axis.set_axisbelow(True)
-
-
-def as_png(figure: Figure) -> bytes:
-    drawn = BytesIO()
-    figure.savefig(drawn, format="png")
-    return drawn.getvalue()
-
-
 class Curve(NamedTuple):
     """The points of one method, joined in the order of x."""
 
@@ -112,10 +100,14 @@ def plot_report(report: Report) -> bytes:
             figure.set_figheight(11)
             reliability_panel(axes[1], report.search)
     for axis in figure.axes:
-        tidy(axis)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color="#EBEBEB", linewidth=0.8)
+        axis.set_axisbelow(True)
     lines_below = (fill(hide_folders(line), 130) for line in heading(report))
     figure.supxlabel("\n".join(lines_below), fontsize=8, color="#666666")
-    return as_png(figure)
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()
 
 
 def choose_plot(report: Report) -> Plot:

@@ -16,7 +16,7 @@ from drafttrain.data.inputs.chats import CHAT, Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, clip_source
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import REASON, describe_inputs, usable
-from drafttrain.data.inputs.tokens import say_skipped, tokenize_prompts
+from drafttrain.data.inputs.tokens import say_reasons, tokenize_prompts
 from drafttrain.data.shards.outputs import input_keys
 from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -107,7 +107,9 @@ def usable_tokens(
         )
     if rows.info.description:
         say(describe_inputs(rows))
-    say_skipped(skipped, len(tokens))
+    if skipped:
+        say(f"{len(skipped)} of {len(tokens)} rows are skipped:")
+        say_reasons(skipped)
     return tokens
 
 

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from drafttrain.config.base import ConfigError
-from drafttrain.models.weight_files import check_finite, read_weights
+from drafttrain.models.weight_files import check_finite, first_line, read_weights
 
 
 def lacks_embeddings(config: PretrainedConfig) -> bool:
@@ -94,10 +94,9 @@ def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> N
         if tied:
             drafter.get_output_embeddings().weight = drafter.get_input_embeddings().weight
     except (OSError, KeyError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(
             f"{name} shares the embeddings of target {target.get('path')!r}, which cannot be read "
-            f"({reason}); give the target, or correct target.path in its config.json"
+            f"({first_line(error)}); give the target, or correct target.path in its config.json"
         ) from None
 
 

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from drafttrain.data.shards.writing import UNFINISHED, whole_folder
+from drafttrain.models.weight_files import first_line
 
 WEIGHTS = "weights.safetensors"
 PROGRESS = "progress.json"
@@ -149,8 +150,7 @@ def load_checkpoint(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _broken(folder, f"cannot be read as plain numbers ({reason})") from error
+        raise _broken(folder, f"cannot be read as plain numbers ({first_line(error)})") from error
     return progress
 
 

@@ -124,13 +124,6 @@ def _render(tokenizer: PreTrainedTokenizerBase, chat: str) -> str | Refused:
         return Refused(f"the chat template refuses it ({type(error).__name__}: {error})")
 
 
-def say_skipped(skipped: Mapping[int, str], rows: int) -> None:
-    """Prints the number of skipped rows and the reason of each, as `say_reasons` does."""
-    if skipped:
-        say(f"{len(skipped)} of {rows} rows are skipped:")
-        say_reasons(skipped)
-
-
 def say_reasons(reasons: Mapping[int, str]) -> None:
     """Prints one line per row with its reason, for at most ROWS_NAMED rows."""
     for row, reason in [*reasons.items()][:ROWS_NAMED]:

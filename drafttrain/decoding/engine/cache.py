@@ -231,11 +231,6 @@ class CacheRow:
     def __init__(self, cache: ColumnCache, number: int) -> None:
         self.cache, self.number = cache, number
 
-    @property
-    def knows_source(self) -> bool:
-        """Whether its cross-attention keys and values are cached."""
-        return self.number in self.cache.source_lengths
-
     def move(self, first: int, columns: Sequence[int]) -> None:
         """Copies these columns to consecutive ones from `first` on."""
         last = first + len(columns)

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 from drafttrain.decoding.engine.cache import ColumnCache
 from drafttrain.decoding.engine.forward import BatchOutput, Body, ForwardBatch, version_of
 from drafttrain.decoding.engine.requests import ForwardRequest
+from drafttrain.models.weight_files import first_line
 
 TOKENS = (1, 4, 8, 16, 32)
 """Buckets of new tokens per sequence; longer calls run uncompiled."""
@@ -162,7 +163,8 @@ class Graphs:
                     compiled(**arguments)
         except Exception as error:  # torch.compile and C++ compilers may raise anything
             self.failed = True
-            say(f"calls run uncompiled from here on: {first_line(error)}")
+            inner = getattr(error, "inner_exception", error)
+            say(f"calls run uncompiled from here on: {first_line(inner)}")
             return step
         self.compilations += 1
         gc.collect()  # tracing leaves reference cycles, which would keep cache rows in use
@@ -280,9 +282,3 @@ def _compiled(step: Step, device: torch.device) -> Step:
 def say(message: str) -> None:
     """Prints a status line to stderr."""
     print(f"compile: {message}", file=sys.stderr, flush=True)
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error, unwrapped from that of torch's compiler."""
-    inner = getattr(error, "inner_exception", error)
-    return (str(inner).strip() or type(inner).__name__).splitlines()[0]

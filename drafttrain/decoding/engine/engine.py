@@ -103,7 +103,8 @@ class Engine:
 
     def _is_first(self, state: SequenceState) -> bool:
         """Whether the next call computes the cross-attention of the state's source."""
-        return self.body.cross_attends and not state.columns.knows_source
+        known = self.cache.source_lengths
+        return self.body.cross_attends and state.columns.number not in known
 
     def _forward_group(
         self, requests: Sequence[ForwardRequest], layers: Sequence[int]

@@ -142,13 +142,7 @@ def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
 
 
 def _override(config: PretrainedConfig, settings: DrafterConfig) -> None:
-    """Applies `drafter.overrides`. Raises ConfigError for unknown fields or copied weights."""
-    if settings.overrides and settings.initialise != "none":
-        raise ConfigError(
-            f"drafter.overrides = {settings.overrides} makes a model of other sizes than the "
-            f"target's, but drafter.initialise = {settings.initialise!r} copies its weights; give "
-            "drafter.initialise=none"
-        )
+    """Applies `drafter.overrides`. Raises ConfigError for unknown fields."""
     for name, value in settings.overrides.items():
         if not hasattr(config, name):
             raise ConfigError(
