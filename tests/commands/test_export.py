@@ -37,16 +37,17 @@ def report(tmp_path) -> Path:
 def test_a_drafter_with_head_and_report_is_exported(capsys, tmp_path, drafter, report):
     head = save_head(tmp_path / "head", noisy_copy("llama"))
     out = tmp_path / "out"
-    given = ("--drafter", drafter, "--head", head, "--report", report, "--out", out)
-    assert ended("export", *given) == 0
+    target = save_target(tiny_model("llama").float(), tmp_path / "target")
+    given = ("--drafter", drafter, "--head", head, "--report", report, "--target", target)
+    assert ended("export", *given, "--out", out) == 0
     output = capsys.readouterr().out
     assert "reloaded in a new process, every part equal to the original" in output
+    assert "the target's output unchanged for 20 inputs" in output
     assert "h = 0.7" in output
     card = (out / "README.md").read_text()
     assert "1.50× (1.40–1.60×) |" in card
     assert "drafttrain eval --drafter tiny" in card and "1 thread," in card
     assert "40 prompts of `test.jsonl`" in card
-    assert "speculative decoding of `org/tiny-target`" in card
 
 
 @pytest.fixture
@@ -80,11 +81,13 @@ def test_a_run_is_exported_with_its_report_plot_data_and_target(
 
 
 def test_a_name_on_the_hub_is_that_of_card_and_code(capsys, tmp_path, drafter):
-    settings = ExportConfig(drafter=str(drafter), out=tmp_path / "out", hub="user/mine")
+    head = save_head(tmp_path / "head", noisy_copy("llama"))
+    settings = ExportConfig(drafter=str(drafter), head=head, out=tmp_path / "out", hub="user/mine")
     export(settings, reload=compare)
     assert f"hf upload user/mine {tmp_path / 'out'}" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'custom_generate="user/mine"' in card
+    assert "speculative decoding of `org/tiny-target`" in card  # the head's
 
 
 def test_the_draft_length_is_that_of_the_policy_next_to_the_drafter_else_a_short_one(

@@ -22,8 +22,6 @@ from drafttrain.export.verify import (
     Check,
     compare,
     gap_at_difference,
-    in_fresh_process,
-    load_written,
     same_numbers,
     verify,
 )
@@ -43,7 +41,7 @@ from tests.export.pairs import (
     save_spec_drafter,
 )
 from tests.tiny_models import tiny_model
-from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
+from tests.tiny_targets import save_target, tiny_tokenizer
 
 PROMPT = torch.tensor([[3, 9, 14, 22]])
 
@@ -389,14 +387,3 @@ def test_the_gap_is_taken_where_outputs_part():
     other[0] += 1
     assert gap_at_difference(plain, other) == math.inf
     assert gap_at_difference(plain, plain.sequences[0][:4]) == math.inf
-
-
-def test_a_fresh_process_decodes_with_the_export_as_plain_decoding_does(tmp_path):
-    model = tiny_model("marian").float()
-    target = save_target(model, tmp_path / "target")
-    drafter = save_spec_drafter(tmp_path / "drafter", model, target)
-    out = export_to(tmp_path / "export", drafter=str(drafter))
-    inputs = [tiny_tokenizer()(sentence).input_ids[:-1] for sentence in random_sentences(6)]
-    check = Check(inputs, TargetConfig(path=str(target)))
-    found = verify(out, load_written(out), check, in_fresh_process)
-    assert (found.drafted, found.decoded, found.ties) == (6, 6, 0)

@@ -1,6 +1,7 @@
 """custom_generate: the tokens of `generate`, from a folder with drafter, head and policy."""
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -157,23 +158,14 @@ def test_sampling_follows_torchs_seed(assistant):
 
 
 def test_a_streamer_gets_the_prompt_and_every_token_once(assistant):
-    class Collector(BaseStreamer):
-        def __init__(self) -> None:
-            self.seen: list[int] = []
-            self.ended = False
-
-        def put(self, value: torch.Tensor) -> None:
-            self.seen.extend(value.flatten().tolist())
-
-        def end(self) -> None:
-            self.ended = True
-
-    streamer, target = Collector(), tiny_model("llama")
+    streamer, target = mock.Mock(spec=BaseStreamer), tiny_model("llama")
     wanted = {"streamer": streamer, "return_dict_in_generate": True, "assistant_model": assistant}
     output = generate(target, **ONE, **GREEDY, **wanted)
     assert isinstance(output, GenerateDecoderOnlyOutput)
     assert torch.equal(output.sequences, target.generate(**ONE, **GREEDY))
-    assert streamer.seen == output.sequences[0].tolist() and streamer.ended
+    given = [call.args[0].flatten() for call in streamer.put.call_args_list]
+    assert torch.equal(torch.cat(given), output.sequences[0])
+    streamer.end.assert_called_once()
 
 
 def test_a_pair_is_wrapped_once_until_something_changes(assistant):
