@@ -45,7 +45,7 @@ def test_tables_of_a_type_that_numpy_does_not_know_score_alike():
     found = []
     for tables in ((rows.float(), features.float()), (rows, features)):
         correction = PreviousTokenCorrection(lambda hidden: 2 * hidden, *tables)
-        likely = LikelyTokens(states, logits, (20, (0.7, 1.0)), correction)
+        likely = LikelyTokens(states, logits, (20, 0.7), correction)
         above = likely.tokens[0, [7, 0, 3]].tolist()
         found.append([likely.after(0, [5]), likely.after(1, above), likely.after(2, [above[0]])])
         found[-1].append((correction.chains([(states, logits, 5)])[0].numpy(), 0.0))
