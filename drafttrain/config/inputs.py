@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
 
 from drafttrain.config.base import Config, CountOrZero, Precision
 
@@ -12,6 +12,8 @@ RECORDED = ("path", "revision", "language", "task", "source_language", "target_l
 """Target settings that are recorded in a drafter's config.json: the model and its languages."""
 STDIN = "-"
 """The `data.path` that stands for the lines of standard input."""
+Affix = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+"""Text that may be empty: `prefix=` on a command line is read as null."""
 
 
 class TargetConfig(Config):
@@ -71,9 +73,9 @@ class DataConfig(Config):
     """Column of the references. Default: the column named reference, target, response, summary or
     canonical_solution; for chats the last assistant turn; for speech also text, sentence,
     transcription or transcript."""
-    prefix: str = ""
+    prefix: Affix = ""
     """Text put before every input (T5: "translate English to German: ")."""
-    suffix: str = ""
+    suffix: Affix = ""
     """Text put after every input ("\\nAnswer:")."""
     chat: bool = False
     """Format every text as a user message with the tokenizer's chat template (decoder-only

@@ -40,6 +40,7 @@ def test_overrides_take_lists_booleans_and_null():
     assert settings.adam_betas == (0.9, 0.98)
     assert settings.clip is None
     assert load_settings(TrainConfig, overrides=["max_steps="]).max_steps is None
+    assert load_settings(DataConfig, None, ["path=x", "prefix=", 'suffix="b: "']).prefix == ""
     assert load_settings(TargetConfig, None, ["path=x", "trust_remote_code=on"]).trust_remote_code
 
 
