@@ -64,7 +64,7 @@ CHAINS = {"tree": {}}
         (CHOSEN, SAMPLED | REJECTION, {}, REJECTION),
         # a lossy one, chosen for greedy decoding, wherever it fits and no other is set
         (LENIENT, {}, {}, {"verifier": LOSSY}),
-        (LENIENT, OPT_TREE, {}, {"verifier": LOSSY}),
+        (LENIENT, OPT_TREE, {}, {"verifier": {}}),  # for chains only
         (LENIENT, SAMPLED, {}, {"verifier": {}}),
         (LENIENT, MATCH, {}, MATCH),
         # the faster tree or cascade, unless chains or other drafts are set
