@@ -51,12 +51,6 @@ def test_greedy_match_replaces_the_first_mismatch_by_the_arg_max():
     assert outcome(verify(GreedyMatch(), [1, 1])) == ([], 0)  # later matches do not count
 
 
-def test_every_rule_takes_an_empty_draft():
-    for verifier in (GreedyMatch(), SpecVerification(3, 1.0), RejectionSampling()):
-        verdict = verifier.verify(Proposal.empty(), LOGITS[:1], GREEDY, NO_CHANCE)
-        assert outcome(verdict) == ([], 0)
-
-
 def test_spec_verification_needs_rank_and_gap():
     assert outcome(verify(SpecVerification(2, 1.0), [1, 2])) == ([0, 1], 2)
     assert outcome(verify(SpecVerification(1, 1.0), [1, 2])) == ([], 0)  # rank 2 > beta

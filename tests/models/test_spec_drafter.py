@@ -137,19 +137,6 @@ def test_bidirectional_prefix_sees_the_block_and_nothing_after_the_prefix():
         assert visible[row].tolist() == [1, 1, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("slots", ["anchored", "paper"])
-def test_a_block_among_many_equals_the_block_alone(slots):
-    drafter = tiny_drafter("t5", slots=slots)
-    ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
-    together = block_after(drafter, targets, 0, 2, 5)
-    with torch.no_grad():
-        hidden = together.of_blocks(read(drafter, ids, None, together.rows))
-        for i, prefix in enumerate((0, 2, 5)):
-            alone = block_after(drafter, targets, prefix)
-            one = alone.of_blocks(read(drafter, ids, None, alone.rows))
-            assert (hidden[:, i] - one[:, 0]).abs().max() < 1e-5
-
-
 def test_one_slot_after_a_kept_prefix_is_read_as_with_it():
     """LED ignores the mask of a single token, which here hides the tokens after the prefix."""
     drafter = drafter_of(tiny_seq2seq("led"), k=2)
@@ -163,20 +150,6 @@ def test_one_slot_after_a_kept_prefix_is_read_as_with_it():
             reader(layout.rows.part(layout.prefix_rows), encoded, prefix).hidden,
             together[:, layout.prefix_rows :],
         )
-
-
-def test_padding_changes_nothing():
-    drafter = tiny_drafter("bart")
-    ids, targets = torch.randint(4, VOCAB, (2, 5)), torch.randint(4, VOCAB, (2, 6))
-    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    lengths, prefixes = torch.tensor([3, 6]), torch.tensor([[1, -1], [2, 4]])
-    start = drafter.config.decoder_start_token_id
-    layout = lay_out(targets, lengths, prefixes, drafter.shape, 4, start)
-    alone = block_after(drafter, targets[:1, :3], 1)
-    with torch.no_grad():
-        padded = layout.of_blocks(read(drafter, ids, mask, layout.rows))[0, 0]
-        bare = alone.of_blocks(read(drafter, ids[:1, :3], None, alone.rows))[0, 0]
-    assert (padded - bare).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
