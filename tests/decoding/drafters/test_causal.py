@@ -31,7 +31,7 @@ from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, generate, sources_for
 from tests.decoding.drafters.watched import Watched
-from tests.decoding.engine.fresh import fresh, keys_values, last_hidden
+from tests.decoding.engine.fresh import close_caches, fresh, last_hidden
 from tests.decoding.methods import with_rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
@@ -91,34 +91,19 @@ def check_states(
 ) -> None:
     """The session's cache and the hidden states that the policy is shown before each token equal
     those of one prefill of the whole path."""
-    model = session.model
-    fresh = model.encode(source)
-    score = model.extend_cache(fresh, torch.tensor(path))
-    for layer in range(len(model.engine.cache.self_attention.layers)):
-        for seen, wanted in zip(
-            keys_values(session.sequence.state, layer), keys_values(fresh, layer), strict=True
-        ):
-            close(seen, wanted, 1e-9)
-    drafted = proposal.tokens
+    output = fresh(session.model.model, source, path)
+    close_caches(session.sequence.state, output.past_key_values, 1e-9)
     late = 1 if stop.state_kind == "token" else 0  # the last token has no state yet
     known = [0 if stop.state_kind is None else max(0, n - late) for n in range(len(shown))]
     assert [len(states) for states in shown] == known
+    hidden, drafted = last_hidden(output), proposal.tokens
     if stop.state_kind == "drawn":
-        with torch.no_grad():
-            hidden, logits = rows_before(model, source, path, len(drafted))
-        expected = drawn_states(hidden, logits, drafted)
+        rows = hidden[-len(drafted) :], output.logits[0, -len(drafted) :]
+        expected = drawn_states(*rows, drafted)
     else:
-        expected = score.hidden[len(score.hidden) - len(drafted) + 1 :]
+        expected = hidden[len(hidden) - len(drafted) + 1 :]
     for states in filter(None, shown):
         close(torch.stack(states), expected[: len(states)], 1e-9)
-
-
-def rows_before(
-    model: CachedModel, source: Source, path: list[int], drafted: int
-) -> tuple[Tensor, Tensor]:
-    """Returns the hidden states and logits that draft tokens come from, without a cache."""
-    output = fresh(model.model, source, path)
-    return last_hidden(output)[-drafted:], output.logits[0, -drafted:]
 
 
 def decode(model, drafter, stop, sources) -> list[Output]:
@@ -217,8 +202,7 @@ def test_stop_policies_do_not_see_undrafted_tokens(sampling):
         assert largest_probability(row) == pytest.approx(largest_probability(drafted))
         assert entropy(row) == pytest.approx(entropy(drafted))
     path = source.prefix.tolist() + proposal.tokens.tolist()[:-1]
-    with torch.no_grad():
-        hidden, _ = rows_before(drafter.model, source, path, len(whole))
+    hidden = last_hidden(fresh(drafter.model.model, source, path))[-len(whole) :]
     expected = drawn_states(hidden, whole, proposal.tokens)
     close(torch.stack(states), expected[:3], 1e-6)
 
