@@ -1,5 +1,6 @@
 """The decoding loop: the tokens of plain decoding and `generate`, and correct ends."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,7 @@ from drafttrain.decoding.types import Output, Proposal
 from tests.decoding.decoded import GREEDY, decoder_of, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import ScriptedDrafter, half_right
 from tests.decoding.engine.fresh import close_caches, fresh
-from tests.decoding.toys import ToyTarget, toy_source
+from tests.decoding.toys import ScriptedRows, ToyTarget, toy_source
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, near_copy, tiny_model
 
 
@@ -109,26 +110,16 @@ def test_caches_have_only_committed_tokens(target, drafter):
     assert 0 in accepted and (target != drafter or 3 in accepted)
 
 
-class Scripted(ToyTarget):
-    """A toy target with a given greedy path."""
-
-    def __init__(self, path: list[int], eos_ids: set[int]) -> None:
-        super().__init__(0, vocabulary=6)
-        self.eos_ids = frozenset(eos_ids)
-        self.table = ScriptedRows(path)
-
-
-class ScriptedRows:
-    def __init__(self, path: list[int]) -> None:
-        self._path = path
-
-    def __getitem__(self, tokens: list[int]) -> torch.Tensor:
-        return torch.eye(6)[self._path[min(len(tokens), len(self._path)) - 1]]
+def scripted_target(path: list[int], eos_ids: Iterable[int] = (EOS,)) -> ToyTarget:
+    """Returns a toy target with a given greedy path."""
+    target = ToyTarget(0, vocabulary=6)
+    target.eos_ids, target.table = frozenset(eos_ids), ScriptedRows(path, 6)
+    return target
 
 
 def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=20) -> Output:
     drafter = half_right([toy_source()], [draft], k, wrong=0.0)
-    decoder = decoder_of(Scripted(path, set(eos_ids)), drafter, k)
+    decoder = decoder_of(scripted_target(path, eos_ids), drafter, k)
     [output] = decoder.decode_all([toy_source()], longest)
     return output
 
@@ -175,7 +166,7 @@ def test_a_drafter_that_ignores_the_stop_policy_is_refused():
             return Proposal.chain(torch.tensor([2, 3, 4]))
 
     with pytest.raises(ValueError, match="proposed 3 tokens in a row, but the limit was 2"):
-        decoder_of(Scripted([2, 3, 4], {EOS}), Ignores({}), 3).decode_all([toy_source()], 3)
+        decoder_of(scripted_target([2, 3, 4]), Ignores({}), 3).decode_all([toy_source()], 3)
 
 
 def test_processors_are_made_once_for_all_that_is_decoded(monkeypatch):

@@ -24,7 +24,7 @@ from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.decoding.decoded import decoder_of, drawn
 from tests.decoding.drafters.toy_blocks import toy_drafter
-from tests.decoding.toys import EOS, ToyModel, ToyTarget, toy_prompt, toy_source
+from tests.decoding.toys import EOS, ScriptedRows, ToyModel, ToyTarget, toy_prompt, toy_source
 
 ACCEPTANCE = {1: 1.0, 2: 0.9, 3: 0.5, 4: 1.0}
 """Acceptance probability of each token of the pair below, after any prefix."""
@@ -48,16 +48,6 @@ class SameRow:
         return self._row
 
 
-class Scripted:
-    """Rows whose arg-max is scripted by the length of the path."""
-
-    def __init__(self, tokens: Sequence[int], start: int = 1) -> None:
-        self._tokens, self._start = tokens, start
-
-    def __getitem__(self, path: Sequence[int]) -> Tensor:
-        return 3.0 * torch.eye(5)[self._tokens[len(path) - self._start]]
-
-
 def knowing_head(acceptance: dict[int, float] = ACCEPTANCE) -> AcceptanceHead:
     """Returns a head that computes the token's true acceptance from its hidden state."""
     head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=5, depth=0))
@@ -69,7 +59,7 @@ def knowing_head(acceptance: dict[int, float] = ACCEPTANCE) -> AcceptanceHead:
 
 def scripted_drafter(tokens: Sequence[int]) -> CausalDrafter:
     model = ToyModel(0)
-    model.table, model.hidden = Scripted(tokens), OneHot()
+    model.table, model.hidden = ScriptedRows(tokens, 5), OneHot()
     return CausalDrafter(model)
 
 

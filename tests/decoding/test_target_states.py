@@ -10,22 +10,22 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.types import Proposal
+from drafttrain.decoding.types import Proposal, Source
 from tests.decoding.decoded import generate, run, sources_for
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.drafts import half_right
 from tests.decoding.engine.fresh import fresh
 from tests.tiny_models import near_copy, tiny_model
 
-Seen = list[tuple[list[int], TargetState | None]]
-"""The tokens and target state of every call of `propose`."""
+Seen = list[tuple[Source, list[int], TargetState | None]]
+"""The source, tokens and target state of every call of `propose`."""
 
 
 def noting(drafter: Drafter, requires: TargetRequirements, seen: Seen) -> Watched:
     """Wraps a drafter with these requirements; records its inputs in `seen`."""
 
     def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
-        seen.append((tokens.tolist(), target_state))
+        seen.append((source, tokens.tolist(), target_state))
         return (yield from as_steps(session.propose(tokens, target_state, stop)))
 
     watched = Watched(drafter, watch)
@@ -44,10 +44,10 @@ def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, 
         drafter = TreeDrafter(small, Optimal(8))
     requires = TargetRequirements(layers=(0, -1))
     run(model, [source], noting(drafter, requires, seen := []))
-    (first, nothing), *later = seen
+    (_, first, nothing), *later = seen
     assert nothing is None
     known = 0  # rows that the drafter has received
-    for tokens, state in later:
+    for _, tokens, state in later:
         assert state.committed == len(tokens)
         output = fresh(model, source, tokens[:-1])
         states = output.get("decoder_hidden_states") or output.hidden_states
@@ -63,24 +63,17 @@ def test_states_that_no_drafter_reads_are_not_kept():
     sources = sources_for(model)[:1]
     drafter = half_right(sources, generate(model, sources, 24))
     run(model, sources, noting(drafter, TargetRequirements(), seen := []))
-    assert all(state.hidden == {} for _, state in seen[1:])
+    assert all(state.hidden == {} for *_, state in seen[1:])
 
 
 @pytest.mark.parametrize("requests", [True, False])
 def test_sources_keep_encoder_states_for_drafters_that_read_them(requests):
     model = tiny_model("bart")
     sources = sources_for(model)[:2]
-    opened = []
-
-    def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
-        opened.append(source)
-        return (yield from as_steps(session.propose(tokens, target_state, stop)))
-
-    watched = Watched(half_right(sources, generate(model, sources, 24)), watch)
-    watched.requires = TargetRequirements(encoder=requests)
-    run(model, sources, watched)
-    assert len(opened) > 2
-    for source in opened:
+    drafter = half_right(sources, generate(model, sources, 24))
+    run(model, sources, noting(drafter, TargetRequirements(encoder=requests), seen := []))
+    assert len(seen) > 2
+    for source, *_ in seen:
         if not requests:
             assert source.encoded is None
             continue

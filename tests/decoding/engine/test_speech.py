@@ -86,35 +86,24 @@ STARTS = {
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_the_decoder_starts_as_in_generate(name):
+def test_decoding_starts_and_goes_on_as_generate_does(name):
     settings, expected = STARTS[name]
     model = whisper(**settings)
     assert read_start(model) == [OPEN if token is None else token for token in expected]
-    target, sources = CachedModel(model), clips(model)
-    chosen = set()
-    for source, state in zip(sources, target.encode_all(sources), strict=True):
+    sources, chosen = clips(model), set()
+    for state in CachedModel(model).encode_all(sources):
         prefix = state.source.prefix.tolist()
-        [theirs] = model._retrieve_init_tokens(
-            source.inputs["input_features"][None], 1, model.generation_config, model.config, 24, {}
-        ).tolist()
-        assert prefix == theirs
         assert [b if a is None else a for a, b in zip(expected, prefix, strict=True)] == prefix
         chosen.add(prefix[1])
     if None in expected:
         assert chosen <= set(LANGUAGES.values()) and len(chosen) > 1  # depends on clip
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_every_start_decodes_as_generate_does(name):
-    model = whisper(**STARTS[name][0])
-    sources = clips(model)
-    expected = generate(model, sources, 20)
+    found = generate(model, sources, 20)
     causal = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
     levels = cascade([Level("one", causal), Level("max-gram", MaxGramDrafter())], [[2, 3], [4]])
     rounds = []
     for drafter in (NoDrafter(), levels, TreeDrafter(causal, OPTIMAL)):
         outputs = run(model, sources, drafter, 20, batch_size=3)
-        assert tokens_of(outputs) == expected
+        assert tokens_of(outputs) == found
         rounds.append(sum(len(output.rounds) for output in outputs))
     plain, *_, tree = rounds
     assert tree < 0.7 * plain  # drafts were accepted
