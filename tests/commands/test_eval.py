@@ -59,10 +59,8 @@ def test_a_larger_report_is_not_replaced(inside, capsys):
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
 def test_an_interrupted_evaluation_writes_a_partial_report(inside, capsys, mode):
     """Ctrl-C during the second input; an existing larger report is not replaced."""
-    steps = {
-        "decode": (runner, "_timed", 5),
-        "teacher-forced": (teacher_forced, "count_accepted", 4),
-    }
+    steps = {"decode": (runner, "_timed", 5)}
+    steps["teacher-forced"] = (teacher_forced, "count_accepted", 4)
 
     def interrupted() -> int:
         module, name, call = steps[mode]

@@ -152,10 +152,8 @@ def test_an_unknown_name_in_a_group_is_shown_as_the_user_wrote_it():
 
 
 def test_settings_survive_dump_and_load(tmp_path):
-    recipe = load_settings(
-        SpecDrafterRecipe,
-        overrides=["run=checkpoints/r", "target.path=t", "data.path=d", "train.clip=null"],
-    )
+    given = ["run=checkpoints/r", "target.path=t", "data.path=d", "train.clip=null"]
+    recipe = load_settings(SpecDrafterRecipe, None, given)
     file = yaml_file(tmp_path, dump_settings(recipe))
     assert load_settings(SpecDrafterRecipe, file) == recipe
 

@@ -137,14 +137,8 @@ def test_first_difference_is_the_first_unequal_token_or_the_shorter_length():
 
 
 def drafted_by_two(accepted: int, base: Calls, copied: Calls) -> Round:
-    return Round(
-        0,
-        [5, 6],
-        range(accepted),
-        [5, 6, 7][: accepted + 1],
-        passes=base.count,
-        calls={"base": base, "max-gram": copied},
-    )
+    emitted, calls = [5, 6, 7][: accepted + 1], {"base": base, "max-gram": copied}
+    return Round(0, [5, 6], range(accepted), emitted, passes=base.count, calls=calls)
 
 
 def test_standardised_walltime_improvement_counts_the_calls_of_each_drafter():

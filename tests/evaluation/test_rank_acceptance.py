@@ -66,9 +66,7 @@ def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
 def test_outputs_too_short_for_a_draft_are_refused():
     model = tiny_model("llama")
     target = CachedModel(model)
-    prompt, sampling = (
-        Prompt(0, "", None, make_source([5], model)),
-        SamplingConfig(max_new_tokens=1),
-    )
+    prompt = Prompt(0, "", None, make_source([5], model))
+    sampling = SamplingConfig(max_new_tokens=1)
     with pytest.raises(ValueError, match="no round drafted anything; give longer outputs"):
         measure_acceptance_by_rank(target, CausalDrafter(target), sampling, [prompt])

@@ -67,12 +67,9 @@ def test_the_fastest_at_each_batch_size_may_be_another(report):
 
 def test_sizes_of_trees_settings_of_rules_and_lossy_marks_are_columns(report):
     tree = method("opt-tree(16) greedy", 1.2, method="opt-tree", sizes={"depth": 5, "nodes": 16})
-    lossy = method(
-        "causal k=5 spec-verification(3,1.0)",
-        1.4,
-        settings={"k": 5.0, "beta": 3.0, "tau": 1.0},
-        lossless=False,
-    )
+    settings = {"k": 5.0, "beta": 3.0, "tau": 1.0}
+    name = "causal k=5 spec-verification(3,1.0)"
+    lossy = method(name, 1.4, settings=settings, lossless=False)
     table = main_table(with_runs(report, tree, lossy)).markdown(intervals=False).splitlines()
     columns = ["k", "beta", "tau", "levels", "nodes"]
     assert [title for title in cells_of(table[0]) if title in columns] == columns

@@ -140,14 +140,8 @@ def test_fsdp_has_the_losses_of_one_process_and_goes_on_after_a_kill_to_the_same
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_has_the_losses_of_one_process_and_goes_on_after_a_kill(stage, folder, alone):
     name = f"zero{stage}"
-    zero = launch(
-        folder,
-        DRAFTER,
-        name,
-        processes=2,
-        file=f"deepspeed_zero{stage}.yaml",
-        environment={"DS_ACCELERATOR": "cpu"},
-    )
+    how = {"file": f"deepspeed_zero{stage}.yaml", "environment": {"DS_ACCELERATOR": "cpu"}}
+    zero = launch(folder, DRAFTER, name, processes=2, **how)
     kill_at_checkpoint(zero, folder / name)
     assert "resuming" in run(zero)
     assert largest_difference(alone, folder / name) <= 1e-5

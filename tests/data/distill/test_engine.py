@@ -97,13 +97,8 @@ def test_recipes_may_distil_in_another_precision_than_they_train_for(models, tmp
     names = ("max_source_tokens", "batch_tokens", "shard_rows")
     same = {name: getattr(wanted, name) for name in names}
     own = {"target": {"dtype": "bfloat16"}, "sampling": {"max_new_tokens": 12}, **same}
-    recipe = SpecDrafterRecipe(
-        run=tmp_path / "run",
-        target=exact.target,
-        data=wanted.data,
-        distilled=wanted.out,
-        distill=own,
-    )
+    places = {"run": tmp_path / "run", "data": wanted.data, "distilled": wanted.out}
+    recipe = SpecDrafterRecipe(**places, target=exact.target, distill=own)
     target = load_target(recipe.target)
     rows, _ = distilled_rows(recipe, target)
     assert rows.to_list() == load_distilled(wanted.out).to_list()
