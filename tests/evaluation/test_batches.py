@@ -74,14 +74,11 @@ class Script:
 
     def decode(self, chosen, batch_size: int) -> list[Output]:
         self.calls.append((list(chosen), batch_size))
-        return [
-            Output(
-                tokens=[5] * self.tokens[place],
-                rounds=[played(self.shares[place] / 4, 3 * self.shares[place] / 4)],
-                seconds=self.seconds[place],
-            )
-            for place in chosen
-        ]
+        outputs = []
+        for place in chosen:
+            rounds = [played(self.shares[place] / 4, 3 * self.shares[place] / 4)]
+            outputs.append(Output([5] * self.tokens[place], rounds, self.seconds[place]))
+        return outputs
 
     def job(self, method=PLAIN) -> Job:
         return Job(self.name, "plain" if self.name == "plain" else "chain", self.decode, method)

@@ -136,11 +136,17 @@ def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_p
     assert fake.prompts.count(bad) == 7 and fake.prompts.count(refused) == 1
 
 
-def test_nothing_is_written_if_all_rows_fail(ask, fake, tmp_path):
-    fake.trouble = lambda number, prompt: (400, {"error": {"message": "no such thing"}})
-    with serving(fake), pytest.raises(ServerGone, match="all of 8 rows failed.*no such thing"):
-        ask(fake.url)
-    assert rows_of(tmp_path / "rows") == []
+def test_nothing_is_written_if_all_rows_fail_or_the_model_is_another(ask, fake, tmp_path):
+    with serving(fake):
+        with pytest.raises(ConfigError, match="has the models 'tiny', not 'large'"):
+            ask(fake.url, model="large")
+        fake.trouble = lambda number, prompt: (400, {"error": {"message": "no such thing"}})
+        with pytest.raises(ServerGone, match="all of 8 rows failed.*no such thing"):
+            ask(fake.url)
+        fake.models = None
+        with pytest.raises(ConfigError, match="does not list its models"):
+            ask(fake.url, others={"out": str(tmp_path / "other")})
+    assert rows_of(tmp_path / "rows") == [] and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("end", ["hangs up", "is busy", "denies"])
@@ -191,16 +197,6 @@ def test_the_key_goes_to_the_server_and_nowhere_else(ask, fake, tmp_path, monkey
     with pytest.raises(ConfigError, match="OPENAI_API_KEY contains") as odd:
         ask(fake.url, others={"out": str(tmp_path / "odd")})
     assert SECRET not in str(odd.value)
-
-
-def test_other_models_or_none_at_the_address_are_refused(ask, fake, tmp_path):
-    with serving(fake):
-        with pytest.raises(ConfigError, match=r"has the models 'tiny', not 'large'"):
-            ask(fake.url, model="large")
-        fake.models = None
-        with pytest.raises(ConfigError, match="does not list its models"):
-            ask(fake.url)
-    assert not (tmp_path / "rows").exists()
 
 
 WRONG = {

@@ -51,11 +51,9 @@ def test_a_damaged_shard_and_one_of_another_folder_are_named(tmp_path):
     write(tmp_path)
     first, last = MANIFEST.path(tmp_path, 0), MANIFEST.path(tmp_path, 2)
     content = first.read_bytes()
-    for wrong, text in (
-        (content[:-1], "shard-00000.safetensors cannot be read"),
-        (b"", "shard-00000.safetensors cannot be read"),
-        (last.read_bytes(), "holds 1 rows .* where 2 rows"),
-    ):
+    damaged = "shard-00000.safetensors cannot be read"
+    other = "holds 1 rows .* where 2 rows"
+    for wrong, text in ((content[:-1], damaged), (b"", damaged), (last.read_bytes(), other)):
         first.write_bytes(wrong)
         with pytest.raises(ConfigError, match=f"{text}.*delete it and run the same command again"):
             opened(tmp_path)
