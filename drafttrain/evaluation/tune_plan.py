@@ -89,6 +89,7 @@ class Drafting:
     kind: DrafterKind
     longest: int | None
     """Number of slots of a block drafter; None: unlimited."""
+    grows_trees: bool
 
     @property
     def most(self) -> int:
@@ -100,11 +101,11 @@ class Drafting:
         """Reads the drafter's settings. Raises ConfigError as `read_drafter_settings` does."""
         named = named_kind(drafter)
         if named is not None:
-            return Drafting(named, None)
+            return Drafting(named, None, grows_trees=False)
         settings = read_drafter_settings(drafter)
         kind = kind_of(settings)
         longest = settings.k if kind.drafts == "blocks" else None
-        return Drafting(kind, longest)
+        return Drafting(kind, longest, kind.tree_rows is not None)
 
 
 def make_candidates(
@@ -120,7 +121,7 @@ def make_candidates(
     sampled = settings.sampling is not None and settings.sampling.temperature > 0
     values = VALUES | settings.sweep
     found = _chains(settings, drafting, values, heads, threshold, sampled)
-    if drafting.kind.tree_rows is not None:
+    if drafting.grows_trees:
         found += _trees(settings, drafting, values["nodes"], sampled)
     for name, one in settings.candidates.items():
         common = one.model_fields_set & {"drafter", "sampling"}

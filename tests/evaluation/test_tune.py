@@ -137,7 +137,7 @@ def test_the_choice_is_the_best_of_each_kind_of_those_that_stayed_longest():
 
 
 def drafting(kind: DrafterKind) -> Drafting:
-    return Drafting(kind, 10 if kind.drafts == "blocks" else None)
+    return Drafting(kind, 10 if kind.drafts == "blocks" else None, kind.tree_rows is not None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
