@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
@@ -257,9 +258,12 @@ def rates_panel(axis: Axes, search: Search) -> None:
 
 
 def reliability_panel(axis: Axes, search: Search) -> None:
-    """Draws observed against predicted acceptance of the heads; point area shows positions."""
+    """Draws observed against predicted acceptance of the heads that were tried; point area shows
+    positions."""
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    for index, head in enumerate(search.heads):
+    stops = [settings.get("stop") or {} for settings in search.candidates.values()]
+    tried = {Path(stop["head"]).name for stop in stops if stop.get("head")}
+    for index, head in enumerate(head for head in search.heads if head.name in tried):
         look, bins = style(index), head.reliability
         sizes = [8 + 70 * count / max(bins.positions) for count in bins.positions]
         axis.plot(bins.predicted, bins.observed, "-", color=look["color"], linewidth=1.2)

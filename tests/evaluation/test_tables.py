@@ -6,7 +6,14 @@ from rich.console import Console
 
 from drafttrain.build.drafts import shortened
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.plots import choose_plot, lines, plot_report, rates_panel
+from drafttrain.evaluation.calibration import HeadFacts, Reliability
+from drafttrain.evaluation.plots import (
+    choose_plot,
+    lines,
+    plot_report,
+    rates_panel,
+    reliability_panel,
+)
 from drafttrain.evaluation.report import Parity, Report, Rung, Search
 from drafttrain.evaluation.tables import METRICS, WIDE, main_table, parity_lines, winners
 from tests.evaluation.reports import batch_run, batched_report, estimate, run, tried
@@ -167,6 +174,20 @@ def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
     assert [note.get_text() for note in axis.texts[:3]] == ["1", "2", "3"]
     axis.figure.draw_without_rendering()
     assert axis.get_legend().get_window_extent().y0 >= axis.bbox.y1, "the legend covers no point"
+
+
+def test_reliability_is_drawn_of_the_heads_that_were_tried(report):
+    bins = Reliability(predicted=[0.2, 0.8], observed=[0.1, 0.9], positions=[5, 5])
+    facts = {"depth": 0, "metrics": {}, "reliability": bins}
+    heads = [HeadFacts(name=name, **facts) for name in ("D0-w1", "D1-w6", "D2-w1")]
+    head = {"stop": {"kind": "head", "head": "run/final/D2-w1", "h": 0.5}}
+    search = Search(
+        drafter="d", candidates={"k=1": {"stop": {"k": 1}}, "D2-w1 h=0.5": head}, data=report.data,
+        minutes=1.0, rungs=[], choices=[], t_draft=1.0, t_target=1.0, heads=heads,
+    )  # fmt: skip
+    axis = Figure().subplots()
+    reliability_panel(axis, search)
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["D2-w1"]
 
 
 def test_a_terminal_shows_the_whole_name_of_every_method(report):
