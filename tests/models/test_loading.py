@@ -123,12 +123,6 @@ def test_a_mistyped_folder_is_answered_at_once_with_the_nearest(tmp_path, monkey
     assert [seconds <= 10 for seconds in timeouts] == [True] * (not path.startswith("."))
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "a/b/c"])
-def test_a_missing_folder_is_named_without_asking_the_network(path):
-    with pytest.raises(ConfigError, match=f"target.path = '{path}': no such folder"):
-        load_target(target_at(path))
-
-
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no config.json"):
         load_target(target_at(tmp_path))

@@ -171,47 +171,36 @@ def test_beams_of_three_levels_are_exact(width):
     assert beam_bias(trees, (target, draft), sampling, RecursiveRejection) < 1e-12
 
 
-@pytest.mark.parametrize(("width", "end"), [(2, None), (3, 1), (3, None)])
-def test_the_float_sampler_has_the_law_that_is_enumerated(width, end):
-    table, sampling, randomness = LogitsTable(2, 3), Sampling(1.0), sampled()
-    counts: Counter[Levels] = Counter()
-    for _ in range(6000):
-        counts[levels_of(grow(Beam(width).new_tree(sampling, randomness, {end}), table, 2))] += 1
-    assert chi_square(counts, beam_trees(table, sampling, width, end)) > 1e-3
-
-
-def branching_trees(table: LogitsTable, sampling: Sampling) -> dict[Levels, float]:
-    def run(randomness: Randomness) -> Levels:
-        return levels_of(grow(Branching((2, 2)).new_tree(sampling, randomness, ()), table, 2))
-
-    return enumerate_law(run)
-
-
 def levels_of(proposal: Proposal) -> Levels:
     found = paths_of(proposal)
     return tuple(tuple(path for path in found if len(path) == level) for level in (1, 2))
 
 
-LAWS = {
-    Branching((2, 2)): branching_trees,
-    Beam(2): lambda table, sampling: beam_trees(table, sampling, 2),
-}
-
-
-@pytest.mark.parametrize("shape", LAWS, ids=lambda shape: shape.name)
-def test_sequences_with_streams_of_their_own_have_independent_trees(shape):
-    """With a shared noise stream all sequences would have the same tree."""
+@pytest.mark.parametrize("end", [None, 1])
+@pytest.mark.parametrize(
+    "shape", [Branching((2, 2)), Beam(2), Beam(3)], ids=lambda shape: shape.name
+)
+def test_sequences_with_streams_of_their_own_have_independent_trees(shape, end):
+    """The production random source; with a shared stream all sequences would have the same tree."""
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
+
+    def tree(randomness: Randomness) -> Proposal:
+        return grow(shape.new_tree(sampling, randomness, {end}), draft, 2)
+
     trees: Counter[Levels] = Counter()
     firsts: Counter[int] = Counter()
-    for row in range(3000):
+    for row in range(4000):
         randomness = sequence_randomness(5, row)
-        proposal = grow(shape.new_tree(sampling, randomness, ()), draft, 2)
+        proposal = tree(randomness)
         trees[levels_of(proposal)] += 1
         rows = torch.stack([target[START], *(target[(*START, *p)] for p in paths_of(proposal))])
         verdict = RecursiveRejection.verify(proposal, rows, sampling, randomness)
         firsts[[*proposal.tokens[verdict.path].tolist(), verdict.next_token][0]] += 1
-    assert chi_square(trees, LAWS[shape](draft, sampling)) > 1e-3
+    if isinstance(shape, Beam):
+        law = beam_trees(draft, sampling, shape.width, end)
+    else:
+        law = enumerate_law(lambda randomness: levels_of(tree(randomness)))
+    assert chi_square(trees, law) > 1e-3
     expected = expected_probs(target[START], sampling).tolist()
     assert chi_square(firsts, dict(enumerate(expected))) > 1e-3
 

@@ -113,16 +113,6 @@ def test_smoothed_loss_by_hand():
     assert total.item() == 2.0
 
 
-def test_target_objective_counts_tokens_and_ignores_padding():
-    objective = LanguageModelling(tiny_model("marian"), label_smoothing=0.0).eval()
-    long, short = (0, 0, [5, 6, 1], [7, 8, 9, 1]), (0, 1, [5, 1], [7, 1])
-    collate = PairCollator(pad_token_id=0)
-    together = objective(collate([long, short]), 0.0)
-    apart = [objective(collate([row]), 0.0) for row in (long, short)]
-    assert together.counted == 6
-    assert abs(together.loss - apart[0].loss - apart[1].loss) < 1e-9
-
-
 def test_following_a_teacher_by_hand():
     """Padding of only one of the two vocabularies does not change the sum."""
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.1, 0.1]], dtype=torch.float64))
