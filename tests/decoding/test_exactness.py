@@ -42,17 +42,18 @@ from drafttrain.decoding.verifiers import BlockVerification, RejectionSampling, 
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, StateKind
 from tests.decoding.decoded import decoder_of
-from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law, total_variation
 from tests.decoding.expected import Law, expected_probs
 from tests.decoding.toys import (
+    CONVENTIONS,
     EOS,
     TARGET_WIDTH,
     ToyDrafter,
     ToyModel,
     ToyTarget,
     autoregressive_law,
+    toy_drafter,
     toy_prompt,
     toy_source,
 )

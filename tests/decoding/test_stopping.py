@@ -23,8 +23,15 @@ from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from tests.decoding.decoded import decoder_of, drawn
-from tests.decoding.drafters.toy_blocks import toy_drafter
-from tests.decoding.toys import EOS, ScriptedRows, ToyModel, ToyTarget, toy_prompt, toy_source
+from tests.decoding.toys import (
+    EOS,
+    ScriptedRows,
+    ToyModel,
+    ToyTarget,
+    toy_drafter,
+    toy_prompt,
+    toy_source,
+)
 
 ACCEPTANCE = {1: 1.0, 2: 0.9, 3: 0.5, 4: 1.0}
 """Acceptance probability of each token of the pair below, after any prefix."""

@@ -16,13 +16,16 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from drafttrain.config.kinds import DrawKind
+from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.engine.logits_processing import RowProcessors
 from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.expected import Law, law_of_sampling
+from tests.tiny_drafters import small_drafter
 
 START, EOS = 0, 1
 TARGET_WIDTH = 16
@@ -305,3 +308,24 @@ def toy_source(*prefix: int) -> Source:
 def toy_prompt(*prefix: int) -> Source:
     """Returns the source of a decoder-only model, which continues the prompt."""
     return Source.of_text(torch.tensor([START, *prefix]), torch.tensor([START, *prefix]))
+
+
+CONVENTIONS = {
+    "anchored": {"slots": "anchored"},
+    "anchored, previous tokens": {"slots": "anchored", "previous_token_rank": 3},
+    "paper": {"slots": "paper"},
+    "paper, previous tokens": {"slots": "paper", "previous_token_rank": 3},
+    "paper, bidirectional": {"slots": "paper", "prefix_attention": "bidirectional"},
+}
+
+
+def excite(drafter: SpecDrafter) -> SpecDrafter:
+    """Sets random weights large enough that all slots have different outputs."""
+    torch.manual_seed(5)
+    for parameter in drafter.parameters():
+        parameter.data.normal_(std=0.7)
+    return drafter.double().eval()
+
+
+def toy_drafter(**settings) -> BlockDrafter:
+    return BlockDrafter(excite(small_drafter(4, 8, 3, **settings)))

@@ -18,6 +18,7 @@ from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Proposal, Source
 from tests.decoding.decoded import decoder_of, sources_for, tokens_of
 from tests.decoding.engine.fresh import sources_of
+from tests.decoding.engine.test_compiling import compiled
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import tiny_model
 
@@ -31,11 +32,6 @@ SINGLE = 1e-5
 
 def on_gpu(family: str, dtype: torch.dtype = torch.float64, **changes: object) -> CachedModel:
     return CachedModel(tiny_model(family, **changes).to(DEVICE, dtype))
-
-
-def compiled(target: CachedModel) -> CompiledBody:
-    body = target.engine.compiled = CompiledBody(target.engine.body)
-    return body
 
 
 def decoded(

@@ -24,11 +24,10 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, sources_for
-from tests.decoding.drafters.toy_blocks import CONVENTIONS, toy_drafter
 from tests.decoding.drafts import rounds_along
 from tests.decoding.engine.fresh import cross_keys_values
 from tests.decoding.expected import expected_probs
-from tests.decoding.toys import toy_source
+from tests.decoding.toys import CONVENTIONS, toy_drafter, toy_source
 from tests.tiny_drafters import shared, tiny_drafter, with_noise
 from tests.tiny_models import EOS, VOCAB, near_copy, tiny_source
 

@@ -13,42 +13,33 @@ from drafttrain.decoding.drafters.teacher_forced import read_outputs, teacher_fo
 from drafttrain.decoding.engine.architectures import check_states
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.types import Output, Sampling
+from drafttrain.decoding.types import Sampling
 from drafttrain.training.objectives.follow_states import FollowStates
 from tests.decoding.decoded import decoder_of
 from tests.tiny_drafters import state_drafter
 from tests.tiny_models import tiny_model
 
 K = 4
-MODES = ["blocks", "linked"]
-PROMPTS = ([5, 9, 20, 7], [9, 20, 7, 30, 11, 6], [20, 7], [8, 15, 33], [21, 4])
+PROMPT = [9, 20, 7, 30, 11, 6]
 
 
-def tiny_target(family: str = "llama", **changes: object) -> PreTrainedModel:
-    return tiny_model(family, num_hidden_layers=4, **changes)
-
-
-def decode(
-    target: PreTrainedModel, drafter: Drafter, batch: int = 1, prompts=PROMPTS
-) -> list[Output]:
+def endless_target() -> PreTrainedModel:
+    target = tiny_model("llama", num_hidden_layers=4)
     target.generation_config.eos_token_id = None
-    sources = [make_source(ids, target) for ids in prompts]
-    return decoder_of(target, drafter, K).decode_all(sources, 14, batch)
+    return target
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["blocks", "linked"])
 def test_decoding_drafts_as_the_teacher_forced_pass(mode):
     """Decoding, teacher-forced drafts and training agree block by block."""
-    target = tiny_target()
-    target.generation_config.eos_token_id = None
+    target = endless_target()
     model = state_drafter(target, [2, 3], mode)
     if mode == "linked":
         model.previous_token.out.weight.data *= 4.0  # wrong previous tokens change the arg-max
-    drafter, prompt = make_drafter(model, target), PROMPTS[1]
-    [output] = decode(target, drafter, prompts=[prompt])
-    tokens = torch.tensor(output.tokens)
+    drafter, prompt = make_drafter(model, target), PROMPT
     source = make_source(prompt, target)
+    [output] = decoder_of(target, drafter, K).decode_all([source], 14)
+    tokens = torch.tensor(output.tokens)
     [known] = read_outputs(CachedModel(target), [source], [tokens], drafter.requires)
     found = run_single(teacher_forced_probs(drafter, known, [K] * len(tokens), Sampling()))
     assert (found[0] == -1).all()
@@ -78,14 +69,13 @@ def test_decoding_drafts_as_the_teacher_forced_pass(mode):
 
 def test_its_cache_is_the_targets_own_after_every_round():
     """Columns of verified tokens hold the target's keys and values, whatever was drafted."""
-    target = tiny_target()
-    target.generation_config.eos_token_id = None
+    target = endless_target()
     drafter, model = make_drafter(state_drafter(target, [1, 3]), target), CachedModel(target)
     opened = []
     open_session = drafter.open
     drafter.open = lambda *given: opened.append(open_session(*given)) or opened[-1]
     decoder = decoder_of(model, drafter, K)
-    prompt, tokens = list(PROMPTS[0]), []
+    prompt, tokens = list(PROMPT), []
     for played in decoder.decode([make_source(prompt, target)], 12):
         if played.drafted:
             own, text = opened[0], torch.tensor(prompt + tokens[:-1])
