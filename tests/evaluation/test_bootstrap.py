@@ -19,6 +19,8 @@ def test_each_resample_draws_as_many_prompts_as_there_are():
     resamples = draw_resamples(7, 20, seed=1)
     assert resamples.shape == (20, 7)
     assert (resamples.sum(axis=1) == 7).all()
+    with pytest.raises(ValueError, match="0 prompts"):
+        draw_resamples(0, 10)
 
 
 def test_the_interval_covers_the_true_mean_about_95_times_in_100():
@@ -69,8 +71,3 @@ def test_the_median_is_that_of_each_resampled_list(count):
     expected = [np.median(np.repeat(values, drawn.astype(int))) for drawn in resamples]
     assert median(values)(resamples) == pytest.approx(expected)
     assert estimate(median(values), resamples).value == pytest.approx(np.median(values))
-
-
-def test_no_prompts_is_an_error():
-    with pytest.raises(ValueError, match="0 prompts"):
-        draw_resamples(0, 10)

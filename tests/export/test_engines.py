@@ -161,13 +161,9 @@ def test_engine_notes_name_the_draft_length_and_the_mask_of_parallel_drafters():
     )
 
 
-def test_commands_are_quoted_for_the_shell():
+def test_every_engine_can_be_chosen_and_its_notes_are_filled_and_quoted_for_the_shell():
+    assert set(get_args(EngineName)) == ENGINES.keys()
+    assert not any("{" in engine.notes.format(SERVING) for engine in ENGINES.values())
     serving = replace(SERVING, target="my model", folder="/a b/c")
     assert "vllm serve 'my model'" in vllm_command(serving)
     assert "-md '/a b/c/drafter-f16.gguf'" in llama_command(serving)
-
-
-def test_every_engine_can_be_chosen_and_has_notes_that_can_be_filled():
-    assert set(get_args(EngineName)) == ENGINES.keys()
-    for engine in ENGINES.values():
-        assert "{" not in engine.notes.format(SERVING)

@@ -168,8 +168,7 @@ def test_other_programs_draft_what_our_engine_drafts_of_a_few_tokens(tmp_path, c
     few = list(range(1, 12))
     model = noisy_copy("llama", 1.0)
     model.config.draftable_tokens = few
-    model.save_pretrained(tmp_path / "drafter")
-    tiny_tokenizer().save_pretrained(tmp_path / "drafter")
+    save_target(model, tmp_path / "drafter")
     head = save_head(tmp_path / "D1-w6", model)
     out = export_to(tmp_path / "out", drafter=str(tmp_path / "drafter"), head=head)
     assert "29 tokens that it does not draft" in capsys.readouterr().err
@@ -232,8 +231,8 @@ def test_nothing_in_an_export_says_where_it_or_its_models_lie(tmp_path):
     model = tiny_model("marian").float()
     target = save_target(model, private / "target")
     spec = save_spec_drafter(private / "spec", model, target)
-    recorded = {"path": f"{private}/drafter", "weights_sha256": hash_weights(noisy_copy("llama"))}
     drafter = save_drafter(private / "drafter")
+    recorded = {"path": str(drafter), "weights_sha256": hash_weights(noisy_copy("llama"))}
     head = save_head(private / "head", noisy_copy("llama"), drafter=recorded, target=recorded)
     for given in ({"drafter": str(spec)}, {"drafter": str(drafter), "head": head}):
         out = export_to(private / "out", **given, target={"path": str(target)}, force=True)
