@@ -13,10 +13,8 @@ from transformers import (
 )
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.reading import load_settings
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.models.causal_drafter import (
-    check_causal_recipe,
     chosen_layers,
     demote_undrafted,
     draftable_tokens,
@@ -119,30 +117,6 @@ def test_draftable_tokens_are_read_from_the_configuration():
         config.draftable_tokens = wrong
         with pytest.raises(ConfigError, match="not a rising list of tokens below 40; delete"):
             draftable_tokens(config, VOCAB)
-
-
-WRONG = {
-    "drafter.layers=6": ("drafter.layers = 6 is more than the target's 5",),
-    "initialise.layers=[0,5]": ("initialise.layers = [0, 5]", "0 to 4"),
-    "initialise.layers=[]": ("initialise.layers = []", "0 to 4"),
-    "initialise.layers=[0,1,2];drafter.layers=2": ("drafter.layers = 2", "lists 3", "out"),
-    "initialise.path=SEQ2SEQ": ("SEQ2SEQ'", "not a decoder-only language model", "give one"),
-    "objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
-    "drafter.output_tokens=41": ("drafter.output_tokens = 41", "40 tokens", "fewer"),
-    "target.path=SEQ2SEQ": ("SEQ2SEQ'", "encoder-decoder", "recipes/seq2seq.yaml"),
-}
-
-
-@pytest.mark.parametrize("line", WRONG)
-def test_untrainable_settings_are_refused_with_field_value_and_remedy(line, tmp_path):
-    save_target(deep(), tmp_path / "TARGET")
-    save_target(tiny_model("marian"), tmp_path / "SEQ2SEQ")
-    given = [f"run={tmp_path}/run", f"target.path={tmp_path}/TARGET", "data.path=rows.jsonl"]
-    words = line.replace("SEQ2SEQ", f"{tmp_path}/SEQ2SEQ").split(";")
-    with pytest.raises(ConfigError) as refused:
-        check_causal_recipe(load_settings(CausalDrafterRecipe, None, [*given, *words]))
-    for word in WRONG[line]:
-        assert word in str(refused.value)
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)

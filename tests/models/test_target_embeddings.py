@@ -12,7 +12,7 @@ from drafttrain.build.pairs import drafter_for
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.recipes import CausalDrafterRecipe
-from drafttrain.models.causal_drafter import check_causal_recipe, start_drafter
+from drafttrain.models.causal_drafter import start_drafter
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
 from drafttrain.models.loading import LoadedTarget, load_target
 from drafttrain.training.run_folder import save_final
@@ -136,18 +136,3 @@ def test_the_family_class_loads_it_without_drafting(folders):
     torn = AutoModelForCausalLM.from_pretrained(final)
     with pytest.raises(ConfigError, match="loaded without its embeddings.*drafttrain export"):
         drafter_for(loaded(target).model, torn, "assistant_model")
-
-
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        ({"objective": {"frozen": ["output"]}}, r"frozen = \['output'\].*embeddings=own"),
-        ({"initialise": {"path": "TARGET"}}, r"initialise\.path = .* has its own embeddings"),
-    ],
-)
-def test_embeddings_that_would_change_are_refused(groups, words, tmp_path):
-    save_target(tiny_model("llama", num_hidden_layers=3), tmp_path)
-    if groups.get("initialise", {}).get("path"):
-        groups = {"initialise": {"path": str(tmp_path)}}
-    with pytest.raises(ConfigError, match=words):
-        check_causal_recipe(recipe(tmp_path, **groups))
