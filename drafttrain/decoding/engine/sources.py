@@ -23,7 +23,8 @@ def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> So
     ids = torch.as_tensor(input_ids, dtype=torch.long, device=device_of(model))
     if not model.config.is_encoder_decoder:
         return Source.of_text(ids, ids)
-    return Source.of_text(ids, ids.new_tensor([start_token(model.generation_config)]))
+    start = start_token(model.generation_config)
+    return Source.of_text(ids, torch.tensor([start], device=ids.device))
 
 
 def source_for_model(source: Source, model: PreTrainedModel) -> Source:
