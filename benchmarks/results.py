@@ -30,6 +30,7 @@ SHOWN = {
     "swi": "SWI",
     "bleu_difference": "Δ BLEU to plain",
     "speedup": "over plain",
+    "speedup_vs_fixed": "over the best fixed k",
     "speedup_vs_generate": "over `generate`",
     "speedup_vs_beam": "over beam search",
     "identical": "identical %",

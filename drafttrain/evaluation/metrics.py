@@ -223,7 +223,8 @@ def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dic
 
     Tokens per second and speedups are over all inputs together, latency is the median over inputs.
     A speedup is the ratio of times for the same inputs, whatever the output lengths; if outputs are
-    sampled, so that lengths differ by chance, it is the ratio of tokens per second.
+    sampled, so that lengths differ by chance, it is the ratio of tokens per second. Methods with a
+    stop policy are compared with the best fixed length too (`fastest_fixed`, SpecDec++ Section 4).
     """
     tokens = token_counts(run)
     figures: dict[str, Statistic] = {
@@ -231,14 +232,36 @@ def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dic
         "ms_per_token": median(1e3 * run.median_seconds / tokens),
     }
     ways = {PLAIN: "speedup", GENERATE: "speedup_vs_generate", BEAM: "speedup_vs_beam"}
-    for other in others:
-        if other.job.way in ways:
-            speedup: Statistic = Ratio(other.cost_seconds, run.cost_seconds)
-            if sampled:
-                theirs = Ratio(token_counts(other), other.cost_seconds)
-                speedup = quotient(figures["tokens_per_second"], theirs)
-            figures[ways[other.job.way]] = speedup
+    peers = {ways[other.job.way]: other for other in others if other.job.way in ways}
+    if (best := fastest_fixed(run, others)) is not None:
+        peers["speedup_vs_fixed"] = best
+    for name, other in peers.items():
+        speedup: Statistic = Ratio(other.cost_seconds, run.cost_seconds)
+        if sampled:
+            theirs = Ratio(token_counts(other), other.cost_seconds)
+            speedup = quotient(figures["tokens_per_second"], theirs)
+        figures[name] = speedup
     return figures
+
+
+def fastest_fixed(run: Decoded, others: Sequence[Decoded]) -> Decoded | None:
+    """Returns the chains of fixed length of the same drafter that have the most tokens per second.
+
+    None if there are none, or if `run` is one or drafts no chains.
+    """
+    if run.job.way != "chain" or run.job.method.stop.rule.name == "fixed":
+        return None
+    drafter = (run.job.method.drafter.name, run.job.method.parameters)
+    fixed = [
+        one
+        for one in others
+        if one.job.way == "chain"
+        and one.job.method.stop.rule.name == "fixed"
+        and (one.job.method.drafter.name, one.job.method.parameters) == drafter
+    ]
+    return max(
+        fixed, key=lambda one: token_counts(one).sum() / one.cost_seconds.sum(), default=None
+    )
 
 
 def token_counts(run: Decoded) -> Array:

@@ -150,6 +150,7 @@ METRICS = dict(
         _metric("ms_per_token", "ms per token"),
         _metric("tokens_per_second", "tok/s", 0, narrow=True),
         _metric("speedup", "speedup", suffix="×", narrow=True),
+        _metric("speedup_vs_fixed", "vs best fixed k", suffix="×"),
         _metric("speedup_vs_generate", "vs generate", suffix="×", narrow=True),
         _metric("speedup_vs_beam", "vs beam", suffix="×"),
     )

@@ -1,5 +1,8 @@
 """Hand-computed numbers for every acceptance metric."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from drafttrain.decoding.types import Calls, Output, Round
@@ -12,8 +15,10 @@ from drafttrain.evaluation.metrics import (
     first_difference,
     identical,
     position_rates,
+    speed_figures,
     walltime_improvement,
 )
+from drafttrain.evaluation.runner import Decoded
 
 EOS = 1
 
@@ -167,3 +172,20 @@ def test_the_calls_of_a_single_drafter_are_its_passes():
     assert costs.measured == pytest.approx({"causal": 0.1}) and costs.calls == {"causal": 3}
     swi = estimate(walltime_improvement(counts, costs.measured), draw_resamples(1, 5))
     assert swi.value == pytest.approx(4 / 2.3)
+
+
+def test_a_stop_policy_is_compared_with_the_fastest_fixed_length_of_its_drafter():
+    def decoded(stop: str, seconds: list[float], drafter: str = "d", way: str = "chain") -> Decoded:
+        rule, drafter = SimpleNamespace(name=stop), SimpleNamespace(name=drafter)
+        method = SimpleNamespace(stop=SimpleNamespace(rule=rule), drafter=drafter, parameters=9)
+        outputs = [SimpleNamespace(tokens=[1] * 10)] * 2
+        job = SimpleNamespace(way=way, method=method)
+        return Decoded(job, 1, outputs, np.array([seconds]), np.array(seconds))
+
+    fixed = [decoded("fixed", [2.0, 2.0]), decoded("fixed", [1.0, 2.0])]
+    head, others = decoded("head", [1.0, 1.0]), [*fixed, decoded("fixed", [0.1, 0.1], "another")]
+    for sampled in (False, True):
+        figures = speed_figures(head, [*others, head], sampled)
+        assert estimate(figures["speedup_vs_fixed"], draw_resamples(2)).value == 1.5
+    for run in (*fixed, decoded("gain", [1.0, 1.0], way="opt-tree")):
+        assert "speedup_vs_fixed" not in speed_figures(run, others, False)
