@@ -11,6 +11,7 @@ from tests.commanding import exit_code
 from tests.processes.launching import Launch, kill_nine_when, run
 from tests.recipes.tiny_recipe import exported, trained_once, write_recipe
 from tests.tiny_drafters import shared
+from tests.tiny_families import SEQ2SEQ
 from tests.tiny_models import tiny_seq2seq
 from tests.tiny_targets import save_target
 
@@ -47,7 +48,7 @@ def test_killed_training_ends_with_the_same_bits(arguments, tmp_path):
     assert "is finished" in run(launch())
 
 
-@pytest.mark.parametrize("family", ["led", "blenderbot", "umt5", "t5gemma", "two vocabularies"])
+@pytest.mark.parametrize("family", ["led", *SEQ2SEQ, "t5gemma", "two vocabularies"])
 def test_any_family_of_encoder_decoders_is_drafted_for(family, tmp_path, own_modules, capsys):
     """Trained for a few steps, loaded and exported, and exact when decoding. M2M100 and mBART-50
     are tested in tests/commands/test_languages.py."""
