@@ -18,6 +18,7 @@ from drafttrain.decoding.verifiers import (
     block_rejection,
     check_pairing,
     prefix_weights,
+    probability_ratio,
 )
 from tests.decoding.decoded import drawn
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
@@ -214,3 +215,10 @@ def test_names_are_those_of_reports():
 def test_impossible_tolerances_are_refused(beta, tau):
     with pytest.raises(ValueError, match="beta|tau"):
         SpecVerification(beta, tau)
+
+
+def test_a_probability_that_is_nan_is_never_an_acceptance():
+    nan, half = float("nan"), torch.full((2, 2), 0.5)
+    broken = torch.tensor([[nan, 0.5], [0.5, 0.5]])
+    for target, draft in ((broken, half), (half, broken)):
+        assert probability_ratio(target, draft, torch.tensor([0, 0])).tolist() == [0.0, 1.0]
