@@ -24,7 +24,7 @@ TEMPORARY = ".part"
 SAFETENSORS_TEMPORARY = ".tmp??????"
 LOCK = ".writing.lock"
 UNFINISHED = (".writing-", ".deleting-")
-"""Name prefixes of folders that a killed run may leave behind."""
+"""Name prefixes of folders that a killed run may leave."""
 PATIENCE = timedelta(days=7)
 """Maximal time that a process waits for the shards of the others."""
 NO_ROOM = {
