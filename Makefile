@@ -29,10 +29,10 @@ lint: $(STAMP)  ## Check style
 
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-test: lint  ## Check style, run the tests of laws and parts, one process a core (4 min on 2 cores)
+test: lint  ## Check style, run the tests of laws and parts, one process a core (3 to 4 min on 2 cores)
 	@$(PYTEST) -m "not end_to_end"
 
-test-all: lint  ## The same, and compiled calls, commands, recipes, launches, pages (8 min)
+test-all: lint  ## The same, and compiled calls, commands, recipes, launches, pages (6 to 8 min)
 	@$(PYTEST)
 
 families: $(STAMP)  ## Try every model class of Transformers, write docs/models.md (1 to 2 min)
@@ -41,7 +41,7 @@ families: $(STAMP)  ## Try every model class of Transformers, write docs/models.
 quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 to 20 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
 
-quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (7 to 8 min)
+quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (6 to 8 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart_heads.sh
 
 results: quickstart quickstart-heads  ## Measure all tables of docs/results.md that need no other data (1 h)
