@@ -102,11 +102,11 @@ class SpeculativeDecoder:
             if self.tokenizer is None:
                 raise ValueError("texts need a tokenizer: load(..., tokenizer=...), or give ids")
             rows = tokenize_texts(self.tokenizer, rows, not model.config.is_encoder_decoder)
-        size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        size = model.get_input_embeddings().num_embeddings
         for number, row in enumerate(rows):
             if isinstance(row, str) or not all(isinstance(token, int) for token in row):
                 raise ValueError(f"input {number} is {row!r}; give texts only, or token ids only")
-            outside = [token for token in row if token < 0 or (size and token >= size)]
+            outside = [token for token in row if not 0 <= token < size]
             if outside:
                 raise ValueError(
                     f"input {number} has the token {outside[0]}, but the target has the tokens 0 "

@@ -25,5 +25,5 @@ def end_tokens(config: GenerationConfig) -> tuple[int, ...]:
 
 def cut_after_eos(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
     """Returns the tokens up to and including the first that ends the sequence."""
-    last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    last = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
     return list(tokens[: last + 1])

@@ -249,19 +249,14 @@ def fastest_fixed(run: Decoded, others: Sequence[Decoded]) -> Decoded | None:
 
     None if there are none, or if `run` is one or drafts no chains.
     """
-    if run.job.way != "chain" or run.job.method.stop.rule.name == "fixed":
-        return None
-    drafter = (run.job.method.drafter.name, run.job.method.parameters)
-    fixed = [
-        one
-        for one in others
-        if one.job.way == "chain"
-        and one.job.method.stop.rule.name == "fixed"
-        and (one.job.method.drafter.name, one.job.method.parameters) == drafter
-    ]
-    return max(
-        fixed, key=lambda one: token_counts(one).sum() / one.cost_seconds.sum(), default=None
-    )
+    drafter = run.job.method.drafter if run.job.way == "chain" and not is_fixed(run) else None
+    own = [one for one in others if is_fixed(one) and one.job.method.drafter is drafter]
+    return max(own, key=lambda one: token_counts(one).sum() / one.cost_seconds.sum(), default=None)
+
+
+def is_fixed(run: Decoded) -> bool:
+    """Whether a run drafts chains of fixed length."""
+    return run.job.way == "chain" and run.job.method.stop.rule.name == "fixed"
 
 
 def token_counts(run: Decoded) -> Array:

@@ -21,6 +21,7 @@ from drafttrain.evaluation.metrics import (
 from drafttrain.evaluation.runner import Decoded
 
 EOS = 1
+DRAFTER = object()
 
 
 def round_of(drafted, accepted, emitted, finished=False):
@@ -175,15 +176,15 @@ def test_the_calls_of_a_single_drafter_are_its_passes():
 
 
 def test_a_stop_policy_is_compared_with_the_fastest_fixed_length_of_its_drafter():
-    def decoded(stop: str, seconds: list[float], drafter: str = "d", way: str = "chain") -> Decoded:
-        rule, drafter = SimpleNamespace(name=stop), SimpleNamespace(name=drafter)
-        method = SimpleNamespace(stop=SimpleNamespace(rule=rule), drafter=drafter, parameters=9)
+    def decoded(stop: str, seconds: list[float], drafter=DRAFTER, way: str = "chain") -> Decoded:
+        rule = SimpleNamespace(name=stop)
+        method = SimpleNamespace(stop=SimpleNamespace(rule=rule), drafter=drafter)
         outputs = [SimpleNamespace(tokens=[1] * 10)] * 2
         job = SimpleNamespace(way=way, method=method)
         return Decoded(job, 1, outputs, np.array([seconds]), np.array(seconds))
 
     fixed = [decoded("fixed", [2.0, 2.0]), decoded("fixed", [1.0, 2.0])]
-    head, others = decoded("head", [1.0, 1.0]), [*fixed, decoded("fixed", [0.1, 0.1], "another")]
+    head, others = decoded("head", [1.0, 1.0]), [*fixed, decoded("fixed", [0.1, 0.1], object())]
     for sampled in (False, True):
         figures = speed_figures(head, [*others, head], sampled)
         assert estimate(figures["speedup_vs_fixed"], draw_resamples(2)).value == 1.5
