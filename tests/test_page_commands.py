@@ -28,6 +28,7 @@ from tests.test_docs import (
 VERBS = typer.main.get_command(cli.app).commands
 RECIPES = sorted(ROOT.glob("recipes/*.yaml"))
 BENCHMARKS = {
+    "benchmarks/grow_target.py": recipes.TargetRecipe,
     "benchmarks/train.py": recipes.SpecDrafterRecipe,
     "benchmarks/tree_experiments.py": verbs.EvalConfig,
 }

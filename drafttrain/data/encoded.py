@@ -106,16 +106,16 @@ class ClipEncoding:
     ) -> None:
         self._target, self._clips, self._numbers = target, clips, rows["row"][:]
         self._digests = clips[DIGESTS][:]
-        self._places = {number: place for place, number in enumerate(clips["row"][:])}
+        self._indices = {number: index for index, number in enumerate(clips["row"][:])}
         self.kept = KeptEncodings(distilled, target.model)
 
     def __call__(self, examples: list[Example]) -> list[Example]:
         completed = []
         for example in examples:
-            place = self._places[self._numbers[example.row]]
-            digest = self._digests[place]
+            index = self._indices[self._numbers[example.row]]
+            digest = self._digests[index]
             if not self.kept.path(digest).is_file():
-                source = clip_source(self._target, self._clips[place])
+                source = clip_source(self._target, self._clips[index])
                 with torch.no_grad():
                     [encoded] = Encoder(self._target.model)([source])
                 self.kept.keep(digest, encoded)

@@ -157,9 +157,9 @@ def top_rows(logits: Tensor, top_k: int, draftable: Tensor | None = None) -> Top
     log_probs = at_least_float32(logits).log_softmax(-1)
     if draftable is not None:
         log_probs = log_probs[:, draftable.to(log_probs.device)]
-    values, places = likeliest(log_probs, top_k)
-    tokens = places if draftable is None else draftable.to(places.device)[places]
+    values, indices = likeliest(log_probs, top_k)
+    tokens = indices if draftable is None else draftable.to(indices.device)[indices]
     if values.shape[1] < log_probs.shape[1]:
-        others = log_probs.scatter(1, places, -torch.inf).logsumexp(-1, keepdim=True)
+        others = log_probs.scatter(1, indices, -torch.inf).logsumexp(-1, keepdim=True)
         values = torch.cat([values, others], dim=1)
     return TopRows(tokens, values)

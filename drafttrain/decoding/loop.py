@@ -132,7 +132,7 @@ class RunningSequence:
 
     @property
     def draft_limit(self) -> int:
-        """Maximal draft length; the verifier's bonus token takes the last remaining place."""
+        """Maximal draft length; the verifier's bonus token takes the last remaining position."""
         return self.remaining - 1
 
     def propose(self) -> BatchedSteps[Proposal] | Proposal:

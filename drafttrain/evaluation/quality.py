@@ -109,16 +109,16 @@ def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
     """
     jiwer, normalise = library("jiwer"), EnglishTextNormalizer({})
     errors, words = np.zeros(len(texts)), np.zeros(len(texts))
-    for place, (text, reference) in enumerate(zip(texts, references, strict=True)):
+    for index, (text, reference) in enumerate(zip(texts, references, strict=True)):
         if reference is None:
             continue
         expected, written = normalise(reference), normalise(text)
-        words[place] = len(expected.split())
+        words[index] = len(expected.split())
         if not expected:  # jiwer accepts no empty reference: all words are insertions
-            errors[place] = len(written.split())
+            errors[index] = len(written.split())
             continue
         counts = jiwer.process_words(expected, written)
-        errors[place] = counts.substitutions + counts.deletions + counts.insertions
+        errors[index] = counts.substitutions + counts.deletions + counts.insertions
     return errors, words
 
 

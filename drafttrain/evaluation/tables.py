@@ -98,14 +98,14 @@ class Table:
             pad_edge=False,
             collapse_padding=True,
         )
-        shown = [place for place, one in enumerate(self.columns) if wide or one.narrow]
-        for place in shown:
-            title = "\n".join(wrap(self.columns[place].title, SHORTENED_NAME))
-            table.add_column(title, justify="right" if place else "left", no_wrap=not place)
+        shown = [index for index, one in enumerate(self.columns) if wide or one.narrow]
+        for index in shown:
+            title = "\n".join(wrap(self.columns[index].title, SHORTENED_NAME))
+            table.add_column(title, justify="right" if index else "left", no_wrap=not index)
         for row in self.rows:
             name, *cells = self.cells(row, intervals=wide)
             cells = ["\n ".join(wrap(name, LONGEST_NAME if wide else SHORTENED_NAME)), *cells]
-            table.add_row(*(Text(cells[place].replace(" (", "\n(")) for place in shown))
+            table.add_row(*(Text(cells[index].replace(" (", "\n(")) for index in shown))
         yield table
 
 

@@ -97,13 +97,13 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
     return 1.0 - overlap(target_log_probs.exp(), draft_log_probs.exp())
 
 
-def merged_rows(log_probs: Tensor, places: Tensor, merge: bool = True) -> Tensor:
+def merged_rows(log_probs: Tensor, indices: Tensor, merge: bool = True) -> Tensor:
     """Selects the log-probabilities at these indices; if merge, appends a column for all others
-    together. Shapes: log_probs [N, C], places [N, k] -> [N, k] or [N, k + 1]."""
-    chosen = log_probs.gather(1, places)
+    together. Shapes: log_probs [N, C], indices [N, k] -> [N, k] or [N, k + 1]."""
+    chosen = log_probs.gather(1, indices)
     if not merge:
         return chosen
-    others = log_probs.scatter(1, places, -torch.inf).logsumexp(-1, keepdim=True)
+    others = log_probs.scatter(1, indices, -torch.inf).logsumexp(-1, keepdim=True)
     return torch.cat([chosen, others], dim=1)
 
 

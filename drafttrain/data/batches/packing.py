@@ -38,8 +38,8 @@ def share_sequences(
     """
     chosen = np.asarray(labelled)
     own = [[row] for row in range(len(chosen))] if most is None else pack(lengths[chosen], most)
-    sequences = [chosen[places].tolist() for places in own]
-    sizes = np.array([lengths[places].sum() for places in sequences])
+    sequences = [chosen[indices].tolist() for indices in own]
+    sizes = np.array([lengths[indices].sum() for indices in sequences])
     return PackedExamples(rows, sequences), sizes
 
 
@@ -53,8 +53,8 @@ def pack(lengths: np.ndarray, most: int) -> list[list[int]]:
     room: list[tuple[int, int]] = []  # (free tokens, sequence), fullest first
     for row in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[row])
-        place = bisect_left(room, (length, -1))
-        left, number = room.pop(place) if place < len(room) else (most, len(sequences))
+        index = bisect_left(room, (length, -1))
+        left, number = room.pop(index) if index < len(room) else (most, len(sequences))
         if number == len(sequences):
             sequences.append([])
         sequences[number].append(row)

@@ -23,6 +23,7 @@ from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
 from drafttrain.config.commands import DistillConfig
+from drafttrain.config.progress import tracking
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, sampling_of
 from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
@@ -116,7 +117,8 @@ def open_decoder(
         with suppress(ValueError):  # the engine does not support this family
             opened.append(open_backend("engine", config, target))
         trials = [Distilling(config, target, tried, decoder) for decoder in opened]
-        speeds = {one.decoder.backend: one.rows_per_second() for one in trials}
+        with tracking(len(trials) * (count + WARMED), "compare backends", "row") as work:
+            speeds = {one.decoder.backend: one.rows_per_second(work) for one in trials}
         chosen = [max(speeds, key=speeds.__getitem__)]
         rates = ", ".join(f"{name} {rate:.1f}" for name, rate in speeds.items())
         say(f"rows a second on {count} inputs: {rates}; all are decoded by {chosen[0]}")
@@ -174,11 +176,12 @@ class Distilling:
             versions=used_versions(),
         )
 
-    def rows_per_second(self) -> float:
+    def rows_per_second(self, work: tqdm) -> float:
         """Measures the decoding speed on all inputs, after warm-up on the first WARMED."""
-        list(self.decode(self.inputs.select(range(WARMED))))
-        began = perf_counter()
-        list(self.decode(self.inputs))
+        for inputs in (self.inputs.select(range(WARMED)), self.inputs):
+            began = perf_counter()
+            for done in self.decode(inputs):
+                work.update(len(done))
         return len(self.inputs) / (perf_counter() - began)
 
     def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
@@ -247,10 +250,10 @@ class Distilling:
             if reason is not None
         ]
         ready = [ShardRow(n, encoded=size, seconds=long) for n, long, why in facts if why is None]
-        places = {row: place for place, (row, _, _) in enumerate(facts)}
+        indices = {row: index for index, (row, _, _) in enumerate(facts)}
         kept = KeptEncodings(self.config.out, target.model)
         for batch in self.decoder.batches(ready):
-            clips = [inputs[places[row.row]] for row in batch]
+            clips = [inputs[indices[row.row]] for row in batch]
             sources = [clip_source(target, clip) for clip in clips]
             with torch.inference_mode():
                 states = Encoder(target.model)(sources)

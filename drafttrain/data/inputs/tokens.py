@@ -81,7 +81,7 @@ def tokenize_texts(
         return tokenizer(list(texts), verbose=False)["input_ids"]
     encoded = tokenizer(list(texts), return_special_tokens_mask=True, verbose=False)
     ends = [
-        max((place + 1 for place, special in enumerate(added) if not special), default=0)
+        max((index + 1 for index, special in enumerate(added) if not special), default=0)
         for added in encoded["special_tokens_mask"]
     ]
     return [ids[:end] for ids, end in zip(encoded["input_ids"], ends, strict=True)]

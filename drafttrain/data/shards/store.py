@@ -248,7 +248,7 @@ class TensorRows:
     """The columns of each shard."""
     lengths: np.ndarray
     """[rows] number of elements of each row."""
-    places: np.ndarray
+    offsets: np.ndarray
     """[rows, 2] shard of each row, and index of its first element in that shard."""
 
     def read(self, rows: Sequence[int], *names: str) -> list[Tensor]:
@@ -256,7 +256,7 @@ class TensorRows:
         found = []
         for name in names:
             spans = [self.shards[0][name][:0]]
-            for (shard, start), length in zip(self.places[rows], self.lengths[rows], strict=True):
+            for (shard, start), length in zip(self.offsets[rows], self.lengths[rows], strict=True):
                 spans.append(self.shards[shard][name][start : start + length])
             found.append(torch.cat(spans))
         return found
@@ -270,7 +270,7 @@ def open_tensors(
     widths: shape of each column after its first dimension, N. Raises ConfigError for a file that is
     damaged or has other shapes.
     """
-    shards, lengths, places = [], [], []
+    shards, lengths, offsets = [], [], []
     for shard in range(manifest.shards):
         path, rows = manifest.path(folder, shard), len(manifest.rows_of(shard))
         try:
@@ -288,5 +288,5 @@ def open_tensors(
             )
         shards.append(columns)
         lengths.append(row_lengths)
-        places.append(np.stack([np.full(rows, shard), row_lengths.cumsum() - row_lengths], axis=1))
-    return TensorRows(shards, np.concatenate(lengths), np.concatenate(places))
+        offsets.append(np.stack([np.full(rows, shard), row_lengths.cumsum() - row_lengths], axis=1))
+    return TensorRows(shards, np.concatenate(lengths), np.concatenate(offsets))

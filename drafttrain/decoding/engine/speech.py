@@ -57,12 +57,12 @@ def detect_languages(
 ) -> list[Source]:
     """Completes the prefixes of sources: the model detects open languages, as its `generate` does,
     in one decoder call. Shapes: encoded [S, D] each, of equal lengths."""
-    named, places = list(sources), [i for i, one in enumerate(sources) if one.language_is_open]
-    if not places:
+    named, indices = list(sources), [i for i, one in enumerate(sources) if one.language_is_open]
+    if not indices:
         return named
-    states = BaseModelOutput(torch.stack([encoded[place] for place in places]))
-    for place, language in zip(places, model.detect_language(encoder_outputs=states), strict=True):
-        prefix = sources[place].prefix
+    states = BaseModelOutput(torch.stack([encoded[index] for index in indices]))
+    for index, language in zip(indices, model.detect_language(encoder_outputs=states), strict=True):
+        prefix = sources[index].prefix
         prefix = torch.cat([prefix[:1], language.view(1), prefix[1:]])
-        named[place] = replace(sources[place], prefix=prefix, language_is_open=False)
+        named[index] = replace(sources[index], prefix=prefix, language_is_open=False)
     return named

@@ -97,6 +97,6 @@ def sweep_logits(heads: Sequence[AcceptanceHead], hidden: Tensor) -> Tensor:
             bias = torch.stack([head.blocks[number].bias for head in running])[..., None]
             x = x[:deeper]
             x = x + F.silu(torch.baddbmm(bias, weight, x))
-    places = {index: place for place, index in enumerate(order)}
+    ranks = {index: rank for rank, index in enumerate(order)}
     ordered = torch.cat(logits)
-    return torch.stack([ordered[places[index]] for index in range(len(heads))])
+    return torch.stack([ordered[ranks[index]] for index in range(len(heads))])

@@ -76,5 +76,5 @@ class LanguageModelling(nn.Module):
             ids = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
             inputs["decoder_input_ids"] = ids
         logits = model(**inputs, use_cache=False).logits
-        places = batch.learned if pairs else batch.learned - 1  # predicts the next token
-        return logits.flatten(0, 1)[places], batch.labels.flatten()[batch.learned]
+        indices = batch.learned if pairs else batch.learned - 1  # predicts the next token
+        return logits.flatten(0, 1)[indices], batch.labels.flatten()[batch.learned]

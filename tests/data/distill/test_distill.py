@@ -213,15 +213,17 @@ def test_many_rows_use_the_faster_backend_and_keep_it(tiny_target, monkeypatch, 
     measured = Distilling.rows_per_second
 
     def measure(faster: str) -> None:
-        def rate(tried: Distilling) -> float:
-            assert measured(tried) > 0.0
+        def rate(tried: Distilling, work) -> float:
+            assert measured(tried, work) > 0.0
             return 2.0 if tried.decoder.backend == faster else 1.0
 
         monkeypatch.setattr(Distilling, "rows_per_second", rate)
 
     measure("engine")
     assert distill(config).backend == "engine"
-    assert "engine 2.0; all are decoded by engine" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "engine 2.0; all are decoded by engine" in said
+    assert "compare backends: 100% 56/56" in said
     assert rows_of(config.out) == rows_of(tiny_target.parent / "transformers")
     (config.out / "shard-00001.parquet").unlink()
     measure("transformers")
