@@ -8,7 +8,7 @@ of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
@@ -211,7 +211,7 @@ class Distilling:
         say_reasons({one["row"]: f"{one['status']}, {one['reason']}" for one in lost.to_pylist()})
 
     def decode(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
-        """Decodes the inputs; yields batches of rows in no particular order."""
+        """Decodes the inputs; yields finished rows in no particular order."""
         clips = AUDIO in inputs.column_names
         return self._decode_clips(inputs) if clips else self._decode_texts(inputs)
 
@@ -236,7 +236,7 @@ class Distilling:
         ]
         ready = [ShardRow(row, source_ids=i) for row, i in rows if not isinstance(i, Refused)]
         for batch in self.decoder.batches(ready):
-            yield self._decode_batch(batch)
+            yield from self._decode_batch(batch)
 
     def _decode_clips(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
         """Decodes audio clips; yields the skipped rows first. Features are computed batch by batch
@@ -268,21 +268,27 @@ class Distilling:
                 )
                 for row, source, own in zip(batch, named, states, strict=True)
             ]
-            yield [replace(row, source=None) for row in self._decode_batch(whole)]
+            for done in self._decode_batch(whole):
+                yield [replace(row, source=None) for row in done]
 
-    def _decode_batch(self, batch: list[ShardRow]) -> list[ShardRow]:
-        """Decodes a batch, in halves if out of memory; a single row that fails is an error row."""
-        outputs: Sequence[Decoded] | None = None
+    def _decode_batch(self, batch: list[ShardRow]) -> Iterator[list[ShardRow]]:
+        """Decodes a batch and yields its rows as they end; if out of memory, decodes the others in
+        halves. A single row that fails is an error row."""
+        left, failed = dict(enumerate(batch)), False
         try:
-            outputs = self.decoder.decode(batch)
+            for index, tokens in self.decoder.decode(batch):
+                yield [self._finish(left.pop(index), tokens)]
         except torch.OutOfMemoryError:
-            if len(batch) == 1:
-                words = "out of memory; use a smaller max_source_tokens or max_new_tokens"
-                outputs = [Refused(words)]
-        if outputs is None:  # outside of `except`: the exception keeps memory alive
-            half = len(batch) // 2
-            return self._decode_batch(batch[:half]) + self._decode_batch(batch[half:])
-        return [self._finish(row, tokens) for row, tokens in zip(batch, outputs, strict=True)]
+            failed = True
+        if not failed:  # what follows is outside of `except`: the exception keeps memory alive
+            return
+        rest = list(left.values())
+        if len(rest) == 1:
+            words = "out of memory; use a smaller max_source_tokens or max_new_tokens"
+            yield [self._finish(rest[0], Refused(words))]
+            return
+        yield from self._decode_batch(rest[: len(rest) // 2])
+        yield from self._decode_batch(rest[len(rest) // 2 :])
 
     def _finish(self, row: ShardRow, tokens: Decoded) -> ShardRow:
         model = self.target.model

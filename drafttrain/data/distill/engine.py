@@ -5,14 +5,19 @@ Its outputs equal those of the backend `transformers` but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, batches_of_rows, sampling_of
+from drafttrain.data.distill.batches import (
+    BatchDecoder,
+    Decoded,
+    batches_of_rows,
+    sampling_of,
+)
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -36,22 +41,28 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     sampling = sampling_of(config)
     rule = GreedyMatch() if sampling.greedy else RejectionSampling()
 
-    def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
-        """Decodes rows; bisects to find those whose logits are not finite."""
+    def decode(rows: Sequence[ShardRow]) -> Iterator[tuple[int, Decoded]]:
+        """Yields rows as they end; bisects to find those whose logits are not finite."""
 
         def randomness(index: int) -> Randomness:
             return RowRandomness(chosen.seed, rows[index].row)
 
         decoder = Decoder(model, NoDrafter(), FixedLength(1), rule, sampling, randomness)
         sources = [row.source or make_source(row.source_ids, target.model) for row in rows]
+        outputs: dict[int, list[int]] = {index: [] for index in range(len(rows))}
         try:
-            outputs = decoder.decode_all(sources, chosen.max_new_tokens, config.batch_rows)
+            for round_ in decoder.decode(sources, chosen.max_new_tokens, config.batch_rows):
+                outputs[round_.sequence].extend(round_.emitted)
+                if round_.finished:
+                    yield round_.sequence, outputs.pop(round_.sequence)
         except NotFinite:
-            if len(rows) == 1:
-                return [None]
-            half = len(rows) // 2
-            return decode(rows[:half]) + decode(rows[half:])
-        return [output.tokens for output in outputs]
+            left = list(outputs)
+            if len(left) == 1:
+                yield left[0], None
+                return
+            for part in (left[: len(left) // 2], left[len(left) // 2 :]):
+                for index, tokens in decode([rows[index] for index in part]):
+                    yield part[index], tokens
 
     def batches(rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
         audio = any(row.encoded for row in rows)

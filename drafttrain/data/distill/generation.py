@@ -7,7 +7,7 @@ all rows continue at the same column; attention masks and positions exclude the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,12 @@ from transformers import (
 )
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, batches_by_length, sampling_of
+from drafttrain.data.distill.batches import (
+    BatchDecoder,
+    Decoded,
+    batches_by_length,
+    sampling_of,
+)
 from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import cut_after_eos, end_tokens, padded
@@ -56,7 +61,7 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     if own.encoder_no_repeat_ngram_size or own.encoder_repetition_penalty not in (None, 1.0):
         budget = 1  # logits processors read the sources: padding would change the result
 
-    def decode(rows: Sequence[ShardRow]) -> list[list[int] | None]:
+    def decode(rows: Sequence[ShardRow]) -> Iterable[tuple[int, Decoded]]:
         draws, chosen = None, config.sampling
         if config.method == "sample":
             seed, count = chosen.seed, chosen.max_new_tokens
@@ -64,8 +69,9 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
             draws = Draws(sampling_of(config), torch.from_numpy(np.stack(numbers)))
         clips = [row.source for row in rows if row.source is not None]
         if clips:
-            return generate_clips(model, clips, settings, draws)
-        return generate_batch(model, [row.source_ids for row in rows], settings, draws)
+            return enumerate(generate_clips(model, clips, settings, draws))
+        texts = [row.source_ids for row in rows]
+        return enumerate(generate_batch(model, texts, settings, draws))
 
     return BatchDecoder(
         "transformers",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -169,8 +169,8 @@ class Server:
     url: str
     model: str
 
-    def decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
-        """Returns the output of each row, in order.
+    def decode(self, rows: Sequence[ShardRow]) -> Iterable[tuple[int, Decoded]]:
+        """Returns the output of each row.
 
         Raises ServerGone if the server no longer answers, or if all of FEW or more rows fail: the
         shard is not written, and the same command continues the run.
@@ -179,7 +179,7 @@ class Server:
         failed = [one.reason for one in outputs if isinstance(one, Refused)]
         if len(failed) == len(rows) >= FEW:
             raise ServerGone(f"all of {len(rows)} rows failed, the first one: {failed[0]}")
-        return outputs
+        return enumerate(outputs)
 
     async def _decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
         free = asyncio.Semaphore(self.config.server.concurrency)

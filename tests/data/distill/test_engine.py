@@ -10,8 +10,9 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.distill import distill as distillation
 from drafttrain.data.distill.distill import distill as distil
+from drafttrain.data.distill.engine import open_engine
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
-from drafttrain.data.shards.outputs import Manifest, load_distilled
+from drafttrain.data.shards.outputs import Manifest, ShardRow, load_distilled
 from drafttrain.models.loading import load_target
 from tests.data.distill.tiny_distill import SAMPLED, changed, rows_of, settings, shards
 from tests.tiny_drafters import shared
@@ -119,3 +120,15 @@ def test_rows_without_finite_scores_are_errors_and_the_others_are_decoded(tmp_pa
     assert distil(looped).counts == distil(plain).counts
     assert Manifest.read(plain.out).counts.error > 1
     assert shards(looped.out) == shards(plain.out)
+
+
+def test_a_row_is_counted_when_it_ends(models, tmp_path):
+    config = made(models, tmp_path, "marian", "rows", backend="engine", batch_rows=1)
+    target, calls = load_target(config.target), []
+    target.model.register_forward_hook(lambda *_: calls.append(1))
+    decoder = open_engine(config, target)
+    calls.clear()
+    rows = [ShardRow(row, source_ids=[5 + row, 6, EOS]) for row in range(3)]
+    ends = [(index, len(calls)) for index, _ in decoder.decode(rows)]
+    assert sorted(index for index, _ in ends) == [0, 1, 2]
+    assert ends[0][1] < ends[1][1] < ends[2][1] == len(calls)
