@@ -30,11 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", required=True, help="folder of the shallow target")
     parser.add_argument("--times", type=int, default=2, help="copies of each layer")
+    parser.add_argument("--config", required=True, help="recipe of recipes/train_target.py")
     given, rest = parser.parse_known_args(arguments)
     base = TargetConfig(path=given.base)
     recipe.train_tokenizer = lambda *_: load_tokenizer(base)
     recipe.build_model = lambda *_: grow(load_target(base).model, given.times)
-    sys.argv[1:] = rest
+    sys.argv[1:] = ["--config", given.config, *rest]
     recipe.main()
 
 
