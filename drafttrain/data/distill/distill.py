@@ -282,13 +282,15 @@ class Distilling:
             failed = True
         if not failed:  # what follows is outside of `except`: the exception keeps memory alive
             return
-        rest = list(left.values())
-        if len(rest) == 1:
+        if len(batch) == 1:
             words = "out of memory; use a smaller max_source_tokens or max_new_tokens"
-            yield [self._finish(rest[0], Refused(words))]
+            yield [self._finish(batch[0], Refused(words))]
             return
-        yield from self._decode_batch(rest[: len(rest) // 2])
-        yield from self._decode_batch(rest[len(rest) // 2 :])
+        rest = list(left.values())
+        half = len(rest) // 2
+        for part in (rest[:half], rest[half:]):
+            if part:
+                yield from self._decode_batch(part)
 
     def _finish(self, row: ShardRow, tokens: Decoded) -> ShardRow:
         model = self.target.model

@@ -9,6 +9,7 @@ from drafttrain.config.base import ConfigError, Interrupted
 from drafttrain.config.commands import DistillConfig
 from drafttrain.config.recipes import SpecDrafterRecipe
 from drafttrain.data.distill import distill as distillation
+from drafttrain.data.distill.batches import BatchDecoder
 from drafttrain.data.distill.distill import distill as distil
 from drafttrain.data.distill.engine import open_engine
 from drafttrain.data.distill.recipe_rows import distillations, distilled_rows
@@ -132,3 +133,28 @@ def test_a_row_is_counted_when_it_ends(models, tmp_path):
     ends = [(index, len(calls)) for index, _ in decoder.decode(rows)]
     assert sorted(index for index, _ in ends) == [0, 1, 2]
     assert ends[0][1] < ends[1][1] < ends[2][1] == len(calls)
+
+
+def test_rows_that_ended_before_memory_ran_out_are_not_decoded_again(models, tmp_path):
+    config = made(models, tmp_path, "marian", "memory")
+    calls = []
+
+    def decode(rows):
+        calls.append([row.row for row in rows])
+        for index, row in enumerate(rows):
+            if row.row == 3 or (len(rows) > 2 and index == 1):
+                raise torch.OutOfMemoryError
+            yield index, [row.row, EOS]
+
+    decoder = BatchDecoder("engine", decode, lambda rows: [rows])
+    filling = distillation.Distilling(config, load_target(config.target), None, decoder)
+    rows = [ShardRow(number, source_ids=[5, EOS]) for number in range(4)]
+    done = [row for batch in filling._decode_batch(rows) for row in batch]
+    assert calls == [[0, 1, 2, 3], [1], [2, 3], [3]]
+    assert [(row.row, row.status) for row in done] == [
+        (0, "ok"),
+        (1, "ok"),
+        (2, "ok"),
+        (3, "error"),
+    ]
+    assert "out of memory" in done[3].reason
