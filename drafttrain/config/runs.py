@@ -216,7 +216,13 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
             recorded = f"{str(drafter)!r} was trained for target {known['path']!r}"
             print(f"{recorded}; give --target if it is in another folder", file=sys.stderr)
     if values["target"].get("path") is None:
-        raise ConfigError(f"the target of drafter {drafter!r} is not recorded; add --target MODEL")
+        if Path(str(drafter)).exists():
+            raise ConfigError(
+                f"the target of drafter {drafter!r} is not recorded; add --target MODEL"
+            )
+        raise ConfigError(
+            f"drafter {drafter!r}: no such folder; give a run, or for a Hub name add --target MODEL"
+        )
     return values
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel
+from pydantic_core import from_json, to_json
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, logging
@@ -181,7 +182,8 @@ def describe(parts: Parts, inputs: Sequence[Sequence[int]]) -> tuple[dict[str, A
         POLICY: dump_policy(parts.policy),
         DRAFTS: draft_all(parts, inputs),
     }
-    return facts, logits
+    # as they are read from JSON, which has no numbers as keys (BART's id2label) and no infinity
+    return from_json(to_json(facts, inf_nan_mode="null")), logits
 
 
 def same_numbers(ours: Tensor, theirs: Tensor) -> bool:

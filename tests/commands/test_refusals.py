@@ -150,7 +150,7 @@ RUN = "drafttrain eval"
 RUNS = {
     f"{RUN} --drafter ./absent --target target": ("--data",),
     f"{RUN} --drafter ./absent --target target --data rows.jsonl": ("'./absent'", "no such folder"),
-    f"{RUN} --drafter ./absent": ("./absent", "--target"),
+    f"{RUN} --drafter ./absent": ("./absent", "no such folder", "--target"),
     f"{RUN} --target ./absent --drafter checkpoints/tiny": ("--data",),
     f"{RUN} --report report.txt": ("report.txt", ".json"),
     f"{RUN} --stop head --head head": ("'head'", "'spec-drafter'", "stop.kind=", "cumulative"),

@@ -27,7 +27,7 @@ from tests.export.pairs import (
     save_head,
     save_spec_drafter,
 )
-from tests.tiny_models import PAD, tiny_model
+from tests.tiny_models import FAMILIES, PAD, tiny_model
 
 LEFT_PADDED = {
     "input_ids": torch.tensor([[PAD, PAD, 9, 14], [3, 22, 8, 31], [PAD, 5, 5, 17]]),
@@ -92,9 +92,15 @@ def test_rows_padded_on_either_side_have_the_outputs_of_greedy_generate_alone(fa
             assert set(row[len(alone) :]) <= {PAD}, "results are padded on the right"
 
 
-@pytest.mark.parametrize("shape", [{}, {"encoder": "target", "output_tokens": 30}])
-def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, shape):
-    target = tiny_model("marian")
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("marian", {"encoder": "target", "output_tokens": 30}),
+    ],
+)
+def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, family, shape):
+    target = tiny_model(family)
     drafter = save_spec_drafter(tmp_path / "drafter", target, tmp_path, **shape)
     out = export_to(tmp_path / "out", drafter=str(drafter))
     reloaded = SpecDrafter.from_pretrained(out)

@@ -60,7 +60,7 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
         raise ConfigError(
             f"sampling.max_new_tokens = {new}, but the target has only {positions} positions"
             f"{', prompt included' * prompt}; use sampling.max_new_tokens={positions - prompt} or "
-            "less"
+            "less (in a recipe: distill.sampling.max_new_tokens)"
         )
     if (config.out / MANIFEST).is_file():
         Manifest.read(config.out)
