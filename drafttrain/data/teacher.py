@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from drafttrain.config.recipes import CausalDrafterRecipe
-from drafttrain.data.batches.examples import Example, Examples, TopRows
+from drafttrain.data.batches.examples import Example, Examples, TopRows, merged_rows
 from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
@@ -157,9 +157,6 @@ def top_rows(logits: Tensor, top_k: int, draftable: Tensor | None = None) -> Top
     log_probs = at_least_float32(logits).log_softmax(-1)
     if draftable is not None:
         log_probs = log_probs[:, draftable.to(log_probs.device)]
-    values, indices = likeliest(log_probs, top_k)
+    _, indices = likeliest(log_probs, top_k)
     tokens = indices if draftable is None else draftable.to(indices.device)[indices]
-    if values.shape[1] < log_probs.shape[1]:
-        others = log_probs.scatter(1, indices, -torch.inf).logsumexp(-1, keepdim=True)
-        values = torch.cat([values, others], dim=1)
-    return TopRows(tokens, values)
+    return TopRows(tokens, merged_rows(log_probs, indices, top_k < log_probs.shape[1]))

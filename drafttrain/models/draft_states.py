@@ -12,7 +12,6 @@ Block drafters have neither: a block is one call, so a draft that ends earlier s
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -61,7 +60,7 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     if below[below.argmin()] < MIN_LOG_PROB:
         np.maximum(below, MIN_LOG_PROB, out=below)  # no 0 * -inf in the entropy
     weights = np.exp(below)
-    total, weighted = float(weights.dot(_ones(len(row), row.dtype))), float(weights.dot(below))
+    total, weighted = float(weights.sum()), float(weights.dot(below))
     norm = math.log(total)
     of_token = max(float(below[token]) - norm, MIN_LOG_PROB)
     below[best] = -math.inf
@@ -69,12 +68,6 @@ def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
     entropy = norm - weighted / total  # log Z - E[x], x = logits minus their maximum
     state[width:] = of_token, -norm, second, entropy, math.exp(of_token), 1.0 / total
     return torch.from_numpy(state)
-
-
-@lru_cache(maxsize=4)
-def _ones(size: int, dtype: np.dtype) -> np.ndarray:
-    """Ones for a dot product, which at this size sums faster than `sum`."""
-    return np.ones(size, dtype)
 
 
 def check_has_states(drafter: PretrainedConfig) -> None:

@@ -36,5 +36,6 @@ def draftable_indices(labels: Tensor, draftable: Tensor | None, ignored: int) ->
     Shapes: labels [...], draftable [N] in rising order (None: all) -> [...]."""
     if draftable is None:
         return labels
+    draftable = draftable.to(labels.device)
     indices = torch.searchsorted(draftable, labels.contiguous()).clamp(max=len(draftable) - 1)
     return torch.where(draftable[indices] == labels, indices, ignored)

@@ -148,18 +148,14 @@ def check_fit(
             f"{target_size}; train a drafter for this target, or give the target that the drafter "
             "was trained for"
         )
-    if reads_encoder(drafter) and drafter.hidden_size != target.hidden_size:
+    states, width = "hidden", state_size(target, "token")
+    if reads_encoder(drafter):
+        states, width = "encoder", target.hidden_size
+    if reads_states(drafter) and drafter.hidden_size != width:
         raise ConfigError(
-            f"{drafter_name} ({kind.words}) reads encoder states of size {drafter.hidden_size}, "
-            f"but those of {target_name} have size {target.hidden_size}; train {kind.words} for "
-            "this target, or give the target it was trained on"
-        )
-    width = state_size(target, "token")
-    if kind.reads_target and drafter.hidden_size != width:
-        raise ConfigError(
-            f"{drafter_name} ({kind.words}) reads hidden states of size {drafter.hidden_size}, but "
-            f"those of {target_name} have size {width}; train {kind.words} for this target, or "
-            "give the target they were trained on"
+            f"{drafter_name} ({kind.words}) reads {states} states of size {drafter.hidden_size}, "
+            f"but those of {target_name} have size {width}; train {kind.words} for this target, or "
+            "give the target of its training"
         )
 
 

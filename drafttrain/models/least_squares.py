@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,20 +10,15 @@ RIDGE = 1e-2
 """Ridge penalty of each squared weight, relative to the mean square of the inputs."""
 
 
-@dataclass
 class LeastSquares:
     """Running sums for a linear least squares fit of outputs [N, D] from inputs [N, I]."""
 
-    products: Tensor
-    """[I + 1, I + 1] products of inputs with inputs, each row extended by a constant 1."""
-    targets: Tensor
-    """[I + 1, D] products of extended inputs with outputs."""
-    count: int = 0
-
-    @staticmethod
-    def empty(inputs: int, outputs: int) -> LeastSquares:
-        size = inputs + 1
-        return LeastSquares(torch.zeros(size, size), torch.zeros(size, outputs))
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.products = torch.zeros(inputs + 1, inputs + 1)
+        """[I + 1, I + 1] products of inputs with inputs, each row extended by a constant 1."""
+        self.targets = torch.zeros(inputs + 1, outputs)
+        """[I + 1, D] products of extended inputs with outputs."""
+        self.count = 0
 
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
         """Adds N rows. Shapes: [N, I], [N, D]."""

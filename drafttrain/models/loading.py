@@ -108,8 +108,7 @@ def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]
     Transformers makes a T5 cache with as many layers as the encoder and fails at the first step if
     the decoder has more (`num_decoder_layers`). This cache has as many layers as the decoder.
     """
-    layers = getattr(model.config, "num_decoder_layers", None)
-    if layers is None or layers == model.config.num_hidden_layers:
+    if cache_is_deep_enough(model.config):
         return {}
     depth = model.get_decoder().config
     own, cross = DynamicCache(config=depth), DynamicCache(config=depth)

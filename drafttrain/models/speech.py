@@ -29,30 +29,25 @@ def check_speech(config: TargetConfig, model_config: PretrainedConfig) -> None:
 
     Reads only config.json and generation_config.json. Raises ConfigError.
     """
-    given = {
-        name: getattr(config, name) for name in SPEECH_OPTIONS if getattr(config, name) is not None
-    }
     if not takes_audio(model_config):
-        for name, value in given.items():
-            raise ConfigError(
-                f"target.{name} = {value!r} is for speech targets, but {config.path!r} is a "
-                f"{model_config.model_type!r} model; leave it out"
-            )
+        for name in SPEECH_OPTIONS:
+            if (value := getattr(config, name)) is not None:
+                raise ConfigError(
+                    f"target.{name} = {value!r} is for speech targets, but {config.path!r} is a "
+                    f"{model_config.model_type!r} model; leave it out"
+                )
         return
     if model_config.model_type != "whisper":
         raise ConfigError(
             f"target.path = {config.path!r} is a {model_config.model_type!r} model; of the speech "
             "recognition models only Whisper is supported: give one"
         )
-    try:
-        set_language_and_task(generation_settings(config, model_config), config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    set_language_and_task(generation_settings(config, model_config), config)
 
 
 def set_language_and_task(settings: GenerationConfig, config: TargetConfig) -> None:
     """Sets the language and task of the settings in a target's generation_config, as `generate`
-    does with its arguments. Raises ValueError for values that the target does not know."""
+    does with its arguments. Raises ConfigError for values that the target does not know."""
     for name in SPEECH_OPTIONS:
         if (value := getattr(config, name)) is not None:
             setattr(settings, name, value)
@@ -60,23 +55,23 @@ def set_language_and_task(settings: GenerationConfig, config: TargetConfig) -> N
 
 
 def check_language_and_task(settings: GenerationConfig) -> None:
-    """Raises ValueError for a language or a task that is unknown to a target."""
+    """Raises ConfigError for a language or a task that is unknown to a target."""
     values = settings.to_dict()
     for name, table in SPEECH_OPTIONS.items():
         value, known = values.get(name), values.get(table)
         if value is None:
             continue
         if not values.get("is_multilingual", True) or not known:
-            raise ValueError(
+            raise ConfigError(
                 f"target.{name} = {value!r}, but this target transcribes only English; leave it out"
             )
         if name == "task" and value not in known:
-            raise ValueError(
+            raise ConfigError(
                 f"target.task = {value!r} is not a task of this target; use {' or '.join(known)}"
             )
         if name == "language" and not _is_language(value, known):
             codes = ", ".join(sorted(token.strip("<|>") for token in known))
-            raise ValueError(
+            raise ConfigError(
                 f"target.language = {value!r} is not a language of this target; give one of: "
                 f"{codes}"
             )

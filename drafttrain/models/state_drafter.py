@@ -270,7 +270,7 @@ def fit_start(
     """
     config, embed = drafter.config, target.get_input_embeddings()
     width = config.hidden_size * (len(config.state_layers) + 1)
-    sums = [LeastSquares.empty(width, config.hidden_size) for _ in (FIRST, LATER)]
+    sums = [LeastSquares(width, config.hidden_size) for _ in (FIRST, LATER)]
     for prompt, output in texts:
         ids = torch.tensor([[*prompt, *output[:-1]]], device=target.device)
         reading = read_target(target, config, ids)

@@ -136,30 +136,27 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
     `name`: the model's name in messages. Reads only names and headers. A folder without weights
     passes; reading it fails later. Raises ConfigError.
     """
-    folder = Path(path).expanduser()
+    folder, files = Path(path).expanduser(), []
     if not folder.is_dir():
         try:
             _shards(Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision)), name)
         except OSError:  # not sharded
             return
     elif (folder / SAFE_WEIGHTS_NAME).is_file():
-        _check_header(folder / SAFE_WEIGHTS_NAME, name)
+        files = [SAFE_WEIGHTS_NAME]
     elif (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        for shard in _shards(folder / SAFE_WEIGHTS_INDEX_NAME, name):
-            _check_header(folder / shard, name)
+        files = _shards(folder / SAFE_WEIGHTS_INDEX_NAME, name)
     else:
         _refuse_others(folder, name)
-
-
-def _check_header(file: Path, name: str) -> None:
-    try:
-        with safe_open(file, framework="pt"):
-            pass
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{name}: {file.name} is not a complete safetensors file ({first_line(error)}); copy "
-            "it again (with git: git lfs pull)"
-        ) from None
+    for file in files:
+        try:
+            with safe_open(folder / file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"{name}: {file} is not a complete safetensors file ({first_line(error)}); copy "
+                "it again (with git: git lfs pull)"
+            ) from None
 
 
 def _shards(index: Path, name: str) -> list[str]:

@@ -56,20 +56,6 @@ def constant_loss(counts: np.ndarray, smoothing: float) -> float:
     return float(-(probs[probs > 0] * np.log(probs[probs > 0])).sum())
 
 
-def followed_cross_entropy(
-    logits: Tensor, teacher_probs: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Returns the sum over rows of weight * -sum(teacher_probs * log probs) and the sum of weights.
-
-    Ids that only one of the vocabularies has (padding to a round size) are left out of the inner
-    sum. Shapes: logits [N, V], teacher_probs [N, V'], weights [N]. N = 0 keeps the autograd graph.
-    """
-    shared = min(logits.shape[-1], teacher_probs.shape[-1])
-    log_probs = logits.float().log_softmax(-1)[:, :shared]
-    losses = -(teacher_probs[:, :shared] * log_probs).sum(-1)
-    return (losses * weights).sum(), weights.sum()
-
-
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """Returns sum(min(target_probs, draft_probs)) of each row: the probability that a token drawn
     from draft_probs is accepted (Leviathan et al., Theorem 3.5). Shapes: [N, C], [N, C] -> [N]."""
@@ -95,16 +81,6 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
     """Returns 1 - sum min(target, draft), the rejection rate of a draft token (Leviathan et al.,
     Theorem 3.5). For a part of the vocabulary it is exact if the drafter drafts no other tokens."""
     return 1.0 - overlap(target_log_probs.exp(), draft_log_probs.exp())
-
-
-def merged_rows(log_probs: Tensor, indices: Tensor, merge: bool = True) -> Tensor:
-    """Selects the log-probabilities at these indices; if merge, appends a column for all others
-    together. Shapes: log_probs [N, C], indices [N, k] -> [N, k] or [N, k + 1]."""
-    chosen = log_probs.gather(1, indices)
-    if not merge:
-        return chosen
-    others = log_probs.scatter(1, indices, -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([chosen, others], dim=1)
 
 
 DIVERGENCES = {"forward_kl": forward_kl, "total_variation": total_variation}

@@ -19,7 +19,7 @@ from tests.tiny_models import tiny_model
 def test_least_squares_recover_a_linear_map():
     torch.manual_seed(0)
     weights, constant = torch.randn(3, 5), torch.randn(3)
-    sums = LeastSquares.empty(5, 3)
+    sums = LeastSquares(5, 3)
     for size in (40, 1, 60):
         inputs = torch.randn(size, 5)
         sums.add(inputs, inputs @ weights.T + constant)
@@ -30,7 +30,7 @@ def test_least_squares_recover_a_linear_map():
 
 def test_a_ridge_by_hand():
     """One input 2 with output 6: products [[4, 2], [2, 1]], whose mean diagonal is 2.5."""
-    sums = LeastSquares.empty(1, 1)
+    sums = LeastSquares(1, 1)
     sums.add(torch.tensor([[2.0]]), torch.tensor([[6.0]]))
     weight, constant = sums.solve(0.4)  # 1 is added to the diagonal: 5 w + 2 c = 12, 2 w + 2 c = 6
     close(weight, torch.tensor([[2.0]]), 1e-5)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttrain.training.losses import DIVERGENCES, merged_rows
+from drafttrain.data.batches.examples import merged_rows
+from drafttrain.training.losses import DIVERGENCES
 
 P, Q = (0.5, 0.3, 0.2), (0.25, 0.5, 0.25)
 """Target and drafter: the overlap is 0.25 + 0.3 + 0.2 = 0.75, and only for the first token is the

@@ -25,6 +25,16 @@ class TopRows(NamedTuple):
     """[N, k] of these tokens, or [N, k + 1]: the last column is for all other tokens together."""
 
 
+def merged_rows(log_probs: Tensor, indices: Tensor, merge: bool = True) -> Tensor:
+    """Selects the log-probabilities at these indices; if merge, appends a column for all others
+    together. Shapes: log_probs [N, C], indices [N, k] -> [N, k] or [N, k + 1]."""
+    chosen = log_probs.gather(1, indices)
+    if not merge:
+        return chosen
+    others = log_probs.scatter(1, indices, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([chosen, others], dim=1)
+
+
 class Example(NamedTuple):
     """One row in one epoch; random draws for it are seeded with these two numbers."""
 

@@ -22,7 +22,7 @@ class BatchDecoder:
     """Name of the backend in `BACKENDS`."""
     decode: Callable[[Sequence[ShardRow]], Iterable[tuple[int, Decoded]]]
     """Yields the index and output of each row, in any order, as early as it is known. Raises
-    OutOfMemoryError for a batch that is too large."""
+    OutOfMemoryError for a batch that is too large, and may raise NotFinite for the rest of one."""
     batches: Callable[[Sequence[ShardRow]], Iterable[list[ShardRow]]]
     """Splits the rows of a shard into batches. A row's output does not depend on its batch."""
     served_model: str | None = None

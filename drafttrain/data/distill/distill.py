@@ -29,12 +29,7 @@ from drafttrain.data.distill.generation import generate_settings
 from drafttrain.data.distill.plan import check_distillation
 from drafttrain.data.encoded import KeptEncodings
 from drafttrain.data.inputs.chats import Refused
-from drafttrain.data.inputs.clips import (
-    AUDIO,
-    DIGESTS,
-    SECONDS,
-    clip_source,
-)
+from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS, clip_source
 from drafttrain.data.inputs.rows import REASON, describe_inputs
 from drafttrain.data.inputs.tokens import say_reasons, tokenize_prompts
 from drafttrain.data.shards.outputs import (
@@ -55,6 +50,7 @@ from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.engine.speech import detect_languages
 from drafttrain.decoding.padding import end_tokens
+from drafttrain.decoding.types import NotFinite
 from drafttrain.models.identity import hash_tokenizer, hash_weights
 from drafttrain.models.loading import (
     LoadedTarget,
@@ -272,19 +268,20 @@ class Distilling:
                 yield [replace(row, source=None) for row in done]
 
     def _decode_batch(self, batch: list[ShardRow]) -> Iterator[list[ShardRow]]:
-        """Decodes a batch and yields its rows as they end; if out of memory, decodes the others in
-        halves. A single row that fails is an error row."""
-        left, failed = dict(enumerate(batch)), False
+        """Decodes a batch and yields its rows as they end; if out of memory, or if logits are not
+        finite, decodes the others in halves. A single row that fails is an error row."""
+        left = dict(enumerate(batch))
         try:
             for index, tokens in self.decoder.decode(batch):
                 yield [self._finish(left.pop(index), tokens)]
         except torch.OutOfMemoryError:
-            failed = True
-        if not failed:  # what follows is outside of `except`: the exception keeps memory alive
+            failed = Refused("out of memory; use a smaller max_source_tokens or max_new_tokens")
+        except NotFinite:
+            failed = None
+        else:
             return
-        if len(batch) == 1:
-            words = "out of memory; use a smaller max_source_tokens or max_new_tokens"
-            yield [self._finish(batch[0], Refused(words))]
+        if len(batch) == 1:  # outside of `except`: the exception keeps memory alive
+            yield [self._finish(batch[0], failed)]
             return
         rest = list(left.values())
         half = len(rest) // 2

@@ -26,7 +26,6 @@ from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength
-from drafttrain.decoding.types import NotFinite
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from drafttrain.models.loading import LoadedTarget
 
@@ -42,27 +41,16 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     rule = GreedyMatch() if sampling.greedy else RejectionSampling()
 
     def decode(rows: Sequence[ShardRow]) -> Iterator[tuple[int, Decoded]]:
-        """Yields rows as they end; bisects to find those whose logits are not finite."""
-
         def randomness(index: int) -> Randomness:
             return RowRandomness(chosen.seed, rows[index].row)
 
         decoder = Decoder(model, NoDrafter(), FixedLength(1), rule, sampling, randomness)
         sources = [row.source or make_source(row.source_ids, target.model) for row in rows]
         outputs: dict[int, list[int]] = {index: [] for index in range(len(rows))}
-        try:
-            for round_ in decoder.decode(sources, chosen.max_new_tokens, config.batch_rows):
-                outputs[round_.sequence].extend(round_.emitted)
-                if round_.finished:
-                    yield round_.sequence, outputs.pop(round_.sequence)
-        except NotFinite:
-            left = list(outputs)
-            if len(left) == 1:
-                yield left[0], None
-                return
-            for part in (left[: len(left) // 2], left[len(left) // 2 :]):
-                for index, tokens in decode([rows[index] for index in part]):
-                    yield part[index], tokens
+        for round_ in decoder.decode(sources, chosen.max_new_tokens, config.batch_rows):
+            outputs[round_.sequence].extend(round_.emitted)
+            if round_.finished:
+                yield round_.sequence, outputs.pop(round_.sequence)
 
     def batches(rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
         audio = any(row.encoded for row in rows)

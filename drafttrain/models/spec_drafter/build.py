@@ -43,8 +43,7 @@ def depths(config: PretrainedConfig) -> tuple[int, int]:
     for names in DEPTHS:
         if all(hasattr(config, name) for name in names):
             return tuple(getattr(config, name) for name in names)
-    parts = [getattr(config, part, None) for part in ("encoder", "decoder")]
-    if all(isinstance(part, PretrainedConfig) for part in parts):
+    if parts := _parts(config):
         return tuple(part.num_hidden_layers for part in parts)
     raise ConfigError(
         f"a Spec-Drafter cannot be made of a {config.model_type!r} model: its config.json does not "

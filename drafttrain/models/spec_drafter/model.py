@@ -87,10 +87,7 @@ class SpecDrafter(Base):
 
     def draftable_labels(self, labels: Tensor, ignored: int) -> Tensor:
         """Returns the index of each label [...] among draftable tokens, `ignored` for others."""
-        draftable = self.draftable
-        if draftable is not None:
-            draftable = draftable.to(labels.device)
-        return draftable_indices(labels, draftable, ignored)
+        return draftable_indices(labels, self.draftable, ignored)
 
     def previous_token_rows(self) -> Tensor:
         """Returns the change of each token's score per unit of previous-token feature [V, rank]."""

@@ -1,7 +1,7 @@
 """Training of a drafter from the target's outputs and from its distributions (distillation).
 
 The target runs on every batch, unless the batch contains its distributions, reduced to the
-likeliest tokens (`losses.merged_rows`). Only output tokens are in the loss, since only these are
+likeliest tokens (`merged_rows`). Only output tokens are in the loss, since only these are
 drafted. In batches of masked blocks (PARD, arXiv 2504.18583), every token of a block is a separate
 next-token task; its label distribution is the target's for the token at the same position in the
 text, conditioned on all the text before it.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.config.recipes import FollowTargetConfig
-from drafttrain.data.batches.examples import causal_mask
+from drafttrain.data.batches.examples import causal_mask, merged_rows
 from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
@@ -25,7 +25,6 @@ from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.losses import (
     DIVERGENCES,
     LossSums,
-    merged_rows,
     overlap,
     smoothed_cross_entropy,
 )

@@ -7,22 +7,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttrain.data.batches.examples import LabelledBatch, causal_mask, visible_sources
-from drafttrain.training.losses import (
-    LossSums,
-    followed_cross_entropy,
-    overlap,
-    smoothed_cross_entropy,
-)
+from drafttrain.training.losses import LossSums, forward_kl, overlap, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
 
 
 class LanguageModelling(nn.Module):
     """Next-token training with references as labels, or a teacher's distribution along them.
 
-    With a teacher, the label of each position is the teacher's whole distribution given the same
-    text (cross entropy, so KL(teacher || model) up to a constant; DistillSpec, Zhou et al. 2024).
-    This suits a drafter: a draft token is accepted with probability sum(min(target_probs,
-    draft_probs)), independent of the reference.
+    With a teacher, the loss of each position is KL(teacher || model) given the same text
+    (DistillSpec, Zhou et al. 2024). This suits a drafter: a draft token is accepted with
+    probability sum(min(target_probs, draft_probs)), independent of the reference.
     """
 
     parts = None
@@ -44,27 +38,28 @@ class LanguageModelling(nn.Module):
         logits, labels = self._read(self.model, batch)
         weights = torch.ones_like(labels, dtype=torch.float)
         if self.teacher is not None and self.training:
-            loss, weight = followed_cross_entropy(logits, self.teacher_probs(batch), weights)
+            loss, weight = forward_kl(*self.log_probs(batch, logits)).sum(), weights.sum()
         else:
             loss, weight = smoothed_cross_entropy(logits, labels, weights, self.label_smoothing)
         correct = (logits.argmax(-1) == labels).sum()
         return LossSums(loss, weight, correct, torch.ones_like(labels).sum())
 
-    @torch.no_grad()
-    def teacher_probs(self, batch: LabelledBatch) -> Tensor:
-        """Returns the teacher's distribution at each labelled position, [N, V of the teacher]."""
-        logits, _ = self._read(self.teacher.on(batch.input_ids.device), batch)
-        return logits.float().softmax(-1)
+    def log_probs(self, batch: LabelledBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns log-probabilities of teacher and model at each labelled position, [N, V] both,
+        without ids that only one of the vocabularies has (padding to a round size)."""
+        with torch.no_grad():
+            taught, _ = self._read(self.teacher.on(batch.input_ids.device), batch)
+        shared = min(taught.shape[-1], logits.shape[-1])
+        teacher, model = (rows.float().log_softmax(-1)[:, :shared] for rows in (taught, logits))
+        return teacher, model
 
     @torch.no_grad()
     def acceptance(self, batch: LabelledBatch) -> Tensor:
         """Returns sum(min(target_probs, draft_probs)) at each labelled position, [N]: the
         probability that the teacher accepts a token drawn from the model, without warping
         (Leviathan et al., Theorem 3.5)."""
-        target_probs = self.teacher_probs(batch)
-        draft_probs = self._read(self.model, batch)[0].float().softmax(-1)
-        shared = min(target_probs.shape[-1], draft_probs.shape[-1])
-        return overlap(target_probs[:, :shared], draft_probs[:, :shared])
+        rows = self.log_probs(batch, self._read(self.model, batch)[0])
+        return overlap(*(log_probs.exp() for log_probs in rows))
 
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """Returns the model's logits at each labelled position, and the labels: [N, V], [N]."""
