@@ -120,7 +120,7 @@ def perplexity(
 def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     if already_finished(settings):
         return
-    pairs = family_defaults(settings.model, "model").is_encoder_decoder
+    pairs = family_defaults(settings.model).is_encoder_decoder
     check_teacher(settings, pairs)
     check_run(settings.run, settings)
     inputs = usable(load_inputs(settings.data))
@@ -224,7 +224,7 @@ def build_model(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedMod
         given["decoder_vocab_size"] = len(tokenizer)
     torch.manual_seed(settings.train.seed)
     kind = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
-    return random_model(kind, settings.model, given, "model")
+    return random_model(kind, settings.model, given)
 
 
 if __name__ == "__main__":

@@ -24,31 +24,28 @@ SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Token ids in a config.json that a drafter takes from its target."""
 
 
-def family_defaults(fields: Mapping[str, Any], name: str) -> PretrainedConfig:
+def family_defaults(fields: Mapping[str, Any]) -> PretrainedConfig:
     """Returns the default configuration of the family `model_type`; checks the other fields' names.
 
-    name: of the setting, for messages. Raises ConfigError for an unknown family or field, and
-    suggests the nearest known one.
+    Raises ConfigError for an unknown family or field, and suggests the nearest known one.
     """
     family = fields.get("model_type")
     if family is None:
-        raise ConfigError(f"{name}.model_type is missing; give one, such as marian, t5 or llama")
+        raise ConfigError("model.model_type is missing; give one, such as marian, t5 or llama")
     if family not in CONFIG_MAPPING:
         near = get_close_matches(str(family), list(CONFIG_MAPPING), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "give one, such as marian, t5 or llama"
-        raise ConfigError(f"{name}.model_type = {family!r} is unknown to Transformers; {hint}")
+        raise ConfigError(f"model.model_type = {family!r} is unknown to Transformers; {hint}")
     config = AutoConfig.for_model(family)
     known = config.to_dict().keys() | config.attribute_map.keys()
     for field in sorted(fields.keys() - known):
         near = get_close_matches(str(field), sorted(known), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-        raise ConfigError(f"unknown setting '{name}.{field}' of a {family!r} model; {hint}")
+        raise ConfigError(f"unknown setting 'model.{field}' of a {family!r} model; {hint}")
     return config
 
 
-def random_model(
-    kind: Any, fields: Mapping[str, Any], given: Mapping[str, Any], name: str
-) -> PreTrainedModel:
+def random_model(kind: Any, fields: Mapping[str, Any], given: Mapping[str, Any]) -> PreTrainedModel:
     """Makes a model with random weights from an Auto class and config.json fields.
 
     `given` overrides `fields`. Draws from torch's default generator. Raises ConfigError for fields
@@ -60,7 +57,7 @@ def random_model(
     except (KeyError, ValueError, StrictDataclassError) as error:
         reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
         raise ConfigError(
-            f"{name} = {dict(fields)}: {reason.rstrip('.')}; change one of the two"
+            f"model = {dict(fields)}: {reason.rstrip('.')}; change one of the two"
         ) from None
 
 

@@ -1,40 +1,11 @@
-"""Loading of batches in a training process, with or without worker processes.
-
-A batch depends only on (seed, epoch, row), so it is the same whichever process creates it.
-"""
+"""Waiting for batches, and the signals of the worker processes that prepare them."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import get_all_start_methods
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
-
-from torch.utils.data import DataLoader, Dataset
-
-from drafttrain.data.batches.examples import Batch
-
-Keys = list[tuple[int, int]]
-"""(epoch, row) pairs of one batch."""
-
-
-def load_batches(
-    rows: Dataset, collate: Callable[..., Batch], keys: Iterable[Keys], workers: int, pin: bool
-) -> DataLoader:
-    """Returns a loader of the batches with these keys; workers prepare them ahead of time.
-
-    pin: put batches into page-locked memory, so that copies to a GPU are asynchronous.
-    """
-    return DataLoader(
-        rows,
-        batch_sampler=keys,
-        collate_fn=collate,
-        num_workers=workers,
-        multiprocessing_context="fork" if workers and "fork" in get_all_start_methods() else None,
-        worker_init_fn=leave_signals,
-        pin_memory=pin,
-    )
 
 
 def leave_signals(_: int) -> None:

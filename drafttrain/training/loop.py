@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, parse_flag_from_env, set_seed
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers.integrations import unset_hf_deepspeed_config
 
 from drafttrain.config.base import ConfigError, Interrupted
@@ -32,7 +33,7 @@ from drafttrain.config.recipes import TrainConfig
 from drafttrain.data.batches.batch_plan import BatchPlan
 from drafttrain.data.batches.examples import Batch, Example
 from drafttrain.data.shards.writing import join_processes
-from drafttrain.training.batches import Waiting, load_batches
+from drafttrain.training.batches import Waiting, leave_signals
 from drafttrain.training.checkpoints import (
     KEPT_CHECKPOINTS,
     Progress,
@@ -77,11 +78,6 @@ class Task:
     constant_loss: float | None = None
     """Loss of the best constant prediction (`losses.constant_loss`), to compare the loss with."""
 
-    def batch(self, keys: Sequence[tuple[int, int]], device: torch.device) -> Batch:
-        """Creates the batch of these (epoch, row) keys on a device."""
-        batch = self.collate(self.rows.__getitems__(keys)).to(device)
-        return batch if self.complete is None else self.complete(batch)
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -93,10 +89,6 @@ class Prepared:
     plan: BatchPlan
     objective: nn.Module
     optimizer: torch.optim.Optimizer
-
-    @property
-    def batches_per_step(self) -> int:
-        return self.accelerator.num_processes * self.settings.accumulation
 
 
 def make_plan(lengths: np.ndarray, settings: TrainConfig) -> BatchPlan:
@@ -300,16 +292,26 @@ def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
 
 
 def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int, Any]]:
-    """Yields (batch number, batch) of this process for the steps from `step` to `total`."""
+    """Yields (batch number, batch) of this process for the steps from `step` to `total`.
+
+    A batch depends only on (seed, epoch, row), so it is the same whichever worker makes it.
+    """
     accelerator, task = prepared.accelerator, prepared.task
     world, rank = accelerator.num_processes, accelerator.process_index
-    per_step = prepared.batches_per_step
+    per_step = world * prepared.settings.accumulation
     numbers = range(step * per_step + rank, total * per_step, world)
     on_gpu, workers = accelerator.device.type == "cuda", prepared.settings.workers
     if task.in_process or workers is None:
         workers = 2 if on_gpu and not task.in_process else 0
-    keys = prepared.plan.stream(numbers)
-    loader = load_batches(task.rows, task.collate, keys, workers, pin=on_gpu)
+    loader = DataLoader(
+        task.rows,
+        batch_sampler=prepared.plan.stream(numbers),
+        collate_fn=task.collate,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers and "fork" in get_all_start_methods() else None,
+        worker_init_fn=leave_signals,
+        pin_memory=on_gpu,  # page-locked memory is copied to a GPU asynchronously
+    )
     for number, batch in zip(numbers, loader, strict=True):
         yield number, batch.to(accelerator.device)
 
