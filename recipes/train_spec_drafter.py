@@ -158,7 +158,7 @@ def make_task(
         validate = BlockValidation(held_out_examples, collate, blocks_along)
     masks = settings.objective.blocks * drafter.shape.masks(drafter.config.k)
     if texts:  # worker processes make batches, this process encodes them
-        examples, collate = Examples(rows), replace(collate, encoded=False)
+        examples = Examples(rows)
     else:
         examples = examples_for(settings, drafter, rows, "data", target)
     return Task(

@@ -1,6 +1,5 @@
 """Encoder states of rows equal those of the target's module, and are kept if encoding is slow."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -34,7 +33,7 @@ def test_a_batch_is_encoded_as_each_of_its_texts(family, rows):
     drafter = drafter_of(model, encoder="target")
     sources = [[5, 6, 7, 8, 1], [9, 7, 1], [4, 30, 1]]
     examples = [Example(0, row, sources[row], [4, 8, 1]) for row in rows]
-    collate = replace(collator(drafter, 1), encoded=False)
+    collate = collator(drafter, 1)
     batch = batch_encoding(LoadedTarget(model, None, "target"))(collate(examples))
     assert (batch.attention_mask is None) == (rows == [1, 2])
     for own, row in zip(batch.encoded, rows, strict=True):

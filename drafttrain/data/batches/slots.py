@@ -52,9 +52,6 @@ class SlotCollator:
     start_token: int
     """The decoder start token."""
     pad_token: int = 0
-    encoded: bool = True
-    """Whether examples contain the encoder states that the drafter reads; if not, they are computed
-    on the device (`Task.complete`)."""
 
     def __call__(self, examples: Sequence[Example]) -> SlotBatch:
         examples = [Example(*example) for example in examples]
@@ -77,7 +74,7 @@ class SlotCollator:
         mask, encoded = None, None  # no mask without padding: it would synchronise the device
         if source_lengths.min() < source_lengths.max():
             mask = padding_mask(source_lengths)
-        if self.shape.encoder == "target" and self.encoded:
+        if examples[0].encoded is not None:  # else `Task.complete` computes them, if they are read
             encoded, mask = pad_encoded(examples)
         return SlotBatch(input_ids, mask, layout, priority, targets, encoded)
 
