@@ -1,49 +1,103 @@
 """Kills stages at random points, runs them again to the end and checks the results."""
 
+import os
 import random
 import re
+import resource
 import shutil
 import signal
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
 
-from tests.faults.forks import Ended, Point, call_in_child, run_in_child
 from tests.faults.stages import STAGES, damage, differences, make_inputs, newest_step
+from tests.processes.launching import FORKING, ON_CPU
 
 INTERRUPTED = 130
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+"""Audit events of Python's file operations, in addition to `open` for writing."""
+PATIENCE = 300.0
+"""Seconds after which a child counts as hanging."""
 
 
-@dataclass
-class Account:
-    """Results of the signals sent to a stage."""
+@dataclass(frozen=True)
+class Point:
+    """When a child gets its signal: after some seconds, or right before its n-th file operation.
 
-    whole: Path
-    """Folder of the uninterrupted run."""
-    uninterrupted: Ended
-    work: Callable[[], None]
-    counts: Counter = field(default_factory=Counter)
-    """Signals sent, completed runs, and those whose folders equal the uninterrupted one's."""
-    wrong: list[str] = field(default_factory=list)
-    """Descriptions of the failed checks."""
+    With `torn`, the system kills it (SIGXFSZ) after that operation, when a file that any library
+    writes reaches that many bytes.
+    """
+
+    seconds: float | None = None
+    operation: int | None = None
+    torn: int | None = None
 
 
-def prepare(base: Path, stages: Sequence[str]) -> dict[str, Account]:
-    """Makes the inputs in `base` and runs each stage once without interruption."""
-    # not the user's cache: its files are cut too
-    datasets.config.HF_DATASETS_CACHE = base / "cache"
-    call_in_child(lambda: make_inputs(base), base)
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended."""
+
+    status: int
+    """Exit status, or the negative number of the signal that ended it."""
+    seconds: float
+    operations: int
+    """Number of file operations in its folder; 0 if it was killed."""
+    printed: str
+
+
+def prepare(base: Path, stages: Sequence[str]) -> dict[str, Ended]:
+    """Makes the inputs in `base` and runs each stage once without interruption, in whole/STAGE."""
+    make_inputs(base)
+    loading = FORKING.Process(target=int)  # starts the server, which imports the libraries
+    loading.start()
+    loading.join()
     wholes = {}
     for name in stages:
-        folder, work = base / "whole" / name, lambda run=STAGES[name]: run(base)
+        folder = base / "whole" / name
         folder.mkdir(parents=True)
-        ended = run_in_child(work, folder, base / f"{name}.log")
-        assert ended.status == 0 and ended.operations is not None, ended.printed
-        wholes[name] = Account(folder, ended, work)
+        wholes[name] = run_stage(name, base, folder)
+        assert wholes[name].status == 0 and wholes[name].operations, wholes[name].printed
     return wholes
+
+
+def break_off(
+    base: Path, wholes: dict[str, Ended], signals: int, number: int, seed: int
+) -> tuple[Counter, list[str]]:
+    """Interrupts runs one to three times at random points, then finishes them.
+
+    Returns, by stage, the numbers of signals sent, of completed runs, and of those whose folders
+    equal the uninterrupted one's; and descriptions of failed checks.
+    """
+    counts, wrong, randomness, sent = Counter(), [], random.Random(seed), 0
+    while sent < signals:
+        name = randomness.choice(list(wholes))
+        work, whole, failed = base / f"{number}-{counts.total()}", base / "whole" / name, []
+        work.mkdir()
+        for _ in range(min(randomness.randint(1, 3), signals - sent)):
+            point = random_point(randomness, wholes[name], number)
+            ended = run_stage(name, base, work, point, number)
+            if ended.status == 0:
+                break  # finished before the signal
+            found = damage(name, work, whole) + wrong_end(ended, number, work)
+            failed += [f"{name} at {point} in {work.name}: {one}" for one in found]
+            sent += 1
+            counts[name, "signals"] += 1
+        ended, counts[name, "runs"] = run_stage(name, base, work), counts[name, "runs"] + 1
+        if ended.status != 0:
+            failed.append(f"{name} again in {work.name}: {ended.printed[-1000:]}")
+        elif other := differences(work, whole):
+            failed.append(f"{name} in {work.name} differs in {', '.join(other[:5])}")
+        else:
+            counts[name, "identical"] += 1
+        wrong += failed
+        if not failed:
+            shutil.rmtree(work)
+    return counts, wrong
 
 
 def random_point(randomness: random.Random, whole: Ended, number: int) -> Point:
@@ -56,35 +110,6 @@ def random_point(randomness: random.Random, whole: Ended, number: int) -> Point:
     if kind == "torn" and number == signal.SIGKILL:
         return Point(operation=operation, torn=int(10 ** randomness.uniform(0.0, 3.5)))
     return Point(operation=operation)
-
-
-def break_off(
-    base: Path, wholes: dict[str, Account], signals: int, number: int, seed: int
-) -> dict[str, Account]:
-    """Interrupts runs one to three times at random points, then finishes them."""
-    accounts = {
-        name: Account(one.whole, one.uninterrupted, one.work) for name, one in wholes.items()
-    }
-    randomness, sent, trial = random.Random(seed), 0, 0
-    while sent < signals:
-        name = randomness.choice(list(accounts))
-        account, work = accounts[name], base / f"{signal.Signals(number).name}-{trial}"
-        work.mkdir()
-        for _ in range(min(randomness.randint(1, 3), signals - sent)):
-            point = random_point(randomness, account.uninterrupted, number)
-            ended = run_in_child(account.work, work, base / f"{work.name}.log", point, number)
-            if ended.status == 0:
-                break  # finished before the signal
-            wrong = call_in_child(lambda: damage(name, work, account.whole), base)  # noqa: B023
-            wrong += wrong_end(ended, number, work)
-            account.wrong += [f"{name} at {point} in {work.name}: {one}" for one in wrong]
-            sent += 1
-            account.counts["signals"] += 1
-        finish(base, work, name, account)
-        if not account.wrong:
-            shutil.rmtree(work)
-        trial += 1
-    return accounts
 
 
 def wrong_end(ended: Ended, number: int, work: Path) -> list[str]:
@@ -104,13 +129,65 @@ def wrong_end(ended: Ended, number: int, work: Path) -> list[str]:
     return []
 
 
-def finish(base: Path, work: Path, name: str, account: Account) -> None:
-    """Runs to the end and compares with the uninterrupted run."""
-    ended = run_in_child(account.work, work, base / f"{work.name}.log")
-    if ended.status != 0:
-        account.wrong.append(f"{work.name}: {name} again: {ended.printed[-1000:]}")
-    other = call_in_child(lambda: differences(work, account.whole), base)
-    if other:
-        account.wrong.append(f"{work.name}: {name} differs in {', '.join(other[:5])}")
-    account.counts["runs"] += 1
-    account.counts["identical"] += ended.status == 0 and not other
+def run_stage(
+    name: str, base: Path, folder: Path, point: Point | None = None, number: int = signal.SIGKILL
+) -> Ended:
+    """Runs a stage in a child with working directory `folder`; sends it a signal at the point, if
+    given."""
+    log = base / f"{folder.name}.log"
+    counted = log.with_suffix(".operations")
+    counted.write_text("0")
+    start, point = time.monotonic(), point or Point()
+    child = FORKING.Process(target=_live, args=(name, base, folder, log, counted, point, number))
+    child.start()
+    child.join(PATIENCE if point.seconds is None else point.seconds)
+    if child.exitcode is None and point.seconds is not None:
+        os.kill(child.pid, number)
+        child.join(PATIENCE)
+    printed = log.read_text(errors="replace") if log.exists() else ""
+    if child.exitcode is None:
+        child.kill()
+        raise AssertionError(f"a child hung at {point}:\n{printed}")
+    seconds = time.monotonic() - start
+    return Ended(child.exitcode, seconds, int(counted.read_text()), printed)
+
+
+def _live(
+    name: str, base: Path, folder: Path, log: Path, counted: Path, point: Point, number: int
+) -> None:
+    """Runs in the child."""
+    torn = point.torn is not None  # the limit on file size would also cut the log
+    output = os.open(os.devnull if torn else log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ |= ON_CPU
+    datasets.config.HF_DATASETS_CACHE = base / "cache"  # files of the user's are not cut
+    os.chdir(folder)
+    seen = _watch(folder, point, number)
+    try:
+        STAGES[name](base)
+    except SystemExit as leaving:
+        if leaving.code:
+            raise
+    counted.write_text(str(seen[0]))
+
+
+def _watch(folder: Path, point: Point, number: int) -> list[int]:
+    """Counts this process's file operations in a folder; sends itself a signal before the n-th."""
+    inside, seen = f"{folder.absolute()}{os.sep}", [0]  # excludes the harness's files
+
+    def hook(event: str, arguments: tuple) -> None:
+        writes = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"
+        if not (writes or event in CHANGES) or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if os.path.abspath(os.fspath(arguments[0])).startswith(inside):
+            seen[0] += 1
+            if seen[0] == point.operation and point.torn is None:
+                os.kill(os.getpid(), number)
+            if seen[0] == point.operation and point.torn is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (point.torn, point.torn))
+
+    sys.addaudithook(hook)
+    return seen

@@ -9,7 +9,6 @@ import torch
 import yaml
 
 from drafttrain import cli
-from drafttrain.data.hidden import cache as hidden_cache
 from drafttrain.data.hidden.states import CacheManifest
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.training.checkpoints import check_files, checkpoint_folders, read_progress
@@ -19,8 +18,6 @@ from tests.tiny_drafters import shared
 from tests.tiny_models import tiny_model
 from tests.tiny_targets import save_target
 
-LIBRARIES = (hidden_cache, cli)
-"""Loaded before children are forked, so that they need not load them again."""
 OWN = {"environment.json", ".writing.lock"}
 """Files that differ between runs: the command line and locks."""
 SENTENCES, HELD_OUT = 60, 10

@@ -26,12 +26,15 @@ PRELOADED = [
     "drafttrain.training.loop",
     "drafttrain.evaluation.teacher_forced",
     "drafttrain.data.hidden.cache",
+    "tests.faults.kills",
     "recipes.train_acceptance_head",
     "recipes.train_spec_drafter",
     "transformers.models.marian.modeling_marian",
 ]
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(PRELOADED)
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+"""Environment of the processes. Files of launch/ set Accelerate's part themselves."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,12 @@ def _be(launch: Launch, rank: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     world = launch.processes
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **launch.environment}
+    os.environ |= ON_CPU | dict(launch.environment)
     if world > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"LOCAL_WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if launch.program == "drafttrain":
-        os.environ["ACCELERATE_USE_CPU"] = "true"
         sys.argv = [launch.program, *launch.arguments]
         drafttrain()
         return
@@ -128,6 +130,5 @@ def _be(launch: Launch, rank: int, port: int) -> None:
         sys.argv += launch.arguments
         sharded_on_cpu.main()
         return
-    os.environ["ACCELERATE_USE_CPU"] = "true"
     sys.argv = [recipe, *launch.arguments]
     runpy.run_path(recipe, run_name="__main__")
