@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, PositiveFloat, ValidationError
+from pydantic import ConfigDict, PositiveFloat, ValidationError, model_validator
 
 from drafttrain.config.base import Config, ConfigError, Count, Few, Fraction
 from drafttrain.config.decode import DecodeConfig, StopConfig, VerifierConfig, check_given
@@ -68,6 +68,15 @@ class Policy(Config):
     batches: dict[Count, Policy] = {}
     """Policies for larger batch sizes, by batch size."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Policy:
+        """Raises ValueError if the value of the stop policy is missing, or a setting is unused."""
+        value = STOPS[self.stop].varied
+        if getattr(self, value) is None:
+            raise ValueError(f"stop is {self.stop!r} but there is no {value}; add {value}")
+        check_given("verifier", self.verifier, RULES)
+        return self
+
     def at(self, batch_size: int) -> Policy:
         """Returns the policy for the largest measured batch size up to batch_size; else itself."""
         smaller = [size for size in self.batches if size <= batch_size]
@@ -113,26 +122,11 @@ def parse_policy(content: str | Mapping[str, Any], name: str = "policy") -> Poli
     """Parses the content of a policy.json, text or values. Raises as `read_policy` does."""
     parse = Policy.model_validate_json if isinstance(content, str) else Policy.model_validate
     try:
-        policy = parse(content)
+        return parse(content)
     except ValidationError as error:
         raise ConfigError(
             f"{name} is no valid policy.json ({first_problem(error)}); `drafttrain tune` writes one"
         ) from None
-    check_policy(policy, name)
-    return policy
-
-
-def check_policy(policy: Policy, name: str) -> None:
-    """Raises ConfigError if a policy lacks the value that its stop policy needs."""
-    for size, batch_policy in policy.batches.items():
-        check_policy(batch_policy, f"{name}: batch {size}")
-    field = STOPS[policy.stop].varied
-    if getattr(policy, field) is None:
-        raise ConfigError(f"{name}: stop is {policy.stop!r} but there is no {field}; add {field}")
-    try:
-        check_given("verifier", policy.verifier, RULES)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
 
 
 def dump_policy(policy: Policy) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def first_problem(error: ValidationError) -> str:
     where = ".".join(map(str, first["loc"]))
     is_group = first["type"] in ("missing", "json_invalid") or isinstance(first["input"], dict)
     given = "" if is_group else f" = {first['input']!r}"
-    return f"{where}{given}: {first['msg']}" if where else first["msg"]
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}{given}: {message}" if where else message
 
 
 def explain(kind: type[Config], error: ValidationError, within: str = "") -> str:

@@ -12,8 +12,10 @@ from drafttrain.build.heads import find_head
 from drafttrain.config.base import ConfigError
 from drafttrain.config.command_line import without_folders
 from drafttrain.config.commands import ExportConfig
+from drafttrain.config.decode import check_given
 from drafttrain.config.kinds import Program, kind_of
-from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY, Policy, check_policy, read_policy
+from drafttrain.config.methods import RULES
+from drafttrain.config.policy import DEFAULT_H, HEAD, Policy, read_policy
 from drafttrain.models.acceptance_head import AcceptanceHead, check_head_identity
 from drafttrain.models.causal_drafter import demote_undrafted
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
@@ -155,7 +157,6 @@ def _choose_policy(
     if policy.stop == "head":
         changes["head"] = name
     if settings.verifier is not None:
+        check_given("verifier", settings.verifier, RULES)
         changes["verifier"] = settings.verifier
-    policy = policy.model_copy(update=changes)
-    check_policy(policy, POLICY if file is None else str(file))
-    return policy
+    return policy.model_copy(update=changes)
