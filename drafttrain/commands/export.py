@@ -20,10 +20,10 @@ from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
 from drafttrain.export.engines import check_engines, engines_for
 from drafttrain.export.folder import check_destination, check_name, write_export
 from drafttrain.export.model_card import (
-    Card,
     Measured,
     describe_policy,
     describe_verifier,
+    folder_of,
     serving_of,
     write_card,
 )
@@ -51,27 +51,19 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     if settings.hub is not None:
         check_name(settings.hub, "hub")
     parts = replace(load_parts(settings), plot=None if measured is None else measured.plot)
-    card = Card(
-        folder=settings.hub or str(settings.out),
-        target=None if target is None else target.path,
-        source_language=None if target is None else target.source_language,
-        target_language=None if target is None else target.target_language,
-        license=settings.license,
-        data=settings.training_data,
-        measured=measured,
-        engines=settings.engines,
-    )
+    resolved = settings.model_copy(update={"target": target})
     verification = write_export(
         settings.out,
         parts,
-        lambda verification: write_card(card, parts, verification),
+        lambda verification: write_card(resolved, measured, parts, verification),
         Check(held_out_inputs(run, parts), decoded),
         reload,
         settings.force,
     )
     print(summary(settings, parts, verification))
+    serving = serving_of(folder_of(settings), target and target.path, parts)
     for engine in engines_for(settings.engines, config) if settings.engines else ():
-        print(f"\n{engine.title}:\n{indent(engine.command(serving_of(card, parts)), '  ')}")
+        print(f"\n{engine.title}:\n{indent(engine.command(serving), '  ')}")
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: TrainedRun | None) -> ExportConfig:
@@ -139,7 +131,7 @@ def summary(settings: ExportConfig, parts: Parts, verification: Verification) ->
         checked += f", drafts for {counted(verification.drafted, 'input')} too"
     if verification.decoded:
         checked += f"; the target's output unchanged for {counted(verification.decoded, 'input')}"
-    use = f"custom_generate={settings.hub or str(out)!r}, trust_remote_code=True)"
+    use = f"custom_generate={folder_of(settings)!r}, trust_remote_code=True)"
     lines = [
         f"{out}: reloaded in a new process, {checked}",
         f"drafter  {drafter.config.model_type}, {drafter.num_parameters():,} parameters",

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
+from transformers import PreTrainedTokenizerBase
 
 from drafttrain import __version__
 from drafttrain.config.command_line import hide_folders, without_folders
+from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import kind_of
 from drafttrain.config.methods import RULES
 from drafttrain.config.policy import Policy
@@ -25,6 +27,7 @@ from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.languages import language_tokens
 
 TEMPLATE = Path(__file__).with_suffix(".md")
+LANGUAGES = ("source_language", "target_language")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -44,53 +47,42 @@ class Measured:
     """A plot of the results, which is copied to report.png."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """The facts of a model card that are not in the parts themselves. None: not stated."""
-
-    folder: str
-    """The exported folder as written in commands."""
-    target: str | None = None
-    """Hub name or folder."""
-    license: str | None = None
-    """The drafter's licence, by its identifier on the Hub."""
-    data: str | None = None
-    """The drafter's training data: a Hub name, a file or a description."""
-    measured: Measured | None = None
-    engines: Sequence[str] = ()
-    """Programs to write commands for; empty: all that can use the drafter."""
-    source_language: str | None = None
-    target_language: str | None = None
-    """The languages that it was trained for if the target is multilingual."""
-
-
-def write_card(card: Card, parts: Parts, found: Verification) -> str:
+def write_card(
+    settings: ExportConfig, measured: Measured | None, parts: Parts, found: Verification
+) -> str:
     """Returns the README.md of an export: Markdown with the Hub's front matter.
 
-    Absolute paths are cut to their last part, so it names no folder of this machine.
+    Absolute paths are cut to their last part, so it names no folder of this machine. The settings
+    have the target, if it is known.
     """
     drafter, policy, head = parts.drafter, parts.policy, parts.head
-    matter = front_matter(card, [] if head is None else ["acceptance-head"])
-    local = card.target is not None and on_hub(card.target) is None
-    names = {name: getattr(card, name) for name in ("folder", "target", "data")}
-    card = replace(card, **{name: one and without_folders(one) for name, one in names.items()})
-    kind, serving = kind_of(drafter.config), serving_of(card, parts)
+    kind, target = kind_of(drafter.config), settings.target
+    path = None if target is None else target.path
+    folder, name, data = (
+        one and without_folders(one) for one in (folder_of(settings), path, settings.training_data)
+    )
+    serving = serving_of(folder, name, parts)
     shape = "encoder-decoder" if drafter.config.is_encoder_decoder else "decoder-only"
     if kind.reads_target:
         shape = f"{kind.words} for this target only"
     elif kind.drafts == "blocks":
         shape = "mask-predict block drafter"
     text = ModelCard.from_template(
-        matter,
+        front_matter(settings, [] if head is None else ["acceptance-head"]),
         template_path=str(TEMPLATE),
-        name=card.folder.rstrip("/").rsplit("/", 1)[-1],
-        card=card,
-        local=local,
+        name=folder.rstrip("/").rsplit("/", 1)[-1],
+        folder=folder,
+        target=name,
+        local=path is not None and on_hub(path) is None,
+        data=data,
+        license=settings.license,
+        languages={field: getattr(target, field, None) for field in LANGUAGES},
+        measured=measured,
         policy=policy,
         rule=RULES.get(policy.verifier.kind),
         policy_words=describe_policy(policy),
         verifier_words=describe_verifier(policy),
-        first_token=first_token(card, parts),
+        first_token=first_token(target and target.target_language, parts.tokenizer),
         sampling={"temperature": 0.0, "top_k": 0, "top_p": 1.0} | policy.sampling,
         drafter=drafter,
         shape=shape,
@@ -100,7 +92,7 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
         head_labels=_warping(", labels at ", head.config.sampling) if head else "",
         found=found,
         programs=programs(drafter.config),
-        engines=engines_for(card.engines, drafter.config),
+        engines=engines_for(settings.engines, drafter.config),
         serving=serving,
         version=__version__,
         transformers_version=version("transformers"),
@@ -108,12 +100,15 @@ def write_card(card: Card, parts: Parts, found: Verification) -> str:
     return hide_folders(str(text).strip()) + "\n"
 
 
-def first_token(card: Card, parts: Parts) -> str | None:
-    """Returns the token that outputs in the target language begin with; None: not forced."""
-    if card.target_language is None:
-        return None
-    token = language_tokens(parts.tokenizer).get(card.target_language)
-    return card.target_language if token is None else parts.tokenizer.convert_ids_to_tokens(token)
+def folder_of(settings: ExportConfig) -> str:
+    """Returns the exported folder as written in commands: its name on the Hub, else its path."""
+    return settings.hub or str(settings.out)
+
+
+def first_token(language: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Returns the token that outputs in a target language begin with; None: not forced."""
+    token = language_tokens(tokenizer).get(language) if language else None
+    return language if token is None else tokenizer.convert_ids_to_tokens(token)
 
 
 def on_hub(name: str | None) -> str | None:
@@ -121,25 +116,25 @@ def on_hub(name: str | None) -> str | None:
     return name if name and HUB_NAME.fullmatch(name) and not Path(name).exists() else None
 
 
-def front_matter(card: Card, tags: Sequence[str]) -> ModelCardData:
+def front_matter(settings: ExportConfig, tags: Sequence[str]) -> ModelCardData:
     """Returns the card's YAML for the Hub, without names that cannot be on the Hub."""
     return ModelCardData(
         library_name="transformers",
         tags=["speculative-decoding", "drafter", "drafttrain", *tags],
-        license=card.license,
-        base_model=on_hub(card.target),
-        datasets=on_hub(card.data),
+        license=settings.license,
+        base_model=on_hub(settings.target and settings.target.path),
+        datasets=on_hub(settings.training_data),
     )
 
 
-def serving_of(card: Card, parts: Parts) -> Serving:
-    """Returns the values for the commands in a card."""
+def serving_of(folder: str, target: str | None, parts: Parts) -> Serving:
+    """Returns the values for the commands in a card. target: its Hub name or folder."""
     policy, drafter = parts.policy, parts.drafter
     config = drafter.generation_config if drafter.can_generate() else None
     seq2seq = drafter.config.is_encoder_decoder
     return Serving(
-        target=card.target or "TARGET",
-        folder=card.folder,
+        target=target or "TARGET",
+        folder=folder,
         auto_class="AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM",
         tokens=0 if config is None else config.num_assistant_tokens,
         confidence=0.0 if config is None else config.assistant_confidence_threshold,

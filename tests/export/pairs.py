@@ -10,7 +10,7 @@ from drafttrain.config.commands import ExportConfig
 from drafttrain.config.recipes import DrafterConfig
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.export.folder import write_export
-from drafttrain.export.model_card import Card, write_card
+from drafttrain.export.model_card import write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.verify import Check, compare
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
@@ -65,11 +65,10 @@ def export_to(out: Path, **settings: object) -> Path:
     """
     config = ExportConfig(out=out, **settings)
     parts = load_parts(config)
-    card = Card(str(out), None if config.target is None else config.target.path)
     write_export(
         out,
         parts,
-        lambda found: write_card(card, parts, found),
+        lambda found: write_card(config, None, parts, found),
         Check(FEW),
         reload=compare,
         force=config.force,

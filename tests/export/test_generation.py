@@ -58,9 +58,11 @@ def assistant(exported) -> PreTrainedModel:
 
 
 def test_custom_generate_of_the_folder_equals_greedy_generate(exported, assistant, own_modules):
-    """With the drafter passed, or found in the folder after it was moved, and loaded once."""
+    """With the drafter or its folder passed, or found in the moved folder and loaded once."""
     target = tiny_model("llama")
     plain = target.generate(**LEFT_PADDED, **GREEDY)
+    for given in (str(exported), exported):
+        assert torch.equal(generate(target, **LEFT_PADDED, **GREEDY, assistant_model=given), plain)
     wanted = GREEDY | {"custom_generate": str(exported), "trust_remote_code": True}
     assert torch.equal(target.generate(**LEFT_PADDED, **wanted, assistant_model=assistant), plain)
     assert torch.equal(target.generate(**LEFT_PADDED, **wanted), plain)
@@ -227,13 +229,6 @@ def test_a_setting_of_the_target_is_not_blamed_on_the_call(assistant):
         generate(target, **ONE, assistant_model=assistant)
     target.generation_config.max_time = None
     assert generate(target, **ONE, **GREEDY, assistant_model=assistant, max_time=None).shape[1] > 3
-
-
-def test_a_drafter_is_given_by_its_folder_too(exported):
-    target = tiny_model("llama")
-    expected = target.generate(**ONE, **GREEDY)
-    for given in (str(exported), exported):
-        assert torch.equal(generate(target, **ONE, **GREEDY, assistant_model=given), expected)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from drafttrain.config.commands import ExportConfig
-from drafttrain.export.model_card import Card, Measured, front_matter, write_card
+from drafttrain.export.model_card import Measured, front_matter, write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.verify import Verification
 from tests.export.pairs import noisy_copy, save_drafter, save_head
@@ -21,13 +21,23 @@ MEASURED = Measured(
 )
 
 
-def card_of(tmp_path: Path, family: str = "llama", with_head: bool = True, **settings) -> str:
-    drafter = save_drafter(tmp_path / "drafter", family)
+DRAFTED = Verification(drafted=20)
+
+
+def card_of(
+    folder: Path, family: str = "llama", measured: Measured = MEASURED, with_head: bool = True,
+    found: Verification = DRAFTED, **given: object,
+) -> str:  # fmt: skip
+    drafter = save_drafter(folder / "drafter", family)
     if with_head:
-        settings["head"] = save_head(tmp_path / "head", noisy_copy(family))
-    config = ExportConfig(drafter=str(drafter), out=tmp_path / "out", **settings)
-    card = Card("exports/mine", "org/big", measured=MEASURED)
-    return write_card(card, load_parts(config), Verification(drafted=20))
+        given["head"] = save_head(folder / "head", noisy_copy(family))
+    settings = export_of(drafter=str(drafter), **given)
+    return write_card(settings, measured, load_parts(settings), found)
+
+
+def export_of(**given: object) -> ExportConfig:
+    common = {"drafter": "d", "out": "exports/mine", "target": {"path": "org/big"}}
+    return ExportConfig(**common | given)
 
 
 def test_commands_for_every_engine_have_real_values(tmp_path):
@@ -55,7 +65,7 @@ def test_a_card_lists_files_by_engine(tmp_path):
 
 
 def test_front_matter_has_only_hub_names(tmp_path):
-    on_hub = Card("mine", "org/big", "apache-2.0", "user/data")
+    on_hub = export_of(license="apache-2.0", training_data="user/data")
     assert yaml.safe_load(front_matter(on_hub, ["acceptance-head"]).to_yaml()) == {
         "library_name": "transformers",
         "license": "apache-2.0",
@@ -63,22 +73,23 @@ def test_front_matter_has_only_hub_names(tmp_path):
         "datasets": "user/data",
         "tags": ["speculative-decoding", "drafter", "drafttrain", "acceptance-head"],
     }
-    local = front_matter(Card("mine", target=str(tmp_path), data="my own notes"), []).to_yaml()
-    assert "base_model" not in local and "datasets" not in local and "license" not in local
+    local = export_of(target={"path": str(tmp_path)}, training_data="my own notes")
+    text = front_matter(local, []).to_yaml()
+    assert "base_model" not in text and "datasets" not in text and "license" not in text
 
 
 def test_a_card_has_licences_plot_and_verification(tmp_path):
-    parts = load_parts(ExportConfig(drafter=str(save_drafter(tmp_path)), out=tmp_path / "out"))
     measured = replace(MEASURED, plot=tmp_path / "any.png")
-    card = Card("mine", "org/big", "apache-2.0", "tickets.jsonl", measured)
-    text = write_card(card, parts, Verification(drafted=20, decoded=20, ties=1))
+    checked = Verification(drafted=20, decoded=20, ties=1)
+    origin = {"license": "apache-2.0", "training_data": "tickets.jsonl"}
+    text = card_of(tmp_path, measured=measured, with_head=False, found=checked, **origin)
     assert "| this drafter |  | apache-2.0 |" in text
     assert "| its target | `org/big` | see its source |" in text
     assert "| its training data | `tickets.jsonl` | see its source |" in text
     assert "![Measured results](report.png)" in text
     assert "for 20 of 20 inputs, `org/big` with custom_generate" in text
     assert "1 of them up to a tie" in text
-    unknown = write_card(Card("m", measured=MEASURED), parts, Verification(drafted=20))
+    unknown = card_of(tmp_path / "b", with_head=False, target=None)
     assert "| this drafter |  | not stated |" in unknown
     assert "| its target | not stated | see its source |" in unknown
     assert "report.png" not in unknown and "plain greedy decoding" not in unknown
