@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -101,19 +100,6 @@ def test_a_drafter_is_found_in_its_run_by_either_folder(project):
 
 
 # the commands, end to end
-
-
-def test_distill_shows_its_plan_without_writing_then_writes(capsys, inside):
-    given = ["--target", "target", "--data", "test.jsonl", "--out", "shards"]
-    given.append("sampling.max_new_tokens=12")
-    assert ended("distill", *given, "--dry-run") == 0
-    assert "2" in capsys.readouterr().out
-    assert not (inside / "shards").exists()
-    assert ended("distill", *given) == 0
-    account = json.loads((inside / "shards" / "manifest.json").read_text())
-    assert account["settings"]["target"]
-    assert list((inside / "shards").glob("*.parquet"))
-    shutil.rmtree(inside / "shards")
 
 
 def test_eval_of_the_newest_run_leaves_report_samples_and_plot(capsys, inside):

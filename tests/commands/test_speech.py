@@ -75,11 +75,12 @@ HOW = {
     "copies": ["max-gram"],
     "tree": ["drafter", "--tree", "opt-tree", "decode.tree.nodes=8"],
     "cascade": ["drafter", "--cascade", "max-gram"],
+    "trained": ["run"],
 }
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_transcripts_equal_those_of_generate(inside, capsys, how):
+def test_transcripts_equal_those_of_generate(inside, run, capsys, how):
     expected = theirs()
     for batch_size in (1, 3):
         lines = generated(capsys, "--drafter", *HOW[how], "--batch-size", batch_size)
@@ -174,9 +175,3 @@ def test_inputs_and_models_for_no_speech_are_refused_before_any_output(inside, r
     printed = capsys.readouterr().err
     assert "Traceback" not in printed and WRONG[line] in printed
     assert sorted(Path().rglob("*")) == before
-
-
-def test_a_drafter_does_not_change_transcripts(inside, run, capsys):
-    for batch_size in (1, 4):
-        lines = generated(capsys, "--drafter", "run", "--batch-size", batch_size)
-        assert [line["tokens"] for line in lines] == theirs()
