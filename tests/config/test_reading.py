@@ -1,4 +1,4 @@
-"""Settings: precedence, types of overrides, and errors that name the field and the remedy."""
+"""Settings: types of overrides, and errors that name the field and the remedy."""
 
 from pathlib import Path
 
@@ -17,17 +17,6 @@ def yaml_file(folder: Path, text: str) -> Path:
     file = folder / "settings.yaml"
     file.write_text(text, encoding="utf-8")
     return file
-
-
-def test_overrides_and_flags_win_over_the_file(tmp_path):
-    file = yaml_file(tmp_path, "target: {path: file, dtype: bfloat16}\ndata: {path: a}\nout: o")
-    settings = load_settings(
-        DistillConfig, file, ["data.path=b"], {"target.path": "from-flag", "data.limit": None}
-    )
-    assert settings.target.path == "from-flag"
-    assert settings.target.dtype == "bfloat16"
-    assert settings.data.path == "b"
-    assert settings.data.limit is None
 
 
 def test_overrides_take_lists_booleans_and_null():
