@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 
 import numpy as np
 import torch
+from scipy.special import rel_entr
 
 from drafttrain.build.pairs import Pair
 from drafttrain.config.decode import SamplingConfig
@@ -79,12 +80,9 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
 def binary_kl(labels: Array, predicted: Array) -> Array:
     """Returns P log(P / Q) + (1 - P) log((1 - P) / (1 - Q)) with P the labels, Q the predictions
     and 0 log 0 = 0 (SpecDec++ Appendix C.3). Shapes: [N], [N] -> [N]."""
-    tiny = np.finfo(np.float64).tiny
-
-    def part(p: Array, q: Array) -> Array:
-        return p * (np.log(np.maximum(p, tiny)) - np.log(np.maximum(q, tiny)))
-
-    return part(labels, predicted) + part(1.0 - labels, 1.0 - predicted)
+    tiny = np.finfo(np.float64).tiny  # a certain wrong prediction costs much, not infinitely much
+    accepted, rejected = (np.maximum(one, tiny) for one in (predicted, 1.0 - predicted))
+    return rel_entr(labels, accepted) + rel_entr(1.0 - labels, rejected)
 
 
 def reliability(labels: Array, predicted: Array) -> Reliability:

@@ -93,8 +93,9 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
             path = path.with_suffix(".smaller.json")
     plot = plot_report(report)
     write_file(path, report.model_dump_json(indent=2) + "\n")
+    name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
+    path.with_name(name).unlink(missing_ok=True)  # those of an earlier report
     if evaluation.samples:
-        name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
         lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in evaluation.samples]
         write_file(path.with_name(name), "".join(lines))
     write_file(path.with_suffix(".png"), plot)

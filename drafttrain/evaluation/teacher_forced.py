@@ -112,14 +112,13 @@ def measure_forced(
     plain = RoundCounts(tokens, tokens, none, none, none)
     found = [ForcedCounts(plain, np.zeros((3, len(done), 0)), cut=sum(cut))]
     for method, own in zip(methods, zip(*counts, strict=True), strict=True):
-        whole, positions = np.split(np.stack(own), [5], axis=1)
-        positions = positions.reshape(-1, 3, method.stop.longest).swapaxes(0, 1)
+        sums, positions = (np.stack(parts, axis=1) for parts in zip(*own, strict=True))
         overlaps = {}
         if (key := id(method.drafter)) in models:
             *values, width = np.stack([one[key] for one in rates]).T
             named = zip(OVERLAPS, values, strict=False)
             overlaps = {name: Ratio(value, width) for name, value in named}
-        found.append(ForcedCounts(RoundCounts(*whole.T), positions, overlaps))
+        found.append(ForcedCounts(RoundCounts(*sums), positions, overlaps))
     return found
 
 
@@ -176,16 +175,18 @@ def _drafting_probs(
     return drafted
 
 
-def count_accepted(method: Method, probs: Tensor, output: TargetOutput, greedy: bool) -> Array:
+def count_accepted(
+    method: Method, probs: Tensor, output: TargetOutput, greedy: bool
+) -> tuple[Array, Array]:
     """Sums the counts of a method's rounds on an output: tokens, rounds, drafted, accepted and
-    passes, then drafted, accepted and reached by position.
+    passes; and drafted, accepted and reached by position.
 
     Position i of the draft at prefix s is accepted with probability min(1, draft / target) at token
     s + i if all before it were; in greedy decoding this is 1 or 0. Greedy rounds begin where the
     previous one ended, and a draft counts with its maximal length (it could end earlier, with an
     EOS after a wrong token). With sampling the sums are expectations as if a round began at every
-    prefix, and positions beyond the output's end are not counted. Shapes: probs [L, k] ->
-    [5 + 3 k].
+    prefix, and positions beyond the output's end are not counted. Shapes: probs [L, k] -> [5],
+    [3, k].
     """
     length, k = probs.shape
     kind = KINDS[method.drafter.name]
@@ -215,8 +216,8 @@ def count_accepted(method: Method, probs: Tensor, output: TargetOutput, greedy: 
     )
     tokens = len(starts) + accepted[indices < length - 1].sum()  # no bonus after the last token
     passes = drafted if kind.drafts == "tokens" else drafted[:, 0]
-    sums = [tokens, len(starts), counted.sum(), accepted.sum(), passes.sum()]
-    return np.concatenate([sums, counted.sum(0), accepted.sum(0), reached.sum(0)]).astype(float)
+    sums = np.array([tokens, len(starts), counted.sum(), accepted.sum(), passes.sum()])
+    return sums.astype(float), np.stack([counted.sum(0), accepted.sum(0), reached.sum(0)])
 
 
 def measure_overlaps(drafter: CachedModel, output: TargetOutput, sampling: Sampling) -> Tensor:

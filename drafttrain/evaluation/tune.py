@@ -196,16 +196,17 @@ def time_left(seconds: float) -> Left:
     return lambda: deadline - perf_counter()
 
 
-def eval_settings(settings: TuneConfig, **changes: object) -> EvalConfig:
-    """Returns the settings of the final measurements, and with changed sampling of candidates."""
-    sampling = settings.sampling.model_copy(update=changes)
+def eval_settings(settings: TuneConfig, turn: int = 0, **given: object) -> EvalConfig:
+    """Returns the settings of the final measurements and of candidates, whose later turns sample
+    with other seeds."""
+    sampling = settings.sampling.model_copy(update={"seed": settings.sampling.seed + turn})
     return EvalConfig(
         data=settings.report_data or settings.data,
         decode=DecodeConfig(sampling=sampling),
         baselines=(),
         compile=settings.compile,
         repeats=1,
-        warmup=1,
+        **given,
     )
 
 
@@ -213,11 +214,10 @@ def decode_all(
     bench: Bench, batch_size: int, names: Sequence[str], rows: Sequence[int], turn: int
 ) -> dict[str, Facts]:
     """Decodes prompts with candidates, interleaved; each turn samples with another seed."""
-    settings = eval_settings(bench.settings, seed=bench.settings.sampling.seed + turn)
+    settings = eval_settings(bench.settings, turn, warmup=0)
     methods = [bench.methods[name] for name in names if name != PLAIN]
     jobs = [job for job in make_jobs(bench.pair, methods, settings) if job.name in names]
     prompts, device = [bench.prompts[row] for row in rows], bench.pair.model.device
-    settings = settings.model_copy(update={"warmup": 0})
     runs = run_interleaved(jobs, prompts, settings, device, batch_size=batch_size)
     return {run.job.name: facts_of(run) for run in runs}
 
@@ -260,7 +260,7 @@ def measure_finalists(
     each = sum(rung.tokens / one.tokens_per_second.value for rung, one in last)
     fewest, fits = max(FIRST, 4 * max(sizes)), int(left() / each)
     rows = rows.select(range(min(len(rows), max(fewest, fits))))
-    settings = eval_settings(bench.settings).model_copy(update={"batch_sizes": tuple(sizes)})
+    settings = eval_settings(bench.settings, batch_sizes=sizes, warmup=1)
     methods = [bench.methods[name] for name in names]
     return evaluate(bench.pair, methods, rows, settings, progress=True)
 

@@ -139,6 +139,8 @@ def test_evaluation_writes_report_samples_and_plot_side_by_side(target, evaluati
     emitted = [piece for round in sample["rounds"] for piece in round["emitted"]]
     assert emitted == target.target.tokenizer.convert_ids_to_tokens(outputs[0])
     assert sample["text"] == samples[0]["plain"]
+    write_evaluation(replace(evaluation, samples=[]), tmp_path / "new" / "report.json")
+    assert not (tmp_path / "new" / "samples.jsonl").exists(), "it is of another report"
 
 
 def test_chats_have_no_bleu_even_where_answers_are_known(target):

@@ -150,6 +150,13 @@ def test_long_names_are_shortened_and_stay_distinct():
     assert len(shortened([names[0]])[0]) <= 24
 
 
+def search_of(report: Report, **given: object) -> Search:
+    times = {"minutes": 1.0, "t_draft": 1.0, "t_target": 1.0}
+    return Search(
+        **{"drafter": "d", "data": report.data, "rungs": [], "choices": []} | times | given
+    )
+
+
 def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
     stops = {f"k={k}": {"stop": {"k": k}} for k in (1, 2, 3)}
     heads = (f"D{depth}-w{weight}" for depth in range(3) for weight in (1, 3, 6))
@@ -163,12 +170,8 @@ def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
     for k, rate in ((1, 0.6), (2, 0.4), (3, 0.5)):
         candidates[f"k={k}"] = tried(verification_rate=rate)
     rung = Rung(batch_size=1, prompts=1, tokens=1.0, candidates=candidates)
-    search = Search(
-        drafter="d", candidates=stops, data=report.data, minutes=1.0, rungs=[rung], choices=[],
-        t_draft=1.0, t_target=1.0,
-    )  # fmt: skip
     axis = Figure().subplots()
-    rates_panel(axis, search)
+    rates_panel(axis, search_of(report, candidates=stops, rungs=[rung]))
     assert sorted(len(line.get_xdata()) for line in axis.lines) == [1, 1, *[2] * 9, 3]
     assert list(axis.lines[0].get_xdata()) == [0.6, 0.4, 0.5], "joined by k"
     assert [note.get_text() for note in axis.texts[:3]] == ["1", "2", "3"]
@@ -181,12 +184,9 @@ def test_reliability_is_drawn_of_the_heads_that_were_tried(report):
     facts = {"depth": 0, "metrics": {}, "reliability": bins}
     heads = [HeadFacts(name=name, **facts) for name in ("D0-w1", "D1-w6", "D2-w1")]
     head = {"stop": {"kind": "head", "head": "run/final/D2-w1", "h": 0.5}}
-    search = Search(
-        drafter="d", candidates={"k=1": {"stop": {"k": 1}}, "D2-w1 h=0.5": head}, data=report.data,
-        minutes=1.0, rungs=[], choices=[], t_draft=1.0, t_target=1.0, heads=heads,
-    )  # fmt: skip
+    candidates = {"k=1": {"stop": {"k": 1}}, "D2-w1 h=0.5": head}
     axis = Figure().subplots()
-    reliability_panel(axis, search)
+    reliability_panel(axis, search_of(report, candidates=candidates, heads=heads))
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["D2-w1"]
 
 

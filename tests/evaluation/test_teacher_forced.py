@@ -136,14 +136,14 @@ def test_expected_counts_by_hand():
     output = TargetOutput(KnownOutput(None, torch.tensor([0, 1, 1])), target_probs, limit=4)
     draft = torch.tensor([[0.25, 0.4], [0.2, 0.8], [0.4, NOT_DRAFTED]], dtype=torch.double)
     method = chain(tiny_model("llama"), 2)
-    counts = count_accepted(method, draft, output, greedy=False)
-    tokens, rounds, drafted, accepted, passes, *positions = counts.tolist()
+    sums, positions = count_accepted(method, draft, output, greedy=False)
+    tokens, rounds, drafted, accepted, passes = sums.tolist()
     # accepted up to each position: 0.5, 0.5 * 1; 0.5, 0.5 * 1; 0.5 (the output ends)
     assert accepted == pytest.approx(2.5) and rounds == 3
     assert (drafted, passes) == (5, 5)
     # one token per round plus accepted tokens, except the output's last, after which is no bonus
     assert tokens == pytest.approx(3 + 0.5 + 0.5 + 0.5)
-    assert positions == pytest.approx([3, 2, 1.5, 1.0, 3, 1.0])
+    assert positions == pytest.approx(np.array([[3, 2], [1.5, 1.0], [3, 1.0]]))
 
 
 def test_rates_of_engines_by_hand(monkeypatch):
@@ -167,6 +167,6 @@ def test_sampled_acceptance_is_the_mean_overlap():
     mean = 0.0
     for token in range(5):
         output = TargetOutput(KnownOutput(None, torch.tensor([token])), target[None], limit=9)
-        counts = count_accepted(method, draft[token][None, None], output, greedy=False)
-        mean += float(target[token]) * counts[3]
+        sums, _ = count_accepted(method, draft[token][None, None], output, greedy=False)
+        mean += float(target[token]) * sums[3]
     assert mean == pytest.approx(float(torch.minimum(target, draft).sum()))
