@@ -9,7 +9,7 @@ decoding/        toys.py: targets and drafters as tables; enumeration.py: exact 
                  generate and the loop; engine/fresh.py: rounds compared with uncached passes
 data/, training/ distill/tiny_distill.py, hidden/tiny_cache.py, training/tiny_runs.py
 evaluation/      scripted.py: tiny pairs as eval loads them; reports.py: hand-written reports
-export/pairs.py  exported pairs                      faults/kills.py  runs killed at random points
+export/pairs.py  pairs that conftest.py exports      faults/kills.py  runs killed at random points
 processes/       launching.py: recipes and commands in forked processes, to be killed or joined
 refusals.py      invalid command lines, and the project folder in which they run
 """

@@ -28,10 +28,9 @@ SERVING = Serving("org/big", "exports/mine", "AutoModelForCausalLM", 5, 0.4, VOC
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> tuple[Path, Path]:
+def pair(drafter, tmp_path_factory) -> tuple[Path, Path]:
     """The folders of a drafter and its target."""
-    root = tmp_path_factory.mktemp("pair")
-    return save_drafter(root / "drafter"), save_target(tiny_model("llama"), root / "target")
+    return drafter, save_target(tiny_model("llama"), tmp_path_factory.mktemp("target"))
 
 
 def exported(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> Path:

@@ -46,27 +46,6 @@ from tests.tiny_targets import save_target, tiny_tokenizer
 PROMPT = torch.tensor([[3, 9, 14, 22]])
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("exports")
-
-
-@pytest.fixture(scope="module")
-def drafter(root) -> Path:
-    return save_drafter(root / "drafter")
-
-
-@pytest.fixture(scope="module")
-def head(root) -> Path:
-    return save_head(root / "run" / "final" / "D1-w6", noisy_copy("llama"))
-
-
-@pytest.fixture(scope="module")
-def exported(root, drafter, head) -> Path:
-    """An export of a decoder-only drafter with a head, for reading only."""
-    return export_to(root / "out", drafter=str(drafter), head=head)
-
-
 def test_an_export_has_drafter_head_policy_code_and_card(exported):
     names = {str(file.relative_to(exported)) for file in exported.rglob("*") if file.is_file()}
     of_head = {"acceptance_head/config.json", "acceptance_head/model.safetensors"}

@@ -1,6 +1,5 @@
 """custom_generate: the tokens of `generate`, from a folder with drafter, head and policy."""
 
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -23,8 +22,6 @@ from tests.export.pairs import (
     export_to,
     make_head,
     noisy_copy,
-    save_drafter,
-    save_head,
     save_spec_drafter,
 )
 from tests.tiny_models import FAMILIES, PAD, tiny_model
@@ -40,16 +37,6 @@ RIGHT_PADDED = {
 ONE = {"input_ids": torch.tensor([[3, 9, 22]])}
 GREEDY = {"max_new_tokens": 16, "do_sample": False}
 SAMPLED = {"max_new_tokens": 16, "do_sample": True, "top_k": 10}
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Path:
-    """An export, moved after writing, of a decoder-only drafter with a head that stops some drafts
-    early."""
-    root = tmp_path_factory.mktemp("pair")
-    head = save_head(root / "head", noisy_copy("llama"))
-    out = export_to(root / "out", drafter=str(save_drafter(root / "drafter")), head=head)
-    return out.rename(root / "moved")
 
 
 @pytest.fixture
