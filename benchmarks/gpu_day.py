@@ -275,7 +275,7 @@ def started(target: CachedModel) -> tuple[SequenceState, Tensor]:
 
 def verify(target: CachedModel, state: SequenceState, path: Tensor, draft: Proposal) -> None:
     """Scores a draft and drops it from the cache."""
-    target.score([state], [path], [draft])
+    target.score([(state, path, draft)])
     target.keep(state, torch.arange(0))
 
 

@@ -299,7 +299,7 @@ def largest_difference(target: CachedModel, sources: Sequence[Source]) -> float:
             Proposal(torch.randint(5, VOCABULARY, (4,), generator=generator), parents)
             for _ in states
         ]
-        outputs = target.score(states, tokens, drafts)
+        outputs = target.score([*zip(states, tokens, drafts, strict=True)])
         for source, own, draft, output in zip(sources, tokens, drafts, outputs, strict=True):
             for node in range(-1, 4):
                 nodes = path_to(node, parents)

@@ -207,12 +207,11 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     proposals = [proposal.until(target.eos_ids) for proposal in proposals]
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
-    outputs = target.score(
-        [sequence.state for sequence in active],
-        [sequence.tokens for sequence in active],
-        proposals,
-        decoder.drafter.requires.layers,
-    )
+    drafts = [
+        (sequence.state, sequence.tokens, proposal)
+        for sequence, proposal in zip(active, proposals, strict=True)
+    ]
+    outputs = target.score(drafts, decoder.drafter.requires.layers)
     verdicts = run_batched(
         [
             sequence.verify(decoder, proposal, output)

@@ -186,7 +186,7 @@ def top_two(
     committed = state.source.prefix
     nothing = torch.empty(0, dtype=torch.long, device=committed.device)
     for token in [*tokens, None]:
-        [output] = model.score([state], [committed], [Proposal.empty()])
+        [output] = model.score([(state, committed, Proposal.empty())])
         if token is not None:
             model.keep(state, nothing)
             committed = torch.cat([committed, committed.new_tensor([token])])

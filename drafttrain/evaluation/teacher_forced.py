@@ -148,9 +148,8 @@ def decode_outputs(
             probs = None
             if needs_probs:
                 draft = draft.to(source.prefix.device)
-                [score] = target.score(
-                    [target.encode(source)], [source.prefix], [Proposal.chain(draft)]
-                )
+                state = target.encode(source)
+                [score] = target.score([(state, source.prefix, Proposal.chain(draft))])
                 process = target.processors(drawn).start(source, limit)
                 probs = warp(process(source.prefix, draft, score.logits), drawn).cpu()
             outputs.append(TargetOutput(known, probs, limit))

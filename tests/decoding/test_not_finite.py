@@ -71,9 +71,9 @@ def test_a_row_that_is_not_finite_accepts_nothing(rule, value):
 
 def test_an_error_names_the_input_and_the_token():
     class Broken(ToyTarget):
-        def score(self, states, tokens, proposals, layers=()):
-            outputs = super().score(states, tokens, proposals, layers)
-            for committed, output in zip(tokens, outputs, strict=True):
+        def score(self, drafts, layers=()):
+            outputs = super().score(drafts, layers)
+            for (_, committed, _), output in zip(drafts, outputs, strict=True):
                 if len(committed) > 2:
                     output.logits[:] = torch.nan
             return outputs

@@ -1,7 +1,8 @@
 """A target and drafters with three or four tokens, whose distributions are known exactly.
 
-`ToyTarget` has the interface of `CachedModel`; its logits are a random table over whole paths, so
-a wrong row, path or rollback changes the output distribution.
+`ToyModel` and `ToyTarget` are a `CachedModel` whose logits are a random table over whole paths, so
+a wrong row, path or rollback changes the output distribution. Hidden states also come from a table,
+so drafts depend on which state a drafter reads.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from drafttrain.config.kinds import DrawKind
 from drafttrain.decoding.drafters.block import BlockDrafter
+from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import RowProcessors
-from drafttrain.decoding.engine.requests import ForwardOutput
+from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
+from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -30,28 +32,6 @@ from tests.tiny_drafters import small_drafter
 START, EOS = 0, 1
 TARGET_WIDTH = 16
 """Size of a `ToyTarget`'s hidden state."""
-
-
-class OneByOne:
-    """Adds the batched methods of `CachedModel` to a model that has those for one sequence."""
-
-    requires = TargetRequirements()
-    """The target's states that it reads when it drafts."""
-
-    def encode_all(self, sources: Sequence[Any]) -> list[Any]:
-        return [self.encode(source) for source in sources]
-
-    def extend_caches(self, given: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.extend_cache(*one) for one in given]
-
-    def extend_chains(self, given: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.request(*one) for one in given]
-
-    def extend_trees(self, given: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.extend(*one) for one in given]
-
-    def score_all(self, given: Sequence[tuple]) -> list[ForwardOutput]:
-        return [self.score([state], [tokens], [draft])[0] for state, tokens, draft in given]
 
 
 class LogitsTable:
@@ -96,19 +76,55 @@ class ToyProcessors:
         return RowProcessors(self.processors)
 
 
-class ToyState(list):
-    """The cached tokens of a sequence."""
+class ToyEngine:
+    """Runs forward requests with rows of tables: those of the path that each token attends to."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__()
-        self.source = source
+    def __init__(self, model: ToyModel) -> None:
+        self.model = model
+
+    def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
+        return [SequenceState(SimpleNamespace(move=lambda *_: None), one) for one in sources]
+
+    def forward_batch(
+        self, requests: Sequence[ForwardRequest], layers: Sequence[int] = ()
+    ) -> list[ForwardOutput]:
+        return [self._forward(request) for request in requests]
+
+    def _forward(self, request: ForwardRequest) -> ForwardOutput:
+        state, size = request.state, len(request.tokens)
+        visible, positions = request.visible, list(request.token_positions)
+        state.append(request.tokens, positions, visible is None)
+        if visible is None:
+            visible = torch.ones(size, state.cached).tril(state.cached - size)
+        paths = [[state.tokens[c] for c in row.nonzero()[:, 0].tolist()] for row in visible]
+        assert [len(path) - 1 for path in paths] == positions
+        rows = [self.model.table[path] for path in paths[size - request.logits_to_keep :]]
+        return ForwardOutput(
+            torch.stack(rows), torch.stack([self.model.hidden[path] for path in paths])
+        )
 
 
-class ToyTarget(OneByOne):
-    """Scores trees from a table. A state holds the tokens that `keep` left in the cache.
+class ToyModel(CachedModel):
+    """A decoder-only model for drafters: logits and hidden states from tables of paths.
 
-    Hidden states also come from a table, so drafts depend on which state a drafter reads.
+    The hidden state at a token depends on the whole path including the token.
     """
+
+    def __init__(
+        self, seed: int, vocabulary: int = 3, excluded: float = 0.0, width: int = 4
+    ) -> None:
+        self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
+        self.device = torch.device("cpu")
+        self.source_limit = self.position_limit = self.draftable = self.tree_fault = None
+        self.eos_ids = frozenset([EOS])
+        self.vocabulary = vocabulary
+        self.table = LogitsTable(seed, vocabulary, excluded)
+        self.hidden = LogitsTable(seed + 1000, width)
+        self.engine = ToyEngine(self)
+
+
+class ToyTarget(ToyModel):
+    """A toy model with logits processors, the same for every sequence."""
 
     def __init__(
         self,
@@ -117,130 +133,11 @@ class ToyTarget(OneByOne):
         excluded: float = 0.0,
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
-        self.table = LogitsTable(seed, vocabulary, excluded)
+        super().__init__(seed, vocabulary, excluded, TARGET_WIDTH)
         self.processed = processors
-        self.hidden = LogitsTable(seed + 2000, TARGET_WIDTH)
-        self.eos_ids = frozenset([EOS])
-
-    def check_tree_attention(self) -> None:
-        """Trees are supported."""
 
     def processors(self, sampling: Sampling) -> ToyProcessors:
         return ToyProcessors(*self.processed)
-
-    def max_new_tokens(self, source: Source, wanted: int) -> int:
-        return wanted
-
-    def encode(self, source: Source) -> ToyState:
-        return ToyState(source)
-
-    def score(
-        self,
-        states: Sequence[ToyState],
-        tokens: Sequence[Tensor],
-        proposals: Sequence[Proposal],
-        layers: Sequence[int] = (),
-    ) -> list[ForwardOutput]:
-        scores = []
-        for state, committed, proposal in zip(states, tokens, proposals, strict=True):
-            assert committed[: len(state)].tolist() == state, "the cache holds other tokens"
-            state += committed[len(state) :].tolist()
-            paths = [state.copy()]
-            for token, parent in zip(
-                proposal.tokens.tolist(), proposal.parents.tolist(), strict=True
-            ):
-                paths.append([*paths[parent + 1], token])
-            rows = [self.table[path] for path in paths]
-            state += proposal.tokens.tolist()
-            state.append(-1 - len(proposal.tokens))  # encodes the number of draft tokens at the end
-            hidden = torch.stack([self.hidden[path] for path in paths])
-            scores.append(ForwardOutput(torch.stack(rows), hidden))
-        return scores
-
-    def keep(self, state: ToyState, path: Tensor, drafted=None) -> None:
-        drafted = -1 - state.pop()
-        first = len(state) - drafted
-        kept = [state[first + node] for node in path.tolist()]
-        del state[first:]
-        state += kept
-
-
-class ToyModel(OneByOne):
-    """A decoder-only `CachedModel` for drafters: logits and hidden states from tables of paths.
-
-    The hidden state at a token depends on the whole path including the token. A sequence's cache
-    is a list of tokens, one per column, and follows any sequence that it is given for a review.
-    """
-
-    def __init__(
-        self, seed: int, vocabulary: int = 3, excluded: float = 0.0, width: int = 4
-    ) -> None:
-        self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
-        self.source_limit: int | None = None
-        self.position_limit: int | None = None
-        self.eos_ids = frozenset([EOS])
-        self.draftable = None
-        self.vocabulary = vocabulary
-        self.table = LogitsTable(seed, vocabulary, excluded)
-        self.hidden = LogitsTable(seed + 1000, width)
-
-    def check_tree_attention(self) -> None:
-        """Branches are supported."""
-
-    def encode(self, source: Source) -> ToyColumns:
-        return ToyColumns()
-
-    def extend_cache(self, state: ToyColumns, tokens: Tensor) -> ForwardOutput:
-        assert not state.has_branches, "branches are cached"
-        state[:] = tokens.tolist()
-        return ForwardOutput(self.table[state][None], self.hidden[state][None])
-
-    def request(self, state: ToyColumns, tokens: Tensor) -> ForwardOutput:
-        assert not state.has_branches, "branches are cached"
-        state += tokens.tolist()
-        return ForwardOutput(self.table[state][None], self.hidden[state][None])
-
-    def extend(
-        self, state: ToyColumns, tokens: Tensor, visible: Tensor, positions: Tensor
-    ) -> ForwardOutput:
-        state.has_branches = True
-        state += tokens.tolist()
-        paths = [[state[c] for c in row.nonzero()[:, 0].tolist()] for row in visible]
-        assert [len(path) - 1 for path in paths] == positions.tolist()
-        return ForwardOutput(
-            torch.stack([self.table[path] for path in paths]),
-            torch.stack([self.hidden[path] for path in paths]),
-        )
-
-    def keep_columns(self, state: ToyColumns, columns: Sequence[int], prefix: int = 0) -> None:
-        state.has_branches = False
-        state[prefix:] = [state[column] for column in columns]
-
-    def score(
-        self, states: Sequence[ToyColumns], tokens: Sequence[Tensor], proposals: Sequence[Proposal]
-    ) -> list[ForwardOutput]:
-        scores = []
-        for state, committed, proposal in zip(states, tokens, proposals, strict=True):
-            state[:] = [*committed.tolist(), *proposal.tokens.tolist()]
-            state.committed = len(committed)
-            paths = [state[:length] for length in range(state.committed, len(state) + 1)]
-            rows = torch.stack([self.table[path] for path in paths])
-            scores.append(ForwardOutput(rows, torch.zeros(len(rows), 1)))
-        return scores
-
-    def keep(self, state: ToyColumns, path: Tensor) -> None:
-        del state[state.committed + len(path) :]
-
-
-class ToyColumns(list):
-    """Cached tokens, one per column."""
-
-    has_branches = False
-    committed = 0
-
-    @property
-    def cached(self) -> int:
-        return len(self)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.types import Proposal, Source
 from tests.decoding.decoded import decoder_of, sources_for, tokens_of
-from tests.decoding.engine.fresh import sources_of
+from tests.decoding.engine.fresh import extend, sources_of
 from tests.decoding.engine.test_compiling import compiled
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_models import tiny_model
@@ -56,7 +56,7 @@ def test_compiled_rounds_equal_fresh_forwards_at_every_position_without_recompil
     draft = torch.tensor([8, 9, 30, 11], device=DEVICE)
     seen = []
     for turn in range(6):
-        [score] = target.score([state], [path], [Proposal(draft, TREE)])
+        [score] = target.score([(state, path, Proposal(draft, TREE))])
         for node, nodes in enumerate(([], [0], [1], [0, 2], [0, 3])):
             whole = torch.cat([path, draft[nodes]])
             expected = reference_logits(target.model, source, whole)[-1]
@@ -101,9 +101,9 @@ def test_outputs_stay_when_another_call_follows():
     source = sources_of(target.model)[0]
     state, found = target.encode(source), []
     path = torch.cat([source.prefix, torch.arange(6, 14, device=DEVICE)])
-    target.extend_cache(state, source.prefix)
+    extend(target, state, source.prefix)
     for end in range(len(source.prefix) + 1, len(path) + 1):
-        found.append(target.extend_cache(state, path[:end]))
+        found.append(extend(target, state, path[:end]))
     expected = reference_logits(target.model, source, path)[len(source.prefix) :]
     assert worst(torch.cat([one.logits for one in found]), expected) < SINGLE
 
@@ -118,7 +118,7 @@ def test_bfloat16_is_as_close_to_float64_as_the_models_own_forward(family, how):
     draft = torch.tensor([8, 9, 30, 11], device=DEVICE)
     state, path = target.encode(source), source.prefix
     for _ in range(3):
-        [score] = target.score([state], [path], [Proposal.chain(draft)])
+        [score] = target.score([(state, path, Proposal.chain(draft))])
         whole = torch.cat([path, draft])
         expected = reference_logits(exact.model, source, whole)[-5:]
         own = worst(reference_logits(target.model, source, whole)[-5:], expected)
@@ -141,7 +141,7 @@ def test_memory_is_returned():
     target = on_gpu("llama", max_position_embeddings=4096)
     with_model = allocated()
     state = target.encode(sources_of(target.model)[0])
-    target.extend_cache(state, torch.full((4000,), 7, device=DEVICE))
+    extend(target, state, torch.full((4000,), 7, device=DEVICE))
     layers, heads, width, size = target.model.config.num_hidden_layers, 2, 4, 8
     assert allocated() - with_model >= layers * 2 * heads * 4000 * width * size
     del state

@@ -109,9 +109,9 @@ class Shaky(CachedModel):
         noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
         self.noise = size * noise.to(model.dtype)
 
-    def score(self, states, *others) -> list[ForwardOutput]:
-        outputs = super().score(states, *others)
-        if len(states) == 1:
+    def score(self, drafts, *others) -> list[ForwardOutput]:
+        outputs = super().score(drafts, *others)
+        if len(drafts) == 1:
             return outputs
         return [replace(output, logits=output.logits + self.noise) for output in outputs]
 

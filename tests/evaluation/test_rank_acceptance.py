@@ -52,7 +52,6 @@ def test_greedy_shares_are_those_of_the_rounds_that_drafted():
 def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
     """One token per prompt: the shares converge to t(rank) of one known row."""
     target, drafter = ToyTarget(1), ToyModel(2)
-    target.device = torch.device("cpu")
     prompts = [Prompt(row, "", None, toy_prompt()) for row in range(600)]
     sampling = SamplingConfig(temperature=1.3, max_new_tokens=2)
     measured = measure_acceptance_by_rank(target, CausalDrafter(drafter), sampling, prompts, 3)

@@ -32,9 +32,6 @@ from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from drafttrain.models.spec_drafter.shape import DraftShape
 
-BlockOutput = tuple[Tensor, Tensor]
-"""Hidden states [slots, D] and logits before previous-token features [slots, V]."""
-
 
 class BlockDrafter(Drafter):
     """Drafts blocks of slots with a trained Spec-Drafter."""
@@ -64,32 +61,6 @@ class BlockDrafter(Drafter):
             encoded, _ = group_means(encoded.to(self.model.dtype), shape.source_pooling)
         return replace(source, encoded=encoded)
 
-    def slots_all(self, requests: Sequence[tuple[SequenceState, Tensor, int]]) -> list[BlockOutput]:
-        """Computes the slots of several sequences in shared calls.
-
-        Each request holds the sequence's state, the tokens of its prefix [P] and the number of mask
-        tokens after the prefix. The first slot of an anchored drafter is the row of the last prefix
-        token.
-
-        Mask tokens attend to the prefix and to each other. Only the prefix stays cached.
-        """
-        shape, batch = self.model.shape, []
-        first = 1 if shape.anchored else 0
-        for state, prefix, masks in requests:
-            if shape.bidirectional:
-                state.forget(0)
-            missing = state.align(prefix) if len(prefix) else []
-            ids = missing + [shape.mask_id] * masks
-            visible = np.ones((len(ids), state.cached + len(ids)), dtype=bool)
-            if not shape.bidirectional:
-                for row in range(len(missing)):
-                    visible[row, state.cached + row + 1 :] = False
-            batch.append(ForwardRequest(state, ids, masks + first, torch.from_numpy(visible)))
-        outputs = self.cached.forward_batch(batch)
-        for state, prefix, *_ in requests:
-            state.settle(len(prefix))
-        return [(output.hidden[-len(output.logits) :], output.logits) for output in outputs]
-
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
 
@@ -103,8 +74,7 @@ class BlockSession(SlotSession):
         self.drafter, self.model, self.correction = drafter, drafter.model, drafter.correction
         self.sampling, self.randomness = sampling, randomness
         shape = drafter.model.shape
-        self.anchored = shape.anchored
-        self.skipped = 0 if self.anchored else 1  # paper slots: no start token
+        self.skipped = 0 if shape.anchored else 1  # paper slots: no start token
         if shape.encoder == "own":
             check_length(len(source.input_ids), drafter.cached.source_limit)
         self._source = source
@@ -114,12 +84,24 @@ class BlockSession(SlotSession):
         limit = self.drafter.cached.position_limit  # the last slot's token is never an input
         return most if limit is None else max(0, min(most, limit + 1 - len(tokens)))
 
-    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[BlockOutput]:
+    def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
+        """Mask tokens attend to the prefix and to each other. The first slot of an anchored drafter
+        is the row of the last prefix token. Only the prefix stays cached."""
         if self.state is None:
             self.state = yield BatchedCall(self.drafter.encode_all, self._source)
-        masks = slots - 1 if self.anchored else slots
-        request = self.state, tokens[self.skipped :], masks
-        return (yield BatchedCall(self.drafter.slots_all, request))
+        shape, state, prefix = self.model.shape, self.state, tokens[self.skipped :]
+        if shape.bidirectional:
+            state.forget(0)
+        missing = state.align(prefix) if len(prefix) else []
+        ids = missing + [shape.mask_id] * (slots - 1 if shape.anchored else slots)
+        visible = np.ones((len(ids), state.cached + len(ids)), dtype=bool)
+        if not shape.bidirectional:
+            for row in range(len(missing)):
+                visible[row, state.cached + row + 1 :] = False
+        request = ForwardRequest(state, ids, slots, torch.from_numpy(visible))
+        output = yield BatchedCall(self.drafter.cached.forward_batch, request)
+        state.settle(len(prefix))
+        return output.hidden[-slots:], output.logits
 
 
 @torch.inference_mode()

@@ -110,9 +110,7 @@ class ReviewedSession:
         """Reviews an inner draft. Returns the accepted tokens and one token of the reviewer."""
         reviewer, state = self.drafter.reviewer, (yield from self.sequence.begin())
         began = perf_counter()
-        score = yield BatchedCall(
-            reviewer.score_all, (state, self.sequence.tokens(committed), inner)
-        )
+        score = yield BatchedCall(reviewer.score, (state, self.sequence.tokens(committed), inner))
         emitted, rows = review(
             inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
         )

@@ -93,8 +93,8 @@ class DrafterSequence:
 class CausalSession:
     """One sequence: the drafter's KV cache of the committed tokens and of its own drafts.
 
-    After a round the cache still holds the draft. The next `extend_caches` keeps the accepted
-    tokens and computes the missing ones.
+    After a round the cache still holds the draft. The next round keeps the accepted tokens and
+    computes the missing ones.
     """
 
     def __init__(
@@ -120,9 +120,12 @@ class CausalSession:
         logits: list[Tensor] = []
         states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        score = yield BatchedCall(self.model.extend_caches, (state, tokens))
+        request = ForwardRequest(state, state.align(tokens), logits_to_keep=1)
         while True:
+            score = yield BatchedCall(self.model.forward_batch, request)
             row = score.logits[-1]
+            if drafted and stop.state_kind == "token":
+                states.append(score.hidden[-1])
             token = yield from self._choose(row, probs)
             logits.append(row)
             drafted.append(token)
@@ -133,9 +136,7 @@ class CausalSession:
                 states.append(drawn_state(score.hidden[-1], row, token))
             if not stop.should_draft(DraftState(depth, logits, states, notes=notes)):
                 break
-            score = yield BatchedCall(self.model.extend_chains, (state, torch.tensor([token])))
-            if stop.state_kind == "token":
-                states.append(score.hidden[-1])
+            request = ForwardRequest(state, [token], logits_to_keep=1)
         return Proposal.chain(
             torch.tensor(drafted),
             torch.cat(probs) if probs else None,

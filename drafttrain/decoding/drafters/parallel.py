@@ -9,16 +9,12 @@ lossless.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps
 from drafttrain.decoding.drafters.causal import CausalDrafter, DrafterSequence
 from drafttrain.decoding.drafters.slots import SlotSession
-from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
-from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling, Source
@@ -32,27 +28,6 @@ class ParallelDrafter(CausalDrafter):
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
         """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
         return ParallelSession(self, DrafterSequence(self.model, source), sampling, randomness)
-
-    @without_gradients
-    def blocks_all(
-        self, requests: Sequence[tuple[SequenceState, Tensor, int]]
-    ) -> list[ForwardOutput]:
-        """Computes logits and hidden states of K slots after each sequence's committed tokens, in
-        shared calls.
-
-        Tokens that are not cached yet are computed together with the masks. Only the tokens stay
-        cached. Shapes: tokens [T] each, slots K -> logits [K, V], hidden [F, D] of all F computed
-        tokens, the slots last.
-        """
-        mask = self.model.model.config.pard_token
-        batch = [
-            ForwardRequest(state, state.align(tokens) + [mask] * (slots - 1), slots)
-            for state, tokens, slots in requests
-        ]
-        outputs = self.model.forward_batch(batch)
-        for state, tokens, _ in requests:
-            state.settle(len(tokens))
-        return outputs
 
 
 class ParallelSession(SlotSession):
@@ -72,6 +47,9 @@ class ParallelSession(SlotSession):
         return self.sequence.longest(most, len(tokens))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
-        state = yield from self.sequence.begin()
-        score = yield BatchedCall(self.drafter.blocks_all, (state, tokens, slots))
+        model, state = self.drafter.model, (yield from self.sequence.begin())
+        masks = [model.model.config.pard_token] * (slots - 1)
+        request = ForwardRequest(state, state.align(tokens) + masks, logits_to_keep=slots)
+        score = yield BatchedCall(model.forward_batch, request)
+        state.settle(len(tokens))
         return score.hidden[-slots:], score.logits

@@ -23,9 +23,8 @@ from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.architectures import check_states, position_limit
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.forward import BatchOutput, DraftableHead, ForwardBatch, additive
-from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.padding import end_tokens
 from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import at_least_float32
@@ -123,18 +122,6 @@ class TargetStatesDrafter(Drafter):
     ) -> TargetStatesSession:
         return TargetStatesSession(self, source, sampling, randomness)
 
-    @without_gradients
-    def blocks_all(
-        self, requests: Sequence[tuple[TargetStatesSession, Tensor, int]]
-    ) -> list[ForwardOutput]:
-        """Computes logits and states of some slots after each sequence's committed tokens [T].
-
-        After tokens drafted by others, the later slots continue.
-        """
-        return self.engine.forward_batch(
-            [session.request(tokens, slots) for session, tokens, slots in requests]
-        )
-
 
 class TargetStatesSession(SlotSession):
     """One sequence. Its cache holds the target's keys and values, then those of its own slots."""
@@ -171,13 +158,15 @@ class TargetStatesSession(SlotSession):
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         if self.state is None:
             self.state = yield BatchedCall(self.drafter.engine.begin, self._source)
-        score = yield BatchedCall(self.drafter.blocks_all, (self, tokens, slots))
+        request = self._request(tokens, slots)
+        score = yield BatchedCall(self.drafter.engine.forward_batch, request)
         return score.hidden[-slots:], score.logits
 
-    def request(self, tokens: Tensor, slots: int) -> ForwardRequest:
+    def _request(self, tokens: Tensor, slots: int) -> ForwardRequest:
         """Builds the forward request of a block after the committed tokens [T].
 
         Copies the keys and values of newly verified tokens from the target; drops earlier slots.
+        After tokens drafted by others, the later slots continue.
         """
         state, target, drafter = self.state, self._target_state, self.drafter
         assert state is not None and target is not None and target.columns is not None

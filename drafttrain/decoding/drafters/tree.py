@@ -22,6 +22,7 @@ from drafttrain.decoding.batching import BatchedCall, BatchedSteps, as_steps
 from drafttrain.decoding.drafters.candidates import TREE_CANDIDATES, LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter, DrafterSequence
 from drafttrain.decoding.drafters.slots import SlotSession
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
@@ -141,7 +142,8 @@ class ModelRows:
         """Computes the row after the committed tokens [T], for `Tree.grow`."""
         tokens, state = self.sequence.tokens(tokens), (yield from self.sequence.begin())
         self._keep_accepted(state, tokens[self._committed : -1].tolist())
-        score = yield BatchedCall(self.model.extend_caches, (state, tokens))
+        request = ForwardRequest(state, state.align(tokens), logits_to_keep=1)
+        score = yield BatchedCall(self.model.forward_batch, request)
         self._committed = len(tokens)
         self._ancestors, self._columns = {-1: []}, {}
         self.passes = 1
@@ -158,12 +160,11 @@ class ModelRows:
             self._ancestors[node] = path = [*above, start + i]
             self._columns[above[-1] if above else -1, tree.tokens[node]] = start + i
             visible[i, path] = True
-        position = self._committed + tree.level - 1
-        tokens = torch.tensor([tree.tokens[node] for node in nodes])
-        positions = torch.full((len(nodes),), position)
-        score = yield BatchedCall(
-            self.model.extend_trees, (state, tokens, torch.from_numpy(visible), positions)
-        )
+        tokens = [tree.tokens[node] for node in nodes]
+        positions = [self._committed + tree.level - 1] * len(nodes)
+        mask = torch.from_numpy(visible)
+        request = ForwardRequest(state, tokens, len(nodes), mask, positions)
+        score = yield BatchedCall(self.model.forward_batch, request)
         self.passes += 1
         return score.logits
 

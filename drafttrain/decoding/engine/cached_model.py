@@ -1,8 +1,7 @@
 """Language models with a KV cache for chains and draft trees.
 
-Targets and drafters share these operations. `extend_cache` keeps the common prefix of the cache and
-the committed tokens and computes the rest. `extend_chains` appends a chain; `extend_trees` appends
-tree nodes, of which `keep_columns` keeps one path. `score` and `keep` are a target's round.
+Targets and drafters share these operations. `forward_batch` runs forward requests: chains, and tree
+nodes, of which `keep_columns` keeps one path. `score` and `keep` are a target's round.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class CachedModel:
 
     @property
     def supports_tree_attention(self) -> bool:
-        """Whether trees and `extend_trees` work: the model accepts any mask and position."""
+        """Whether tree nodes can be computed: the model accepts any mask and position."""
         return self.tree_fault is None
 
     def check_tree_attention(self) -> None:
@@ -168,43 +167,6 @@ class CachedModel:
             state.source = source
         return states
 
-    def extend_cache(self, state: SequenceState, tokens: Tensor) -> ForwardOutput:
-        """Runs `extend_caches` for one sequence."""
-        return self.extend_caches([(state, tokens)])[0]
-
-    def extend_caches(self, batch: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
-        """Extends each cache to exactly these tokens, computing at least the last one.
-
-        The common prefix of cache and tokens is kept; no tree nodes may be cached. Shapes: tokens
-        [T] each, all committed tokens -> logits [1, V] after the last one, hidden [F, D] of the
-        computed tokens.
-        """
-        return self.forward_batch(
-            [ForwardRequest(state, state.align(own), logits_to_keep=1) for state, own in batch]
-        )
-
-    def extend_chains(self, batch: Sequence[tuple[SequenceState, Tensor]]) -> list[ForwardOutput]:
-        """Appends a chain [N] to each sequence's cache -> logits [N, V], hidden [N, D]."""
-        return self.forward_batch(
-            [ForwardRequest(state, chain.tolist(), len(chain)) for state, chain in batch]
-        )
-
-    def extend_trees(
-        self, batch: Sequence[tuple[SequenceState, Tensor, Tensor, Tensor]]
-    ) -> list[ForwardOutput]:
-        """Appends tokens that attend only to visible columns, at explicit positions.
-
-        For each sequence: tokens [N], visible [N, C + N] bool (C cached columns, then the new
-        ones; each token sees itself), positions [N] -> logits [N, V], hidden [N, D]. Raises
-        ValueError if `supports_tree_attention` is false.
-        """
-        return self.forward_batch(
-            [
-                ForwardRequest(state, tokens.tolist(), len(tokens), visible, positions.tolist())
-                for state, tokens, visible, positions in batch
-            ]
-        )
-
     @without_gradients
     def forward_batch(
         self, requests: Sequence[ForwardRequest], layers: Sequence[int] = ()
@@ -237,34 +199,22 @@ class CachedModel:
 
     @without_gradients
     def score(
-        self,
-        states: Sequence[SequenceState],
-        tokens: Sequence[Tensor],
-        proposals: Sequence[Proposal],
-        layers: Sequence[int] = (),
+        self, drafts: Sequence[tuple[SequenceState, Tensor, Proposal]], layers: Sequence[int] = ()
     ) -> list[ForwardOutput]:
         """Scores each sequence's draft in batched calls: N + 1 rows of logits, and hidden states.
 
-        tokens: all committed tokens of each sequence ([T], decoder prefix included); those not
-        cached yet are computed together with the draft. layers: decoder layers whose outputs are
-        returned too. Raises ValueError for trees if `supports_tree_attention` is false.
+        drafts: of each sequence its state, all committed tokens ([T], decoder prefix included) and
+        the proposal. Committed tokens that are not cached yet are computed together with the draft.
+        layers: decoder layers whose outputs are returned too. Raises ValueError for trees if
+        `supports_tree_attention` is false.
         """
-        requests = [
-            self._scoring(state, committed, proposal)
-            for state, committed, proposal in zip(states, tokens, proposals, strict=True)
-        ]
+        requests = [self._scoring(*draft) for draft in drafts]
         outputs = self.forward_batch(requests, layers)
-        for request, committed in zip(requests, tokens, strict=True):
-            request.state.committed = len(committed)
+        for request, (state, committed, _) in zip(requests, drafts, strict=True):
+            state.committed = len(committed)
             if request.visible is not None:
-                request.state.chain = len(committed)
+                state.chain = len(committed)
         return outputs
-
-    def score_all(
-        self, batch: Sequence[tuple[SequenceState, Tensor, Proposal]]
-    ) -> list[ForwardOutput]:
-        """Runs `score` for a list of (state, committed tokens, proposal), one per sequence."""
-        return self.score(*zip(*batch, strict=True))
 
     @without_gradients
     def keep(

@@ -63,15 +63,15 @@ def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | No
     if not _close(early[-1:], expected[length - 1 : length], None):
         return "its logits depend on later tokens (it looks ahead, or quantises per call)"
     state = target.encode(source)
-    target.score([state], [path[:length]], [Proposal.chain(path[-3:])])
+    target.score([(state, path[:length], Proposal.chain(path[-3:]))])
     target.keep(state, torch.arange(0))
-    target.score([state], [path[: length + 1]], [Proposal.chain(path[length + 1 : length + 4])])
+    target.score([(state, path[: length + 1], Proposal.chain(path[length + 1 : length + 4]))])
     target.keep(state, torch.arange(1))
     start = length + 3
-    [chain] = target.score([state], [path[:start]], [Proposal.chain(path[start:])])
+    [chain] = target.score([(state, path[:start], Proposal.chain(path[start:]))])
     target.keep(state, torch.arange(len(path) - start - 1))
     # some families compute a single token differently
-    [last] = target.score([state], [path], [Proposal.empty()])
+    [last] = target.score([(state, path, Proposal.empty())])
     logits = torch.cat([chain.logits, last.logits])
     if not _close(logits, torch.cat([expected[start - 1 :], expected[-1:]]), target.draftable):
         return "its logits with a cache differ from those without"
@@ -81,7 +81,7 @@ def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | No
 def _compare_tree(target: Any, source: Source, prefix: Tensor) -> str | None:
     size = target.model.get_input_embeddings().num_embeddings
     nodes = (prefix.new_tensor([3, 4, 5, 6]) + size // 3) % size
-    [tree] = target.score([target.encode(source)], [prefix], [Proposal(nodes, TREE)])
+    [tree] = target.score([(target.encode(source), prefix, Proposal(nodes, TREE))])
     for node in range(len(TREE)):
         path, ancestor = [], node
         while ancestor >= 0:

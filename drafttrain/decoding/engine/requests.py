@@ -1,4 +1,7 @@
-"""One sequence's input and output of a forward call."""
+"""One sequence's input and output of a forward call.
+
+A drafter requests the committed tokens that `SequenceState.align` returns, which are not cached.
+"""
 
 from __future__ import annotations
 

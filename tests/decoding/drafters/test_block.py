@@ -25,7 +25,7 @@ from drafttrain.models.spec_drafter.pooling import group_means
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, sources_for
 from tests.decoding.drafts import rounds_along
-from tests.decoding.engine.fresh import cross_keys_values
+from tests.decoding.engine.fresh import cross_keys_values, extend
 from tests.decoding.expected import expected_probs
 from tests.decoding.toys import CONVENTIONS, toy_drafter, toy_source
 from tests.tiny_drafters import shared, tiny_drafter, with_noise
@@ -120,8 +120,8 @@ def test_scores_of_few_tokens_follow_their_weights():
     source = make_source([5, 9, 7], shared("marian"))
 
     def scores() -> torch.Tensor:
-        state = drafter.encode_all([source])[0]
-        [(hidden, logits)] = drafter.slots_all([(state, torch.tensor([]), 3)])
+        session = drafter.open(source, Sampling(), drawn())
+        hidden, logits = run_single(session.slot_rows(source.prefix, 3))
         torch.testing.assert_close(logits, drafter.model.logits(hidden).to(logits))
         return logits
 
@@ -182,9 +182,9 @@ def test_keys_and_values_of_cross_attention_are_the_targets(family, pooling):
     target, drafter = target_of(family), BlockDrafter(drafter_of(family, **settings))
     source = sources_for(target.model)[0]
     state = target.encode(source)
-    target.extend_cache(state, state.source.prefix)
+    extend(target, state, state.source.prefix)
     [made] = drafter.encode_all([replace(state.source, encoded=state.encoded)])
-    drafter.cached.extend_cache(made, state.source.prefix)
+    extend(drafter.cached, made, state.source.prefix)
     ours, theirs = cross_keys_values(made, 0), cross_keys_values(state, 1)
     for own, of_target in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, group_means(of_target, pooling)[0], rtol=1e-10, atol=1e-10)

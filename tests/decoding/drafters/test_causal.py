@@ -31,7 +31,7 @@ from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, drawn, generate, sources_for
 from tests.decoding.drafters.watched import Watched
-from tests.decoding.engine.fresh import close_caches, fresh, last_hidden
+from tests.decoding.engine.fresh import close_caches, extend, fresh, last_hidden
 from tests.decoding.methods import with_rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
@@ -167,9 +167,7 @@ def test_a_drafter_of_few_tokens_scores_these_alone(family):
     every, part = CachedModel(whole), CausalDrafter.of(few, target).model
     assert part.vocabulary == VOCAB
     source = make_source(torch.tensor([5, 6, 7]), target)
-    scores = [
-        model.extend_cache(model.encode(source), source.prefix).logits for model in (every, part)
-    ]
+    scores = [extend(model, model.encode(source), source.prefix).logits for model in (every, part)]
     close(scores[0][:, tokens], scores[1][:, tokens])
     others = [token for token in range(VOCAB) if token not in tokens]
     assert (scores[1].softmax(-1)[:, others] == 0).all()
@@ -213,7 +211,7 @@ def test_scores_of_a_drafter_with_other_embeddings_are_padded_or_cut(rows):
     model, known = with_rows(rows, target, 1), min(rows, VOCAB)
     fitted, source = make_drafter(model, target).model, make_source([5, 6, 7], target)
     one, other = (
-        each.extend_cache(each.encode(source), source.prefix).logits
+        extend(each, each.encode(source), source.prefix).logits
         for each in (fitted, CachedModel(model))
     )
     assert one.shape == (1, VOCAB) and fitted.vocabulary == known

@@ -103,19 +103,20 @@ def checked(drafter: TreeDrafter, kept: list[int]) -> Watched:
     def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         assert isinstance(session.rows, ModelRows)
         model = session.rows.model
-        extend_caches = model.extend_caches
+        forward_batch = model.forward_batch
 
         def watched(requests):
-            [(state, committed)] = requests
-            if lengths:
-                assert state.tokens == committed[: state.cached].tolist()
+            [request] = requests
+            if lengths and request.visible is None:
+                state = request.state
+                assert state.tokens == tokens[: state.cached].tolist()
                 close_caches(state, fresh(model.model, source, state.tokens).past_key_values)
                 kept.append(state.cached - lengths[-1])
-            return extend_caches(requests)
+            return forward_batch(requests)
 
-        model.extend_caches = watched
+        model.forward_batch = watched
         proposal = yield from session.propose(tokens, target_state, stop)
-        del model.extend_caches
+        del model.forward_batch
         lengths.append(len(tokens))
         return proposal
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache, PreTrainedModel
 
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
@@ -40,6 +41,20 @@ def sources_of(model: PreTrainedModel, lengths: Sequence[int] = LENGTHS) -> list
     ]
 
 
+def extend_all(
+    model: CachedModel, batch: Sequence[tuple[SequenceState, Tensor]]
+) -> list[ForwardOutput]:
+    """Extends each cache to exactly these tokens, computing at least the last one, as drafters
+    do."""
+    return model.forward_batch(
+        [ForwardRequest(state, state.align(tokens), logits_to_keep=1) for state, tokens in batch]
+    )
+
+
+def extend(model: CachedModel, state: SequenceState, tokens: Tensor) -> ForwardOutput:
+    return extend_all(model, [(state, tokens)])[0]
+
+
 def last_hidden(output) -> torch.Tensor:
     states = output.get("decoder_hidden_states") or output.hidden_states
     return states[-1][0]
@@ -71,7 +86,8 @@ def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
         proposals = (proposals[turn:] + proposals[:turn])[
             : len(sources)
         ]  # every sequence gets every draft once
-        scores = target.score(states, [torch.tensor(own) for own in tokens], proposals)
+        committed = [torch.tensor(own) for own in tokens]
+        scores = target.score([*zip(states, committed, proposals, strict=True)])
         for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):
             count = len(proposal.tokens)
             for node in range(-1, count):

@@ -8,7 +8,15 @@ from drafttrain.decoding.engine.probe import reference_logits
 from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.types import Source
 from tests.comparing import close
-from tests.decoding.engine.fresh import check_rounds, close_caches, fresh, precision_of, sources_of
+from tests.decoding.engine.fresh import (
+    check_rounds,
+    close_caches,
+    extend,
+    extend_all,
+    fresh,
+    precision_of,
+    sources_of,
+)
 from tests.tiny_families import ATTENTIONS, FURTHER, any_family
 from tests.tiny_models import BOS, VOCAB, tiny_model, tiny_seq2seq, tiny_source
 
@@ -42,8 +50,8 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
     def check(*numbers: int) -> None:
         for number in numbers:
             paths[number].append(7 + number)
-        scores = target.extend_caches(
-            [(states[number], torch.tensor(paths[number])) for number in numbers]
+        scores = extend_all(
+            target, [(states[number], torch.tensor(paths[number])) for number in numbers]
         )
         for number, score in zip(numbers, scores, strict=True):
             reference = fresh(model, sources[number], paths[number])
@@ -72,7 +80,7 @@ def test_a_row_that_is_given_up_during_a_call_is_left_alone_until_the_next():
     target = CachedModel(model)
     sources = [tiny_source([5, 9, 17 + i], model) for i in range(3)]
     states = target.encode_all(sources)
-    target.extend_caches([(states[i], sources[i].prefix) for i in range(3)])
+    extend_all(target, [(states[i], sources[i].prefix) for i in range(3)])
 
     def give_up(*_: object) -> None:
         states[0] = None
@@ -80,7 +88,7 @@ def test_a_row_that_is_given_up_during_a_call_is_left_alone_until_the_next():
     model.model.layers[0].register_forward_hook(give_up)
     pairs = [(states[i], torch.tensor([5, 9, 17 + i, 30])) for i in (1, 2)]
     for _ in range(2):
-        found = target.extend_caches(pairs)
+        found = extend_all(target, pairs)
         for i, output in zip((1, 2), found, strict=True):
             reference = fresh(model, sources[i], [5, 9, 17 + i, 30])
             close(output.logits[-1], reference.logits[0, -1])
@@ -97,10 +105,10 @@ def test_room_is_made_once_and_kept(attention):
     source = tiny_source([5, 9, 17], model)
     path = torch.randint(4, VOCAB, (400,), generator=torch.Generator().manual_seed(0))
     states = target.encode_all([source, source])
-    target.extend_cache(states[0], path[:100])
+    extend(target, states[0], path[:100])
     layer = target.engine.cache.self_attention.layers[0]
     assert layer.keys.shape[::2] == (2, 128)
-    score = target.extend_caches([(states[0], path[:300]), (states[1], path)])
+    score = extend_all(target, [(states[0], path[:300]), (states[1], path)])
     assert layer.keys.shape[::2] == (2, 400)
     for i, length in enumerate((300, 400)):
         reference = fresh(model, source, path[:length].tolist())
@@ -117,7 +125,7 @@ def test_padding_next_to_the_last_position_can_be_anywhere(family):
     states = target.encode_all(sources)
     for lengths in ((62, 4), (64, 14)):
         paths = [path[:length] for length in lengths]
-        scores = target.extend_caches(list(zip(states, paths, strict=True)))
+        scores = extend_all(target, list(zip(states, paths, strict=True)))
         for source, own, score in zip(sources, paths, scores, strict=True):
             close(score.logits[-1], fresh(model, source, own.tolist()).logits[0, -1])
 
@@ -128,7 +136,7 @@ def test_nan_logits_affect_only_their_sequence():
     model = tiny_model("qwen2")
     target, source = CachedModel(model), tiny_source([5, 9, 17], model)
     states = target.encode_all([source, source])
-    target.extend_caches([(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
+    extend_all(target, [(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
     with torch.inference_mode():
         for layer in target.engine.cache.self_attention.layers:
             layer.keys.fill_(torch.nan)
@@ -136,7 +144,7 @@ def test_nan_logits_affect_only_their_sequence():
     del states
     states = target.encode_all([source, source])
     for paths in ([[5, 9], [5, 9, 17, 30]], [[5, 9, 21], [5, 9, 17, 30, 21]]):
-        scores = target.extend_caches([(states[i], torch.tensor(paths[i])) for i in range(2)])
+        scores = extend_all(target, [(states[i], torch.tensor(paths[i])) for i in range(2)])
         for path, score in zip(paths, scores, strict=True):
             close(score.logits[-1], fresh(model, source, path).logits[0, -1])
 
@@ -164,7 +172,7 @@ def test_unmaskable_sources_of_different_lengths_share_no_call():
     sources = [Source({}, prefix, encoded=own) for own in encoded]
     states = target.encode_all(sources)
     for tokens in (prefix, torch.tensor([1, 5, 6, 9])):
-        found = target.extend_caches([(state, tokens) for state in states])
+        found = extend_all(target, [(state, tokens) for state in states])
         for own, output in zip(encoded, found, strict=True):
             with torch.inference_mode():
                 given = {"encoder_outputs": (own[None],), "decoder_input_ids": tokens[None]}
@@ -183,11 +191,11 @@ def test_a_nan_source_affects_only_its_sequence():
         return Source({"input_ids": torch.ones(length).long()}, prefix, encoded=own)
 
     states = target.encode_all([source(7, torch.nan), source(7)])
-    target.extend_caches([(state, prefix) for state in states])
+    extend_all(target, [(state, prefix) for state in states])
     del states
     states = target.encode_all([source(4), source(7)])
     for tokens in (prefix, torch.tensor([1, 5, 9])):
-        found = target.extend_caches([(state, tokens) for state in states])
+        found = extend_all(target, [(state, tokens) for state in states])
         assert all(output.logits.isfinite().all() for output in found)
 
 
@@ -197,7 +205,7 @@ def test_single_tokens_of_unequal_sequences_attend_to_their_text_only():
     target, source = CachedModel(model), tiny_source([5, 9, 20, 7], model)
     paths = [torch.tensor([BOS, *own]) for own in ([8, 11, 4, 17], [30, 6])]
     states = target.encode_all([source, source])
-    target.extend_caches([(state, path[:-1]) for state, path in zip(states, paths, strict=True)])
-    outputs = target.extend_caches([*zip(states, paths, strict=True)])
+    extend_all(target, [(state, path[:-1]) for state, path in zip(states, paths, strict=True)])
+    outputs = extend_all(target, [*zip(states, paths, strict=True)])
     for path, output in zip(paths, outputs, strict=True):
         close(output.logits[0], reference_logits(model, source, path)[-1])

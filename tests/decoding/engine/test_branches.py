@@ -9,11 +9,19 @@ from transformers.masking_utils import sdpa_mask
 
 from drafttrain.decoding.engine.cache import CacheRow
 from drafttrain.decoding.engine.cached_model import CachedModel, ancestry
-from drafttrain.decoding.engine.requests import ForwardOutput
+from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
-from tests.decoding.engine.fresh import PATHS, TREE, close_caches, fresh, last_hidden, precision_of
+from tests.decoding.engine.fresh import (
+    PATHS,
+    TREE,
+    close_caches,
+    extend,
+    fresh,
+    last_hidden,
+    precision_of,
+)
 from tests.decoding.paths import nodes_to, tokens_to
 from tests.tiny_families import ATTENTIONS, any_family
 from tests.tiny_models import VOCAB, tiny_model, tiny_source
@@ -22,8 +30,11 @@ PROMPT = PATHS[0]
 NODES, PARENTS = TREE.tokens, TREE.parents
 
 
-def extend(model: CachedModel, state: SequenceState, *given: Tensor) -> ForwardOutput:
-    return model.extend_trees([(state, *given)])[0]
+def extend_tree(
+    model: CachedModel, state: SequenceState, tokens: Tensor, visible: Tensor, positions: Tensor
+) -> ForwardOutput:
+    given = tokens.tolist(), len(tokens), visible, positions.tolist()
+    return model.forward_batch([ForwardRequest(state, *given)])[0]
 
 
 def load(family: str, attention: str) -> PreTrainedModel:
@@ -43,13 +54,13 @@ def test_trees_grown_level_by_level_equal_single_paths(family, attention):
     model = load(family, attention)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state, tokens = drafter.encode(source), committed_after(source)
-    drafter.extend_cache(state, torch.tensor(tokens))
+    extend(drafter, state, torch.tensor(tokens))
     lines, length = ancestry(PARENTS), len(tokens)
     for level in ([0, 1], [2, 3, 4], [5, 6]):
         visible = torch.ones(len(level), state.cached + len(level), dtype=torch.bool)
         visible[:, length:] = lines[level, : level[-1] + 1]
         depths = lines[level].sum(dim=1)
-        score = extend(drafter, state, NODES[level], visible, length - 1 + depths)
+        score = extend_tree(drafter, state, NODES[level], visible, length - 1 + depths)
         for row, node in enumerate(level):
             reference = fresh(model, source, [*tokens, *tokens_to(TREE, node)])
             close(score.logits[row], reference.logits[0, -1], precision_of(model))
@@ -58,7 +69,7 @@ def test_trees_grown_level_by_level_equal_single_paths(family, attention):
     drafter.keep_columns(state, columns)
     path = [*tokens, *tokens_to(TREE, 6)]
     close_caches(state, fresh(model, source, path).past_key_values, precision_of(model))
-    score = drafter.extend_cache(state, torch.tensor([*path, 27]))
+    score = extend(drafter, state, torch.tensor([*path, 27]))
     assert len(score.hidden) == 1  # kept tokens are not computed again
     expected = fresh(model, source, [*path, 27]).logits[0, -1]
     close(score.logits[-1], expected, precision_of(model))
@@ -71,7 +82,7 @@ def test_a_tree_that_fails_leaves_the_models_own_positions_as_they_were(family):
     before = fresh(model, source, [1, 5, 6]).logits
     outside = torch.where(NODES == 30, VOCAB + 100, NODES)
     with pytest.raises(IndexError):
-        target.score([target.encode(source)], [source.prefix], [Proposal(outside, PARENTS)])
+        target.score([(target.encode(source), source.prefix, Proposal(outside, PARENTS))])
     close(fresh(model, source, [1, 5, 6]).logits, before)
 
 
@@ -79,14 +90,14 @@ def two_branches(drafter: CachedModel, source) -> SequenceState:
     """Caches two branches after the prompt's three columns: 8 30 in columns 3 and 5, and 9 11 in
     columns 4 and 6."""
     state = drafter.encode(source)
-    drafter.extend_cache(state, torch.tensor(PROMPT))
+    extend(drafter, state, torch.tensor(PROMPT))
     for pair in ([8, 9], [30, 11]):
         start, depth = state.cached, state.cached // 2
         visible = torch.zeros(2, start + 2, dtype=torch.bool)
         visible[:, :3] = True
         for row in (0, 1):
             visible[row, 3 + row :: 2] = True
-        extend(drafter, state, torch.tensor(pair), visible, torch.tensor([depth + 2] * 2))
+        extend_tree(drafter, state, torch.tensor(pair), visible, torch.tensor([depth + 2] * 2))
     return state
 
 
@@ -95,11 +106,11 @@ def test_cached_branches_are_kept_or_forgotten_before_a_chain_goes_on():
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
     state = two_branches(drafter, source)
     with pytest.raises(AssertionError, match="tree nodes are cached"):
-        drafter.extend_cache(state, torch.tensor(PROMPT))
+        extend(drafter, state, torch.tensor(PROMPT))
     with pytest.raises(AssertionError, match="a chain after tree nodes"):
-        drafter.extend_chains([(state, torch.tensor([5]))])
+        drafter.forward_batch([ForwardRequest(state, [5], 1)])
     state.forget(len(PROMPT))
-    score = drafter.extend_cache(state, torch.tensor([*PROMPT, 9, 11]))
+    score = extend(drafter, state, torch.tensor([*PROMPT, 9, 11]))
     close(score.logits[-1], fresh(model, source, [*PROMPT, 9, 11]).logits[0, -1])
 
 
@@ -142,7 +153,7 @@ def test_trees_are_right_with_any_attention_implementation(family):
     AttentionMaskInterface.register("makes_its_own_mask", sdpa_mask)
     model = load(family, "makes_its_own_mask")
     target, source = CachedModel(model), tiny_source(PROMPT, model)
-    [score] = target.score([target.encode(source)], [source.prefix], [TREE])
+    [score] = target.score([(target.encode(source), source.prefix, TREE)])
     for node in (-1, 3, 6):
         reference = fresh(model, source, [*source.prefix.tolist(), *tokens_to(TREE, node)])
         close(score.logits[node + 1], reference.logits[0, -1])
@@ -161,8 +172,8 @@ def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str
     with pytest.raises(ValueError, match=reason):
         target.check_tree_attention()
     with pytest.raises(ValueError, match=reason):
-        target.score([state], [source.prefix], [TREE])
+        target.score([(state, source.prefix, TREE)])
     with pytest.raises(ValueError, match=reason):
         one = torch.tensor([5])
-        extend(target, state, one, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]))
+        extend_tree(target, state, one, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]))
     assert state.cached == 0

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from drafttrain.decoding.engine.cached_model import CachedModel
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.types import Proposal
 from tests.comparing import close
-from tests.decoding.engine.fresh import PATHS, close_caches, fresh, last_hidden
+from tests.decoding.engine.fresh import PATHS, close_caches, extend, fresh, last_hidden
 from tests.tiny_families import any_family
 from tests.tiny_models import CAUSAL_FAMILIES, VOCAB, tiny_model, tiny_source
 
@@ -21,14 +22,14 @@ def test_catching_up_equals_a_fresh_prefill_wherever_the_cache_diverges(family):
     cached, source = CachedModel(model), tiny_source(PATHS[0], model)
     state = cached.encode(source)
     for path, draft in zip(PATHS, DRAFTS, strict=True):
-        score = cached.extend_cache(state, torch.tensor(path))
+        score = extend(cached, state, torch.tensor(path))
         reference = fresh(model, source, path)
         close(score.logits[-1], reference.logits[0, -1])
         close(score.hidden[-1], last_hidden(reference)[-1])
         close_caches(state, reference.past_key_values)
         for token in draft:  # one per call, as drafters do
             path = [*path, token]
-            score = cached.extend_chains([(state, torch.tensor([token]))])[0]
+            [score] = cached.forward_batch([ForwardRequest(state, [token], 1)])
             reference = fresh(model, source, path)
             close(score.logits, reference.logits[0, -1:])
             close(score.hidden, last_hidden(reference)[-1:])
@@ -49,8 +50,8 @@ def test_only_tokens_missing_from_the_cache_are_computed(monkeypatch):
     )
     state = cached.encode(source)
     for path in ([5, 9, 17], [5, 9, 17, 8, 9], [5, 9, 17, 8, 9], [5, 9, 17, 8, 11, 12], [5, 9]):
-        cached.extend_cache(state, torch.tensor(path))
-    cached.extend_chains([(state, torch.tensor([3, 4]))])
+        extend(cached, state, torch.tensor(path))
+    cached.forward_batch([ForwardRequest(state, [3, 4], 2)])
     assert computed == [3, 2, 1, 2, 1, 2]
     assert state.tokens == [5, 9, 3, 4]
 
@@ -71,8 +72,8 @@ def test_rows_that_nothing_needs_are_not_projected_to_the_vocabulary(family, mon
     source = tiny_source(list(range(4, 34)), model)
     state = cached.encode(source)
     path = torch.cat([source.prefix, torch.tensor([5, 6])])
-    cached.score([state], [path], [Proposal.chain(torch.tensor([7, 8]))])
-    cached.extend_cache(state, torch.cat([path, torch.tensor([7, 9, 10])]))
+    cached.score([(state, path, Proposal.chain(torch.tensor([7, 8])))])
+    extend(cached, state, torch.cat([path, torch.tensor([7, 9, 10])]))
     assert projected == [3, 1]
 
 
@@ -92,9 +93,9 @@ def test_positions_count_the_prompt_of_a_decoder_only_model():
         source = tiny_source([5] * 60, model)
         assert cached.max_new_tokens(source, 1000) == 5  # the fifth needs no position
         state = cached.encode(source)
-        cached.extend_cache(state, torch.tensor([5] * 64))
+        extend(cached, state, torch.tensor([5] * 64))
         with pytest.raises(ValueError, match="65 tokens are more than the 64 positions"):
-            cached.extend_chains([(state, torch.tensor([5]))])
+            cached.forward_batch([ForwardRequest(state, [5], 1)])
         with pytest.raises(ValueError, match="65 tokens but the model takes 64"):
             cached.encode(tiny_source([5] * 65, model))
 
@@ -102,7 +103,7 @@ def test_positions_count_the_prompt_of_a_decoder_only_model():
 def test_half_precision_models_give_logits_in_float32():
     model = tiny_model("llama").to(torch.bfloat16)
     cached, source = CachedModel(model), tiny_source(SOURCE, model)
-    score = cached.extend_cache(cached.encode(source), source.prefix)
+    score = extend(cached, cached.encode(source), source.prefix)
     assert (score.logits.dtype, score.hidden.dtype) == (torch.float32, torch.bfloat16)
 
 
@@ -110,7 +111,7 @@ def test_columns_that_are_not_there_cannot_be_kept():
     model = tiny_model("llama")
     cached, source = CachedModel(model), tiny_source(SOURCE, model)
     state = cached.encode(source)
-    cached.extend_cache(state, source.prefix)
+    extend(cached, state, source.prefix)
     with pytest.raises(AssertionError):
         state.forget(7)
 
@@ -125,7 +126,7 @@ def test_encoder_and_cross_attention_run_once_a_sequence():
     state = target.encode(source)
     tokens = source.prefix.tolist()
     for _ in range(4):
-        target.score([state], [torch.tensor(tokens)], [Proposal.chain(torch.tensor([6, 7]))])
+        target.score([(state, torch.tensor(tokens), Proposal.chain(torch.tensor([6, 7])))])
         target.keep(state, torch.arange(1))
         tokens += [6, 11]
     assert runs == {"encoder": 1, "cross": 1}

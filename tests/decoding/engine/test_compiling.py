@@ -21,7 +21,7 @@ from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
 from tests.decoding.decoded import decoder_of, sources_for
-from tests.decoding.engine.fresh import check_rounds, fresh, sources_of
+from tests.decoding.engine.fresh import check_rounds, extend, fresh, sources_of
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_families import any_family
 from tests.tiny_models import tiny_model
@@ -80,7 +80,7 @@ def test_weights_adapters_and_hooks_that_change_are_compiled_again():
     body = compiled(target)
 
     def logits_after(token: int) -> torch.Tensor:
-        score = target.extend_cache(target.encode(source), torch.tensor([5, 9, 17, token]))
+        score = extend(target, target.encode(source), torch.tensor([5, 9, 17, token]))
         close(score.logits[-1], fresh(model, source, [5, 9, 17, token]).logits[0, -1])
         return score.logits
 
@@ -120,9 +120,9 @@ def test_room_that_doubles_is_compiled_once_more():
     body, state = compiled(target), target.encode(source)
     path = torch.randint(4, 40, (300,), generator=torch.Generator().manual_seed(0))
     path[:3] = source.prefix
-    target.extend_cache(state, path[:100])
+    extend(target, state, path[:100])
     for end in range(101, 140):
-        score = target.extend_cache(state, path[:end])
+        score = extend(target, state, path[:end])
         if end in (102, 127, 128, 139):
             close(score.logits[-1], fresh(model, source, path[:end].tolist()).logits[0, -1])
     assert body.graphs.compilations == 2
@@ -135,7 +135,7 @@ def test_columns_that_are_reserved_are_compiled_once():
     reserve(130)
     state = target.encode(make_source([5, 9, 17], model))
     for end in range(3, 132):
-        target.extend_cache(state, torch.arange(end) % 30 + 4)
+        extend(target, state, torch.arange(end) % 30 + 4)
     assert body.graphs.compilations == 2  # of 4 tokens and of one
 
 
@@ -149,7 +149,7 @@ def test_windows_and_positions_inside_the_decoder_are_compiled_too(family):
     for turn in range(3):
         path = torch.cat([source.prefix, torch.arange(6, 6 + 3 * turn)])
         found, expected = (
-            one.score([state], [path], [tree])[0]
+            one.score([(state, path, tree)])[0]
             for one, state in zip((target, plain), states, strict=True)
         )
         close(found.logits, expected.logits, 1e-4)
@@ -163,8 +163,8 @@ def test_models_that_do_not_compile_run_eagerly_with_one_line(capsys):
     model.model.layers[0].mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
     target, source = CachedModel(model), make_source([5, 9, 17], model)
     body, state = compiled(target), target.encode(source)
-    target.extend_cache(state, source.prefix)
-    score = target.extend_cache(state, torch.tensor([5, 9, 17, 8]))
+    extend(target, state, source.prefix)
+    score = extend(target, state, torch.tensor([5, 9, 17, 8]))
     close(score.logits[-1], fresh(model, source, [5, 9, 17, 8]).logits[0, -1])
     assert "calls run uncompiled from here on" in capsys.readouterr().err
     assert body.graphs.compilations == 0
@@ -184,8 +184,8 @@ def test_a_drafter_of_few_tokens_is_compiled_and_follows_its_weights():
     body, state = compiled(drafter), drafter.encode(source)
     for token in (8, 9):
         path = [5, 9, 17, token]
-        drafter.extend_cache(state, source.prefix)
-        found = drafter.extend_cache(state, torch.tensor(path)).logits[-1]
+        extend(drafter, state, source.prefix)
+        found = extend(drafter, state, torch.tensor(path)).logits[-1]
         expected = fresh(model, source, path).logits[0, -1]
         close(found[[1, 6, 9, 22]], expected[[1, 6, 9, 22]])
         assert found.argmax() in (1, 6, 9, 22)

@@ -73,7 +73,7 @@ def test_a_call_leaves_the_model_as_it_was():
     target = CachedModel(model)
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     source = make_source(torch.tensor([5, 9, 20]), model)
-    target.score([target.encode(source)], [source.prefix], [Proposal(torch.arange(4) + 5, TREE)])
+    target.score([(target.encode(source), source.prefix, Proposal(torch.arange(4) + 5, TREE))])
     for name, module in model.named_modules():
         assert vars(module).keys() == before[name].keys(), name
         assert not module._forward_hooks and not module._forward_pre_hooks, name

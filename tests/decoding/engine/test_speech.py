@@ -11,6 +11,7 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import CLIPS_AT_ONCE
+from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.speech import OPEN, read_start
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.trees.chosen import Optimal
@@ -168,5 +169,6 @@ def test_one_pass_along_outputs_gives_the_rows_of_decoding():
     found = teacher_force(cached.model, sources, outputs)
     for source, output, forced in zip(sources, outputs, found, strict=True):
         path = torch.cat([source.prefix, torch.tensor(output)])
-        [rows] = cached.extend_chains([(cached.encode(source), path)])
+        request = ForwardRequest(cached.encode(source), path.tolist(), len(path))
+        [rows] = cached.forward_batch([request])
         close(forced.logits, rows.logits[len(source.prefix) - 1 : -1], 1e-10)
