@@ -71,21 +71,22 @@ def run_single(task: BatchedSteps[T] | T) -> T:
     return run_batched([task])[0]
 
 
+def to_host(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Returns the values of integer tensors [N], with at most one device synchronisation."""
+    on_device = [one for one in tensors if one.device.type != "cpu"]
+    copied = iter(torch.cat(on_device).tolist() if on_device else ())
+    return [
+        one.tolist() if one.device.type == "cpu" else list(itertools.islice(copied, len(one)))
+        for one in tensors
+    ]
+
+
 def arg_max_of_each(scores: Sequence[Tensor]) -> list[list[int]]:
     """Returns the drafter's most likely token of every row, with one device synchronisation.
 
     Shapes: [R, V] each -> R tokens each. Raises NotFinite if the maximum of a row is not finite.
     """
-    if scores[0].device.type == "cpu":
-        best = [_finite_arg_max(rows) for rows in scores]
-        if any(NOT_FINITE in tokens for tokens in best):
-            raise NotFinite.of_drafter()
-        return best
-    tokens = torch.cat(arg_max_on_device(scores)).tolist()
-    if NOT_FINITE in tokens:
-        raise NotFinite.of_drafter()
-    ends = itertools.accumulate(len(rows) for rows in scores)
-    return [tokens[end - len(rows) : end] for end, rows in zip(ends, scores, strict=True)]
+    return _checked(to_host(_arg_max(scores)))
 
 
 def arg_max_on_device(scores: Sequence[Tensor]) -> list[Tensor]:
@@ -94,11 +95,10 @@ def arg_max_on_device(scores: Sequence[Tensor]) -> list[Tensor]:
     On a device, a row without a finite maximum gives `NOT_FINITE`; on the CPU it raises NotFinite.
     Shapes: [R, V] each -> [R] each.
     """
+    best = _arg_max(scores)
     if scores[0].device.type == "cpu":
-        return [torch.tensor(tokens) for tokens in arg_max_of_each(scores)]
-    top, best = torch.cat(list(scores)).max(dim=-1)
-    best = torch.where(top.isfinite(), best, NOT_FINITE)
-    return list(best.split([len(rows) for rows in scores]))
+        _checked(to_host(best))
+    return best
 
 
 def arg_max_and_tokens(
@@ -109,29 +109,32 @@ def arg_max_and_tokens(
     For each draft: the arg-max of its rows of target logits [N + 1, V], `NOT_FINITE` if the maximum
     is not finite, and its draft tokens [N]. Raises NotFinite if a draft contains `NOT_FINITE`.
     """
-    if drafts[0][0].device.type == "cpu":
-        return [(_finite_arg_max(rows), tokens.tolist()) for rows, tokens in drafts]
-    top, best = torch.cat([rows for rows, _ in drafts]).max(dim=-1)
-    on_device = [tokens for _, tokens in drafts if tokens.device.type != "cpu"]
-    # one transfer: the arg-max of all rows, then the draft tokens that are not on the host yet
-    values = iter(torch.cat([torch.where(top.isfinite(), best, NOT_FINITE), *on_device]).tolist())
-    arg_maxes = [list(itertools.islice(values, len(rows))) for rows, _ in drafts]
-    drafted = [
-        list(itertools.islice(values, len(tokens)))
-        if tokens.device.type != "cpu"
-        else tokens.tolist()
-        for _, tokens in drafts
-    ]
+    logits, tokens = zip(*drafts, strict=True)
+    values = to_host([*_arg_max(logits), *tokens])
+    drafted = _checked(values[len(drafts) :])
+    return list(zip(values[: len(drafts)], drafted, strict=True))
+
+
+def _arg_max(scores: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the arg-max of every row, `NOT_FINITE` if the maximum is not finite."""
+    if scores[0].device.type == "cpu":
+        return [_arg_max_on_cpu(rows.detach().numpy()) for rows in scores]
+    top, best = torch.cat(list(scores)).max(dim=-1)
+    best = torch.where(top.isfinite(), best, NOT_FINITE)
+    return list(best.split([len(rows) for rows in scores]))
+
+
+def _arg_max_on_cpu(rows: np.ndarray) -> Tensor:
+    best = np.argmax(rows, axis=-1)  # NaN counts as the maximum
+    top = np.take_along_axis(rows, best[:, None], axis=-1)[:, 0]
+    return torch.from_numpy(np.where(np.isfinite(top), best, NOT_FINITE))
+
+
+def _checked(drafted: list[list[int]]) -> list[list[int]]:
+    """Returns the draft tokens. Raises NotFinite if one of them is `NOT_FINITE`."""
     if any(NOT_FINITE in tokens for tokens in drafted):
         raise NotFinite.of_drafter()
-    return list(zip(arg_maxes, drafted, strict=True))
-
-
-def _finite_arg_max(rows: Tensor) -> list[int]:
-    values = rows.detach().numpy()
-    best = np.argmax(values, axis=-1)  # NaN counts as the maximum
-    top = np.take_along_axis(values, best[:, None], axis=-1)[:, 0]
-    return np.where(np.isfinite(top), best, NOT_FINITE).tolist()
+    return drafted
 
 
 def _advance(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafttrain.decoding.batching import BatchedSteps, as_steps, run_batched
+from drafttrain.decoding.batching import BatchedSteps, as_steps, run_batched, to_host
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.requests import ForwardOutput
@@ -251,13 +251,10 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
 
 def on_host(proposals: Sequence[Proposal]) -> list[Proposal]:
     """Moves all draft tokens to the host, with one device synchronisation."""
-    on_device = [proposal.tokens for proposal in proposals if proposal.is_on_device]
-    if not on_device:
-        return list(proposals)
-    copied = iter(torch.cat(on_device).cpu().split([len(tokens) for tokens in on_device]))
+    copied = to_host([proposal.tokens for proposal in proposals])
     return [
-        proposal.with_tokens(next(copied)) if proposal.is_on_device else proposal
-        for proposal in proposals
+        proposal.with_tokens(tokens) if proposal.is_on_device else proposal
+        for proposal, tokens in zip(proposals, copied, strict=True)
     ]
 
 

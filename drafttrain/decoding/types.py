@@ -229,13 +229,13 @@ class Proposal:
 
     def on_host(self) -> Proposal:
         """Returns the draft with its tokens on the host; may need a device synchronisation."""
-        return self.with_tokens(self.tokens.cpu()) if self.is_on_device else self
+        return self.with_tokens(self.tokens.tolist()) if self.is_on_device else self
 
-    def with_tokens(self, tokens: Tensor) -> Proposal:
-        """Returns the draft with these host tokens. Raises NotFinite for `NOT_FINITE`."""
-        if NOT_FINITE in tokens.tolist():
+    def with_tokens(self, tokens: Sequence[int]) -> Proposal:
+        """Returns the draft with these tokens. Raises NotFinite for `NOT_FINITE`."""
+        if NOT_FINITE in tokens:
             raise NotFinite.of_drafter()
-        return replace(self, tokens=tokens)
+        return replace(self, tokens=torch.tensor(tokens, dtype=torch.long))
 
     def ending(self, ends: frozenset[int]) -> Tensor:
         """Returns which tokens [N] are EOS (in `ends`), on the tokens' device."""

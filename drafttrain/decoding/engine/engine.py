@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from drafttrain.decoding.types import NO_TOKEN, Source
 SMALL = 16
 """Requests of up to this many tokens are batched with any shorter ones; longer ones only with
 requests of more than half their size, so that padding costs no more than batching saves."""
+
+
+ByRow = Mapping[int, ForwardRequest]
+"""The requests of a call by batch row."""
 
 
 class Engine:
@@ -114,20 +118,21 @@ class Engine:
         first, bucket = self._is_first(requests[0].state), None
         if self.compiled is not None and not first:
             bucket = self.compiled.bucket_of(self.cache, requests)
-        call = self._batched(requests, layers, first, bucket)
+        by_row = dict(enumerate(requests))
+        if bucket is not None:
+            by_row = {request.state.columns.number: request for request in requests}
+        call = self._batched(by_row, layers, first, bucket)
         with self.body.prepared(layers):
             output = self.body.compute(call) if bucket is None else self.compiled(call, bucket)
         if first and self.body.cross_attends:
             self._remember_sources(requests, output.sources)
         scored = range(call.ids.shape[1]) if call.scored is None else _scored_tokens(requests)
-        logits_row = {token: row for row, token in enumerate(scored)}
         results = []
-        for index, request in enumerate(requests):
-            b = index if bucket is None else request.state.columns.number
-            size = request.size
-            begin = logits_row[size - request.logits_to_keep] if request.logits_to_keep else 0
-            logits = output.logits[b, begin : begin + request.logits_to_keep]
+        for b, request in by_row.items():
+            size, kept = request.size, request.logits_to_keep
+            begin = scored.index(size - kept) if kept else 0
             states = {number: of_layer[b, :size] for number, of_layer in output.layers.items()}
+            logits = output.logits[b, begin : begin + kept]
             results.append(ForwardOutput(logits, output.hidden[b, :size], states))
         return results
 
@@ -141,115 +146,87 @@ class Engine:
             self.cache.remember_source(request.state.columns.number, layers)
 
     def _batched(
-        self,
-        requests: Sequence[ForwardRequest],
-        layers: Sequence[int],
-        first: bool = False,
-        bucket: Bucket | None = None,
+        self, by_row: ByRow, layers: Sequence[int], first: bool, bucket: Bucket | None
     ) -> ForwardBatch:
-        """Builds the call for these requests and sets the cache's placement for it.
+        """Builds the call for the requests of batch rows and sets the cache's placement for it.
 
         first: the call computes cross-attention. bucket: the shape of the call, whose batch rows
         are the first rows of the cache; None: the smallest shape, with one batch row per request.
         """
-        placement, device = self.cache.placement, self.device
-        numbers = [request.state.columns.number for request in requests]
-        starts = [request.state.cached for request in requests]
-        new = max(request.size for request in requests)
-        members: Sequence[ForwardRequest | None] = requests
+        placement, device, requests = self.cache.placement, self.device, list(by_row.values())
         if bucket is None:
-            used = max(starts) + new
+            count, new = len(requests), max(request.size for request in requests)
+            used = max(request.state.cached for request in requests) + new
             self.cache.reserve_columns(used)
+            numbers = [request.state.columns.number for request in requests]
             placement.rows = slice(numbers[0], numbers[-1] + 1)
             if numbers[-1] - numbers[0] != len(numbers) - 1:
                 placement.rows = torch.tensor(numbers, device=device)
         else:
-            new, used = bucket.tokens, bucket.columns
-            by_row = dict(zip(numbers, requests, strict=True))
-            members = [by_row.get(row) for row in range(bucket.rows)]
-            starts = [used if member is None else member.state.cached for member in members]
-            placement.rows = slice(0, bucket.rows)
+            count, new, used = bucket.rows, bucket.tokens, bucket.columns
+            placement.rows = slice(0, count)
+        starts = [by_row[b].state.cached if b in by_row else used for b in range(count)]
         placement.used, placement.cached = used, starts[0] if self._one_chain else 0
-        first_columns = torch.tensor(starts, device=device)[:, None]
-        columns = first_columns + torch.arange(new, device=device)
+        columns = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
         placement.columns = columns
         if bucket is not None:  # only padding is clamped, to a last column that no sequence uses
             placement.columns = columns = columns.clamp(max=used - 1)
         elif min(starts) == max(starts):
             placement.columns = slice(starts[0], used)
-        ids = [
-            torch.tensor([] if member is None else member.tokens, dtype=torch.long)
-            for member in members
-        ]
-        positions = self._positions(members, columns)
+        ids = {b: torch.tensor(one.tokens, dtype=torch.long) for b, one in by_row.items()}
+        positions, scored = self._positions(by_row, columns), _scored_tokens(requests)
+        scores_all = bucket is not None or len(scored) == new
         call = ForwardBatch(
-            ids=_with_drafted(_padded(ids, new).to(device), members),
+            ids=_with_drafted(_padded(ids, count, new).to(device), by_row),
             positions=positions,
-            visible=_visible(members, starts, columns, used),
+            visible=_visible(by_row, columns, used),
             key_positions=None,
-            scored=None if bucket is not None else self._scored(requests, new),
+            scored=None if scores_all else torch.tensor(scored, dtype=torch.long, device=device),
             cache=self.cache.self_attention,
             layers=layers,
         )
         if self.body.needs_key_positions:
-            call.key_positions = self._key_positions(members, columns, positions, used)
+            call.key_positions = self._key_positions(by_row, columns, positions, used)
         if requests[0].embedded is not None:
-            width = requests[0].embedded.shape[1]
-            empty = requests[0].embedded.new_zeros(0, width)
-            call.embedded = _padded([empty if f is None else f.embedded for f in members], new)
+            call.embedded = _padded({b: one.embedded for b, one in by_row.items()}, count, new)
         if self.body.cross_attends:
-            self._set_sources(call, members, first, bucket)
+            self._set_sources(call, by_row, first, bucket)
         return call
 
-    def _scored(self, requests: Sequence[ForwardRequest], new: int) -> Tensor | None:
-        """Returns `ForwardBatch.scored`: [R] token indices to compute logits for; None: all."""
-        scored = _scored_tokens(requests)
-        if len(scored) == new:
-            return None
-        return torch.tensor(scored, dtype=torch.long, device=self.device)
-
-    def _positions(self, members: Sequence[ForwardRequest | None], columns: Tensor) -> Tensor:
+    def _positions(self, by_row: ByRow, columns: Tensor) -> Tensor:
         """Returns the positions [B, N] of the new tokens; padding gets arbitrary valid ones."""
         # a copy: a compiled call would assume that two arguments are always the same tensor
         positions = columns.clone() if self._limit is None else columns.clamp(max=self._limit - 1)
-        for b, request in enumerate(members):
-            if request is not None and request.positions is not None:
+        for b, request in by_row.items():
+            if request.positions is not None:
                 positions[b, : request.size] = torch.tensor(list(request.positions))
         return positions
 
     def _key_positions(
-        self,
-        members: Sequence[ForwardRequest | None],
-        columns: Tensor,
-        positions: Tensor,
-        used: int,
+        self, by_row: ByRow, columns: Tensor, positions: Tensor, used: int
     ) -> Tensor:
         """Returns the positions [B, C] of all columns that a call reads."""
-        key_positions = torch.arange(used, device=self.device).repeat(len(members), 1)
-        for b, request in enumerate(members):
-            if request is not None and request.state.chain < request.state.cached:
+        key_positions = torch.arange(used, device=self.device).repeat(len(columns), 1)
+        for b, request in by_row.items():
+            if request.state.chain < request.state.cached:
                 cached = torch.tensor(request.state.positions, device=self.device)
                 key_positions[b, : len(cached)] = cached
         return key_positions.scatter_(1, columns, positions)
 
     def _set_sources(
-        self,
-        call: ForwardBatch,
-        members: Sequence[ForwardRequest | None],
-        first: bool,
-        bucket: Bucket | None,
+        self, call: ForwardBatch, by_row: ByRow, first: bool, bucket: Bucket | None
     ) -> None:
         """Sets the call's source: encoder states in a first call, else cached cross-attention."""
         if first:
-            states = [request.state.encoded for request in members]
+            states = [request.state.encoded for request in by_row.values()]
             call.encoded = pad_sequence(states, batch_first=True)
-            lengths = list(map(len, states))
+            lengths, size = list(map(len, states)), call.encoded.shape[1]
         else:
             cached = self.cache.source_lengths
-            lengths = [1 if f is None else cached[f.state.columns.number] for f in members]
+            own = {b: cached[request.state.columns.number] for b, request in by_row.items()}
+            lengths = [own.get(b, 1) for b in range(len(call.ids))]
             size = max(lengths) if bucket is None else bucket.source
             call.sources = self.cache.sources(self.cache.placement.rows, size)
-        size = call.encoded.shape[1] if first else call.sources[0][0].shape[2]
         if min(lengths) != size:
             ends = torch.tensor(lengths, device=self.device)[:, None]
             call.source_mask = torch.arange(size, device=self.device) < ends
@@ -287,31 +264,29 @@ def _scored_tokens(requests: Sequence[ForwardRequest]) -> list[int]:
     return sorted(set().union(*last_rows))
 
 
-def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
-    """Pads rows with zeros at the end to [B, length, ...]."""
-    padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
-    for b, row in enumerate(rows):
+def _padded(rows: Mapping[int, Tensor], count: int, length: int) -> Tensor:
+    """Returns [count, length, ...]: the given batch rows and zeros."""
+    like = next(iter(rows.values()))
+    padded = like.new_zeros(count, length, *like.shape[1:])
+    for b, row in rows.items():
         padded[b, : len(row)] = row
     return padded
 
 
-def _with_drafted(ids: Tensor, members: Sequence[ForwardRequest | None]) -> Tensor:
+def _with_drafted(ids: Tensor, by_row: ByRow) -> Tensor:
     """Writes draft tokens that are still on the device into the ids [B, N]."""
-    for b, request in enumerate(members):
-        if request is not None and request.drafted is not None:
+    for b, request in by_row.items():
+        if request.drafted is not None:
             ids[b, len(request.tokens) : request.size] = request.drafted.clamp_min(0)
     return ids
 
 
-def _visible(
-    members: Sequence[ForwardRequest | None], starts: Sequence[int], columns: Tensor, used: int
-) -> Tensor:
+def _visible(by_row: ByRow, columns: Tensor, used: int) -> Tensor:
     """Returns the mask [B, N, C]: causal for chains, `ForwardRequest.visible` for tree nodes."""
-    device = columns.device
-    visible = torch.arange(used, device=device) <= columns[..., None]
-    for b, (request, start) in enumerate(zip(members, starts, strict=True)):
-        if request is not None and request.visible is not None:
-            size = request.size
-            visible[b, :size, start + size :] = False
-            visible[b, :size, : start + size] = request.visible.to(device)
+    visible = torch.arange(used, device=columns.device) <= columns[..., None]
+    for b, request in by_row.items():
+        if request.visible is not None:
+            size, end = request.size, request.state.cached + request.size
+            visible[b, :size, end:] = False
+            visible[b, :size, :end] = request.visible.to(columns.device)
     return visible
