@@ -31,6 +31,12 @@ def draftable_tokens(config: PretrainedConfig, vocabulary: int) -> Tensor | None
     return tokens
 
 
+def mask_undrafted(logits: Tensor, draftable: Tensor) -> Tensor:
+    """Returns the logits, `UNDRAFTED` for tokens that are not draftable. Shapes: [..., V]."""
+    masked = torch.full_like(logits, UNDRAFTED)
+    return masked.index_copy_(-1, draftable, logits.index_select(-1, draftable))
+
+
 def draftable_indices(labels: Tensor, draftable: Tensor | None, ignored: int) -> Tensor:
     """Returns the index of each label among the draftable tokens, `ignored` for other tokens.
     Shapes: labels [...], draftable [N] in rising order (None: all) -> [...]."""

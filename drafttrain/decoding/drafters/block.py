@@ -30,7 +30,6 @@ from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
-from drafttrain.models.spec_drafter.shape import DraftShape
 
 
 class BlockDrafter(Drafter):
@@ -51,15 +50,12 @@ class BlockDrafter(Drafter):
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """Returns states with empty caches. Encodes the sources, unless the drafter reads the
         target's encoder states."""
-        shape = self.model.shape
-        return self.cached.engine.begin([self._drafter_source(source, shape) for source in sources])
-
-    def _drafter_source(self, source: Source, shape: DraftShape) -> Source:
-        encoded = None
+        shape, encoded = self.model.shape, [None] * len(sources)
         if shape.encoder == "target":
-            [encoded] = given_encoding([source])
-            encoded, _ = group_means(encoded.to(self.model.dtype), shape.source_pooling)
-        return replace(source, encoded=encoded)
+            states = [one.to(self.model.dtype) for one in given_encoding(sources)]
+            encoded = [group_means(one, shape.source_pooling)[0] for one in states]
+        own = zip(sources, encoded, strict=True)
+        return self.cached.engine.begin([replace(one, encoded=states) for one, states in own])
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
         return BlockSession(self, source, sampling, randomness)
@@ -70,14 +66,11 @@ class BlockSession(SlotSession):
 
     def __init__(
         self, drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
-    ):
-        self.drafter, self.model, self.correction = drafter, drafter.model, drafter.correction
-        self.sampling, self.randomness = sampling, randomness
-        shape = drafter.model.shape
-        self.skipped = 0 if shape.anchored else 1  # paper slots: no start token
-        if shape.encoder == "own":
+    ) -> None:
+        super().__init__(drafter, source, sampling, randomness)
+        self.correction = drafter.correction
+        if drafter.model.shape.encoder == "own":
             check_length(len(source.input_ids), drafter.cached.source_limit)
-        self._source = source
         self.state: SequenceState | None = None
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
@@ -88,8 +81,9 @@ class BlockSession(SlotSession):
         """Mask tokens attend to the prefix and to each other. The first slot of an anchored drafter
         is the row of the last prefix token. Only the prefix stays cached."""
         if self.state is None:
-            self.state = yield BatchedCall(self.drafter.encode_all, self._source)
-        shape, state, prefix = self.model.shape, self.state, tokens[self.skipped :]
+            self.state = yield BatchedCall(self.drafter.encode_all, self.source)
+        shape, state = self.drafter.model.shape, self.state
+        prefix = tokens if shape.anchored else tokens[1:]  # paper slots: no start token
         if shape.bidirectional:
             state.forget(0)
         missing = state.align(prefix) if len(prefix) else []

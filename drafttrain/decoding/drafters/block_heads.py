@@ -43,7 +43,7 @@ class BlockHeadsDrafter(Drafter):
         """Number of tokens that it can draft."""
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
-        return BlockHeadsSession(self, sampling, randomness)
+        return BlockHeadsSession(self, source, sampling, randomness)
 
     def rows_all(self, requests: Sequence[tuple[Tensor, int, int]]) -> list[tuple[Tensor, Tensor]]:
         """Returns the states and logits of some heads of each sequence, projected in one call.
@@ -63,9 +63,6 @@ class BlockHeadsDrafter(Drafter):
 
 class BlockHeadsSession(SlotSession):
     """One sequence. It keeps nothing between rounds: the target's state holds all it needs."""
-
-    def __init__(self, drafter: BlockHeadsDrafter, sampling: Sampling, randomness: Randomness):
-        self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         """Most tokens to draft. After tokens drafted by others, the later heads continue."""

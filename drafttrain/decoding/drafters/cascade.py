@@ -31,10 +31,12 @@ from drafttrain.decoding.verifiers import acceptance_probability, draft_rows, re
 
 @dataclass(frozen=True)
 class Level:
-    """One drafter of a cascade, with its name in the cascade."""
+    """One drafter of a cascade, with its name in the cascade, under which its calls are counted."""
 
     name: str
     drafter: Drafter
+    count: int = 0
+    """Number of tokens that it contributes to a round of an `InTurnDrafter`."""
 
     @property
     def reviewer(self) -> CachedModel | None:
@@ -121,39 +123,26 @@ class ReviewedSession:
         return reviewed.until(reviewer.eos_ids)
 
 
-@dataclass
-class Quota:
-    """Number of tokens that a drafter contributes to a round."""
-
-    drafter: Drafter
-    count: int
-    name: str | None = None
-    """Name under which its calls are counted. Default: the drafter's name."""
-
-
 class InTurnDrafter(Drafter):
-    """Horizontal cascade: each drafter appends its quota of tokens to the draft so far."""
+    """Horizontal cascade: each level appends its number of tokens to the draft so far."""
 
     provides: frozenset[Evidence] = frozenset()
 
     def __init__(
-        self,
-        quotas: Sequence[Quota],
-        name: str | None = None,
-        ends: frozenset[int] = frozenset(),
+        self, levels: Sequence[Level], name: str | None = None, ends: frozenset[int] = frozenset()
     ) -> None:
         """ends: tokens that end a draft."""
-        self.quotas = [quota for quota in quotas if quota.count > 0]
+        self.levels = [level for level in levels if level.count > 0]
         self.ends = ends
-        self.name = name or " then ".join(f"{q.drafter.name} {q.count}" for q in self.quotas)
-        self.requires = TargetRequirements.union(q.drafter.requires for q in self.quotas)
+        self.name = name or " then ".join(f"{one.name} {one.count}" for one in self.levels)
+        self.requires = TargetRequirements.union(one.drafter.requires for one in self.levels)
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
-        draws = {quota.drafter.draw_kind(sampling) for quota in self.quotas}
+        draws = {level.drafter.draw_kind(sampling) for level in self.levels}
         return "deterministic" if draws == {"deterministic"} else "iid"
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> InTurnSession:
-        sessions = [quota.drafter.open(source, sampling, randomness) for quota in self.quotas]
+        sessions = [level.drafter.open(source, sampling, randomness) for level in self.levels]
         return InTurnSession(self, sessions)
 
 
@@ -167,13 +156,12 @@ class InTurnSession:
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal]:
         parts, length = [], len(tokens)
-        for quota, session in zip(self.drafter.quotas, self.sessions, strict=True):
+        for level, session in zip(self.drafter.levels, self.sessions, strict=True):
             count = len(tokens) - length
-            limit = min(quota.count, stop.longest - count)
+            limit = min(level.count, stop.longest - count)
             if limit <= 0 or not stop.should_draft(DraftState(count)):
                 break
-            name = quota.name or quota.drafter.name
-            part = yield from draft_with(session, name, tokens, limit, target_state)
+            part = yield from draft_with(session, level.name, tokens, limit, target_state)
             part = part.until(self.drafter.ends)
             parts.append(part)
             tokens = torch.cat((tokens, part.tokens))
@@ -289,15 +277,15 @@ def cascade(
     the first r. ends: tokens that end a draft. Raises ValueError for a matrix of another shape.
     """
     check_increments(increments, [level.name for level in levels])
-    quotas = []
+    drafting = []
     for i, (level, count) in enumerate(zip(levels, increments[0], strict=True)):
         rest, drafter = levels[i + 1 :], level.drafter
         below = [row[i:] for row in increments[1 : len(levels) - i]]
         if level.reviewer is not None and rest and any(below[0]):
             inner = cascade(rest, below, leniency, ends)
             drafter = ReviewedDrafter(level.reviewer, inner, sum(below[0]), leniency, level.name)
-        quotas.append(Quota(drafter, count, level.name))
-    return InTurnDrafter(quotas, name, ends)
+        drafting.append(Level(level.name, drafter, count))
+    return InTurnDrafter(drafting, name, ends)
 
 
 def check_increments(increments: Sequence[Sequence[int]], names: Sequence[str]) -> None:

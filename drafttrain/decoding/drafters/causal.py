@@ -49,7 +49,7 @@ class CausalDrafter(Drafter):
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
         """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
-        return CausalSession(self.model, DrafterSequence(self.model, source), sampling, randomness)
+        return CausalSession(self.model, source, sampling, randomness)
 
 
 class DrafterSequence:
@@ -98,13 +98,9 @@ class CausalSession:
     """
 
     def __init__(
-        self,
-        model: CachedModel,
-        sequence: DrafterSequence,
-        sampling: Sampling,
-        randomness: Randomness,
+        self, model: CachedModel, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
-        self.model, self.sequence = model, sequence
+        self.model, self.sequence = model, DrafterSequence(model, source)
         self.sampling, self.randomness = sampling, randomness
 
     def propose(

@@ -27,21 +27,17 @@ class ParallelDrafter(CausalDrafter):
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
         """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
-        return ParallelSession(self, DrafterSequence(self.model, source), sampling, randomness)
+        return ParallelSession(self, source, sampling, randomness)
 
 
 class ParallelSession(SlotSession):
     """One sequence. The committed tokens stay cached, masks do not."""
 
     def __init__(
-        self,
-        drafter: ParallelDrafter,
-        sequence: DrafterSequence,
-        sampling: Sampling,
-        randomness: Randomness,
+        self, drafter: ParallelDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
-        self.drafter, self.sequence = drafter, sequence
-        self.sampling, self.randomness = sampling, randomness
+        super().__init__(drafter, source, sampling, randomness)
+        self.sequence = DrafterSequence(drafter.model, source)
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         return self.sequence.longest(most, len(tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from drafttrain.decoding.drafters.candidates import Candidates, PreviousTokenCor
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetState
-from drafttrain.decoding.types import DraftState, Proposal, Sampling
+from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 
 
 class SlotSession(ABC):
@@ -20,8 +21,12 @@ class SlotSession(ABC):
 
     correction: PreviousTokenCorrection | None = None
     """Previous-token features; None if slots do not depend on each other's tokens."""
-    sampling: Sampling
-    randomness: Randomness
+
+    def __init__(
+        self, drafter: Any, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> None:
+        self.drafter, self.source = drafter, source
+        self.sampling, self.randomness = sampling, randomness
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         """Most tokens to draft after the committed tokens [T], `most` or fewer."""

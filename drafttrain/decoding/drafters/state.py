@@ -30,7 +30,7 @@ from drafttrain.decoding.roles import Drafter, Randomness
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
-from drafttrain.models.draftable import draftable_tokens
+from drafttrain.models.draftable import draftable_tokens, mask_undrafted
 from drafttrain.models.previous_token import SILU_OFF
 from drafttrain.models.state_drafter import StateDrafter
 
@@ -67,7 +67,8 @@ class StateBody:
         scored = scored.to(self.output.weight.dtype)
         if self._head is None:
             return BatchOutput(at_least_float32(self.output(scored)), hidden)
-        return BatchOutput(self._head.drafted(at_least_float32(self._head(scored))), hidden)
+        logits = at_least_float32(self._head(scored))
+        return BatchOutput(mask_undrafted(logits, self._head.draftable), hidden)
 
 
 class TargetStatesDrafter(Drafter):
@@ -133,9 +134,8 @@ class TargetStatesSession(SlotSession):
         sampling: Sampling,
         randomness: Randomness,
     ) -> None:
-        self.drafter, self.correction = drafter, drafter.correction
-        self.sampling, self.randomness = sampling, randomness
-        self._source = source
+        super().__init__(drafter, source, sampling, randomness)
+        self.correction = drafter.correction
         self.state: SequenceState | None = None
         self.verified = 0
         """Number of tokens whose keys and values were copied from the target."""
@@ -157,7 +157,7 @@ class TargetStatesSession(SlotSession):
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         if self.state is None:
-            self.state = yield BatchedCall(self.drafter.engine.begin, self._source)
+            self.state = yield BatchedCall(self.drafter.engine.begin, self.source)
         request = self._request(tokens, slots)
         score = yield BatchedCall(self.drafter.engine.forward_batch, request)
         return score.hidden[-slots:], score.logits

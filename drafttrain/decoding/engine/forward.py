@@ -37,7 +37,7 @@ from drafttrain.decoding.engine.positions import (
     replacing,
 )
 from drafttrain.decoding.sampling import at_least_float32
-from drafttrain.models.draftable import UNDRAFTED
+from drafttrain.models.draftable import mask_undrafted
 
 ARBITRARY_MASKS = ("sdpa", "eager")
 """Attention implementations that support arbitrary masks."""
@@ -188,7 +188,7 @@ class TransformersBody:
             logits = logits[:, call.scored]
         logits = at_least_float32(logits)
         if self._head is not None:
-            logits = self._head.drafted(logits)
+            logits = mask_undrafted(logits, self._head.draftable)
         if self._vocabulary is not None:
             logits = fit_scores(logits, self._vocabulary)
         cache, sources = inputs["past_key_values"], []
@@ -226,8 +226,8 @@ class TransformersBody:
 
     def _inputs(self, call: ForwardBatch) -> dict[str, Any]:
         ids = call.ids
-        if self._vocabulary is not None:
-            ids = known_ids(ids, self.model.get_input_embeddings().num_embeddings)
+        if self._vocabulary is not None:  # a drafter reads unknown tokens as its last one
+            ids = ids.clamp(max=self.model.get_input_embeddings().num_embeddings - 1)
         inputs: dict[str, Any] = {"past_key_values": call.cache}
         if "logits_to_keep" in self._takes and call.scored is not None:
             inputs["logits_to_keep"] = call.scored
@@ -278,14 +278,6 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-def known_ids(ids: Tensor, rows: int) -> Tensor:
-    """Replaces tokens outside an embedding of `rows` rows by its last row.
-
-    This only affects a drafter's input, so outputs stay exact.
-    """
-    return ids.clamp(max=rows - 1)
-
-
 def fit_scores(logits: Tensor, vocabulary: int) -> Tensor:
     """Resizes a drafter's logits to the target's vocabulary, which may be padded differently.
 
@@ -307,7 +299,7 @@ class DraftableHead:
     """Output projection that computes logits of draftable tokens only."""
 
     def __init__(self, module: nn.Linear, draftable: Tensor) -> None:
-        self.module, self._draftable = module, draftable
+        self.module, self.draftable = module, draftable
         self._version: tuple[int, int] | None = None
         self.refresh()
 
@@ -315,20 +307,14 @@ class DraftableHead:
         """Copies the weight rows again if the weights have changed; called before every call."""
         version = version_of(self.module.weight)
         if version != self._version:
-            self._version, self._rows = version, self.module.weight.detach()[self._draftable]
+            self._version, self._rows = version, self.module.weight.detach()[self.draftable]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Returns logits, 0 for tokens that are not draftable. Shapes: [..., D] -> [..., V]."""
         weight, bias = self.module.weight, self.module.bias
-        scores = F.linear(hidden, self._rows, None if bias is None else bias[self._draftable])
+        scores = F.linear(hidden, self._rows, None if bias is None else bias[self.draftable])
         logits = scores.new_zeros(*scores.shape[:-1], len(weight))
-        return logits.index_copy_(-1, self._draftable, scores)
-
-    def drafted(self, logits: Tensor) -> Tensor:
-        """Sets the logits of tokens that are not draftable to `UNDRAFTED`. Shapes: [..., V]."""
-        masked = torch.full_like(logits, UNDRAFTED)
-        scores = logits.index_select(-1, self._draftable)
-        return masked.index_copy_(-1, self._draftable, scores)
+        return logits.index_copy_(-1, self.draftable, scores)
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:

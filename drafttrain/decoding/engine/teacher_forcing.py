@@ -25,7 +25,7 @@ from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.decoding.types import Source
-from drafttrain.models.draftable import UNDRAFTED, draftable_tokens
+from drafttrain.models.draftable import draftable_tokens, mask_undrafted
 
 SourceLike = Source | Sequence[int]
 """The input of a known output: the token ids of a text or prompt, or a source, whose encoder states
@@ -56,9 +56,7 @@ def teacher_force(
     hidden, logits = _forward(model, sources, targets, scored=True)
     draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
     if draftable is not None:
-        draftable = draftable.to(logits.device)
-        masked = torch.full_like(logits, UNDRAFTED)
-        logits = masked.index_copy_(-1, draftable, logits.index_select(-1, draftable))
+        logits = mask_undrafted(logits, draftable.to(logits.device))
     by_output = logits.split([len(target) for target in targets])
     return [
         TeacherForced(at_least_float32(own), rows[:-1])

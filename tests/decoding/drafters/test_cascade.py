@@ -105,13 +105,13 @@ def test_copies_after_a_models_tokens_are_reviewed_strictly():
 def test_each_level_follows_its_columns_of_the_k_matrix():
     """K for A, B and copies: A reviews 5 tokens of B, which reviews 7 copies; then B reviews 2."""
     models = ToyModel(2), ToyModel(3)
-    first, second = cascade(levels(*models), [[1, 4, 0], [5, 2], [7]]).quotas
+    first, second = cascade(levels(*models), [[1, 4, 0], [5, 2], [7]]).levels
     assert (first.drafter.k, second.drafter.k) == (7, 2)
-    inner_model, inner_copies = first.drafter.inner.quotas
+    inner_model, inner_copies = first.drafter.inner.levels
     assert (inner_model.count, inner_copies.count) == (5, 2)
     assert inner_model.drafter.k == 7
-    assert [quota.count for quota in second.drafter.inner.quotas] == [2]
-    [_, alone] = cascade(levels(*models), [[1, 4, 0], [5, 0], [7]]).quotas
+    assert [level.count for level in second.drafter.inner.levels] == [2]
+    [_, alone] = cascade(levels(*models), [[1, 4, 0], [5, 0], [7]]).levels
     assert isinstance(alone.drafter, CausalDrafter)
 
 
