@@ -21,7 +21,7 @@ from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy, Verifier
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import (
     NO_TOKEN,
     NotFinite,
@@ -66,7 +66,8 @@ class Decoder:
         check_pairing(self.drafter, self.stop.rule, self.verifier.rule, self.sampling)
         if self.drafter.drafts_trees:
             self.target.check_tree_attention()
-        return _rounds(self, self.processors, sources, max_new_tokens, batch_size)
+        _ = self.processors  # refuses settings now, not in the first round
+        return _rounds(self, sources, max_new_tokens, batch_size)
 
     @cached_property
     def processors(self) -> TargetProcessors:
@@ -100,18 +101,12 @@ class RunningSequence:
     """One active sequence: its committed tokens, draft session and target cache."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        processors: TargetProcessors,
-        index: int,
-        state: SequenceState,
-        max_new_tokens: int,
+        self, decoder: Decoder, index: int, state: SequenceState, max_new_tokens: int
     ) -> None:
-        self.index, source = index, state.source
+        self.decoder, self.index, source = decoder, index, state.source
         self.remaining = decoder.target.max_new_tokens(source, max_new_tokens)
-        self.process = processors.start(source, self.remaining)
+        self.process = decoder.processors.start(source, self.remaining)
         self.randomness = decoder.randomness(index)
-        self.stop = decoder.stop
         if decoder.drafter.requires.encoder:
             source = replace(source, encoded=state.encoded)
         self.session: DraftSession | None = None
@@ -139,18 +134,17 @@ class RunningSequence:
         """Drafts with the session; returns an empty draft if none is possible."""
         if self.draft_limit == 0 or self.session is None:
             return NO_DRAFT
-        stop = self.stop.capped(self.draft_limit)
+        stop = self.decoder.stop.capped(self.draft_limit)
         return self.session.propose(self.tokens, self.target_state, stop)
 
-    def verify(
-        self, decoder: Decoder, proposal: Proposal, output: ForwardOutput
-    ) -> BatchedSteps[Verdict]:
+    def verify(self, proposal: Proposal, output: ForwardOutput) -> BatchedSteps[Verdict]:
         """Verifies a draft with the target's logits.
 
         Raises NotFinite, naming the sequence and token, if the verifier needs a row of logits that
         is not finite.
         """
         logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
+        decoder = self.decoder
         logits = zero_after_eos(logits, proposal, decoder.target.eos_ids)
         arguments = proposal, logits, decoder.sampling, self.randomness
         try:
@@ -159,14 +153,15 @@ class RunningSequence:
             where = f"input {self.index}, new token {self._length - len(self.state.source.prefix)}"
             raise NotFinite(f"{where}: {error}") from None
 
-    def commit(
-        self, drafted: list[int], verdict: Verdict, output: ForwardOutput, decoder: Decoder
-    ) -> list[int]:
-        """Appends the accepted path and the bonus token, up to the first EOS; returns them."""
+    def commit(self, drafted: list[int], verdict: Verdict, output: ForwardOutput) -> list[int]:
+        """Appends the accepted path and the bonus token, up to the first EOS; returns them.
+
+        Keeps the target's states at the committed rows, as far as the drafter reads them.
+        """
         path = verdict.path.tolist()
         emitted = [*(drafted[node] for node in path), verdict.next_token]
         for i, token in enumerate(emitted):
-            if token in decoder.target.eos_ids:
+            if token in self.decoder.target.eos_ids:
                 emitted = emitted[: i + 1]
                 self.remaining = len(emitted)
                 break
@@ -175,19 +170,13 @@ class RunningSequence:
         self._length = new_length
         self.remaining -= len(emitted)
         accepted = path[: len(emitted) - 1]
-        requires = decoder.drafter.requires
-        self.target_state = self._committed_state(output, len(drafted), accepted, requires)
-        return emitted
-
-    def _committed_state(
-        self, output: ForwardOutput, drafted: int, path: list[int], requires: TargetRequirements
-    ) -> TargetState:
-        """Selects the target's states at the committed rows, as the drafter requires."""
-        before = len(output.hidden) - drafted  # rows before the draft
-        rows = [*range(before), *(before + node for node in path)]
+        before = len(output.hidden) - len(drafted)  # rows before the draft
+        rows = [*range(before), *(before + node for node in accepted)]
+        requires = self.decoder.drafter.requires
         states = {layer: output.layer(layer)[rows] for layer in requires.layers}
         columns = self.state if requires.context_layers else None
-        return TargetState(self._length, states, columns)
+        self.target_state = TargetState(self._length, states, columns)
+        return emitted
 
 
 @without_gradients
@@ -214,7 +203,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
     outputs = target.score(drafts, decoder.drafter.requires.layers)
     verdicts = run_batched(
         [
-            sequence.verify(decoder, proposal, output)
+            sequence.verify(proposal, output)
             for sequence, proposal, output in zip(active, proposals, outputs, strict=True)
         ]
     )
@@ -228,7 +217,7 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
         if drafted is None:
             drafted = proposal.tokens.tolist()
         target.keep(sequence.state, verdict.path, drafted if proposal.is_on_device else None)
-        emitted = sequence.commit(drafted, verdict, output, decoder)
+        emitted = sequence.commit(drafted, verdict, output)
         drafted = [token for token in drafted if token != NO_TOKEN]
         rounds.append(
             Round(
@@ -281,11 +270,7 @@ def check_draft_length(sequence: RunningSequence, proposal: Proposal) -> None:
 
 
 def _rounds(
-    decoder: Decoder,
-    processors: TargetProcessors,
-    sources: Iterable[Source],
-    max_new_tokens: int,
-    batch_size: int,
+    decoder: Decoder, sources: Iterable[Source], max_new_tokens: int, batch_size: int
 ) -> Iterator[Round]:
     waiting = iter(enumerate(sources))
     active: list[RunningSequence] = []
@@ -295,7 +280,7 @@ def _rounds(
             with torch.inference_mode():
                 states = decoder.target.encode_all([source for _, source in entering])
                 active += [
-                    RunningSequence(decoder, processors, index, state, max_new_tokens)
+                    RunningSequence(decoder, index, state, max_new_tokens)
                     for (index, _), state in zip(entering, states, strict=True)
                 ]
                 del states  # else the cache rows of finished sequences would stay in use

@@ -41,8 +41,6 @@ def probs_of_tokens(logits: Tensor, tokens: Tensor, sampling: Sampling) -> Tenso
     Shapes: logits [N, V], tokens [N] -> [N].
     """
     tokens = tokens.to(logits.device)
-    if sampling.greedy:
-        return (logits.argmax(dim=-1) == tokens).double().cpu()
     return warp(logits, sampling).gather(-1, tokens[:, None])[:, 0].double().cpu()
 
 

@@ -90,7 +90,7 @@ def test_caches_have_only_committed_tokens(target, drafter):
     accepted = set()
     for source in sources_for(model):
         entered = cached.encode(source)
-        sequence = RunningSequence(decoder, cached.processors(GREEDY), 0, entered, 20)
+        sequence = RunningSequence(decoder, 0, entered, 20)
         while sequence.remaining > 0:
             [played] = play_round(decoder, [sequence])
             accepted.add(len(played.path))

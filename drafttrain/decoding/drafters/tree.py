@@ -97,7 +97,7 @@ class TreeSession:
         longest = self.rows.longest(tokens, stop.longest, target_state)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
-        tree = self.shape.new_tree(self.sampling, self.randomness, self.ends)
+        tree = Tree(self.shape, self.sampling, self.randomness, self.ends)
         likeliest = self.shape.likeliest(self.sampling)
         rows = yield from self.rows.first(tokens, longest, likeliest)
         while True:

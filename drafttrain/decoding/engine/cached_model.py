@@ -182,7 +182,12 @@ class CachedModel:
             else:
                 state = request.state
                 assert state.chain == state.cached, "a chain after tree nodes"
-            self._check_positions(max(request.token_positions) + 1)
+            length, limit = max(request.token_positions) + 1, self.position_limit
+            if limit is not None and length > limit:
+                raise ValueError(
+                    f"{length} tokens are more than the {limit} positions of this "
+                    f"{self.model.config.model_type!r} model; generate or draft fewer"
+                )
         return self.engine.forward_batch(requests, layers)
 
     @without_gradients
@@ -249,13 +254,6 @@ class CachedModel:
         visible[len(missing) :, length:] = ancestors
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
         return ForwardRequest(state, missing + nodes, rows, torch.from_numpy(visible), positions)
-
-    def _check_positions(self, length: int) -> None:
-        if self.position_limit is not None and length > self.position_limit:
-            raise ValueError(
-                f"{length} tokens are more than the {self.position_limit} positions of this "
-                f"{self.model.config.model_type!r} model; generate or draft fewer"
-            )
 
 
 def ancestry(parents: Tensor) -> Tensor:

@@ -43,10 +43,6 @@ class Shape(Protocol):
     deepest: int | None = None
     """Most levels; None: as many as the stop policy allows."""
 
-    def new_tree(self, sampling: Sampling, randomness: Randomness, ends: Collection[int]) -> Tree:
-        """Starts a tree for one round; tokens in `ends` get no children."""
-        return Tree(self, sampling, randomness, ends)
-
     def likeliest(self, sampling: Sampling) -> Likeliest | None:
         """Returns which top tokens are enough for `choose`; None if `grow` needs full rows."""
         return None
@@ -65,7 +61,10 @@ class Shape(Protocol):
 
 
 class Tree:
-    """A growing tree: nodes in the order they were added, parents first."""
+    """The growing tree of one round: nodes in the order they were added, parents first.
+
+    Tokens in `ends` get no children.
+    """
 
     def __init__(
         self, shape: Shape, sampling: Sampling, randomness: Randomness, ends: Collection[int]

@@ -9,6 +9,7 @@ from torch import Tensor
 from drafttrain.decoding.trees.chosen import GREEDY_SCORES, Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import binary_tree
+from drafttrain.decoding.trees.shapes import Tree
 from drafttrain.decoding.types import Sampling
 from tests.decoding.decoded import drawn
 from tests.decoding.paths import Path, paths_of
@@ -30,7 +31,7 @@ def all_products(table: LogitsTable, depth: int, vocabulary: int) -> dict[Path, 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_optimal_tree_holds_the_largest_products_of_all(seed, nodes):
     table = LogitsTable(seed, 4)
-    growth = Optimal(nodes).new_tree(Sampling(1.0), drawn(), ())
+    growth = Tree(Optimal(nodes), Sampling(1.0), drawn(), ())
     proposal = grow(growth, table, 3)
     products = all_products(table, 3, 4)
     best = sorted(products.values(), reverse=True)[:nodes]
@@ -44,17 +45,17 @@ def test_the_optimal_tree_holds_the_largest_products_of_all(seed, nodes):
 
 def test_a_greedy_target_is_scored_as_if_the_drafter_were_surer():
     table, sharper = LogitsTable(3, 4), Sampling(GREEDY_SCORES)
-    greedy = grow(Optimal(7).new_tree(Sampling(), drawn(), ()), table, 3)
-    sharp = grow(Optimal(7).new_tree(sharper, drawn(), ()), table, 3)
+    greedy = grow(Tree(Optimal(7), Sampling(), drawn(), ()), table, 3)
+    sharp = grow(Tree(Optimal(7), sharper, drawn(), ()), table, 3)
     assert paths_of(greedy) == paths_of(sharp)
     assert greedy.expected == pytest.approx(sharp.expected, abs=1e-6)
-    plain = grow(Optimal(7).new_tree(Sampling(1.0), drawn(), ()), table, 3)
+    plain = grow(Tree(Optimal(7), Sampling(1.0), drawn(), ()), table, 3)
     assert greedy.expected > plain.expected and greedy.depth >= plain.depth
 
 
 def test_a_tree_can_have_a_temperature_of_its_own():
     table = LogitsTable(3, 4)
-    found = grow(Optimal(9, draft_temperature=0.3).new_tree(Sampling(), drawn(), ()), table, 3)
+    found = grow(Tree(Optimal(9, draft_temperature=0.3), Sampling(), drawn(), ()), table, 3)
     scored = {}
     for length in (1, 2, 3):
         for path in itertools.product(range(4), repeat=length):
@@ -67,14 +68,14 @@ def test_a_tree_can_have_a_temperature_of_its_own():
 
 def test_a_node_whose_children_cannot_enter_is_not_computed():
     """One node: the best first token, because no descendant can have a higher score."""
-    growth = Optimal(1).new_tree(Sampling(), drawn(), ())
+    growth = Tree(Optimal(1), Sampling(), drawn(), ())
     assert growth.grow(LogitsTable(3, 4)[START][None]) == []
 
 
 def test_a_child_that_ties_its_parent_comes_after_it():
     """Point-mass rows: every product is 1, so the tree is a chain of all levels."""
     sure = SureTable()
-    proposal = grow(Optimal(5).new_tree(Sampling(), drawn(), ()), sure, 3)
+    proposal = grow(Tree(Optimal(5), Sampling(), drawn(), ()), sure, 3)
     assert proposal.tokens.tolist() == [2, 2, 2]
     assert proposal.parents.tolist() == [-1, 0, 1]
     assert proposal.expected == pytest.approx(3.0)
@@ -88,6 +89,6 @@ class SureTable:
 def test_nothing_is_drafted_below_the_end_of_a_sequence():
     table = LogitsTable(2, 3)
     for shape in (Optimal(20), Paths(6), Branching((3, 3)), Beam(6), binary_tree(14)):
-        found = paths_of(grow(shape.new_tree(Sampling(1.0), drawn(), {1}), table, 3))
+        found = paths_of(grow(Tree(shape, Sampling(1.0), drawn(), {1}), table, 3))
         assert any(path[-1] == 1 for path in found)
         assert not any(1 in path[:-1] for path in found), shape.name

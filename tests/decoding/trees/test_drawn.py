@@ -8,6 +8,7 @@ import torch
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
+from drafttrain.decoding.trees.shapes import Tree
 from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Proposal, Sampling
 from tests.comparing import close
@@ -23,7 +24,7 @@ from tests.decoding.trees.growing import START, grow, proposal_of
 
 def test_equal_beginnings_of_paths_are_one_node_with_a_count():
     table, sampling = LogitsTable(1, 2), Sampling(1.0)
-    proposal = grow(Paths(5).new_tree(sampling, sampled(), ()), table, 3)
+    proposal = grow(Tree(Paths(5), sampling, sampled(), ()), table, 3)
     paths, counts = paths_of(proposal), proposal.counts.tolist()
     assert len(set(paths)) == len(paths)
     known = dict(zip(paths, counts, strict=True))
@@ -46,13 +47,13 @@ def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(randomness):
     assert drawn[0] == [1, -1, -1]
     assert sorted(drawn[1][:2]) == [0, 2] and drawn[1][2] == -1
     table, sampling = LogitsTable(3, 3), Sampling(1.0, top_k=2)
-    proposal = grow(Branching((3, 3)).new_tree(sampling, sampled(), ()), table, 2)
+    proposal = grow(Tree(Branching((3, 3)), sampling, sampled(), ()), table, 2)
     assert len(proposal.tokens) == 2 + 2 * 2
 
 
 def test_levels_have_their_own_widths():
     table = LogitsTable(3, 5)
-    proposal = grow(Branching((3, 2, 1)).new_tree(Sampling(1.0), sampled(), ()), table, 3)
+    proposal = grow(Tree(Branching((3, 2, 1)), Sampling(1.0), sampled(), ()), table, 3)
     assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 6, 3: 6}
     assert Branching((3, 2, 1)).name == "rsd-c(3,2,1)"
 
@@ -185,7 +186,7 @@ def test_sequences_with_streams_of_their_own_have_independent_trees(shape, end):
     target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
 
     def tree(randomness: Randomness) -> Proposal:
-        return grow(shape.new_tree(sampling, randomness, {end}), draft, 2)
+        return grow(Tree(shape, sampling, randomness, {end}), draft, 2)
 
     trees: Counter[Levels] = Counter()
     firsts: Counter[int] = Counter()
@@ -221,7 +222,7 @@ def test_perturbed_values_stay_finite_and_their_largest_is_the_bound():
 
 def test_a_beam_goes_on_below_any_parents_in_falling_order():
     table, sampling, randomness = LogitsTable(4, 4), Sampling(1.0), sampled(3)
-    growth = Beam(3).new_tree(sampling, randomness, ())
+    growth = Tree(Beam(3), sampling, randomness, ())
     proposal = grow(growth, table, 4)
     assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 3, 3: 3, 4: 3}
     assert proposal.draft_probs.shape == (1 + 3 * 3, 4)

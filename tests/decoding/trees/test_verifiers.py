@@ -10,7 +10,7 @@ from torch import Tensor
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.trees.drawn import Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed
-from drafttrain.decoding.trees.shapes import Shape
+from drafttrain.decoding.trees.shapes import Shape, Tree
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
     MultiRound,
@@ -37,7 +37,7 @@ Grow = Callable[[LogitsTable, Sampling, Randomness], Proposal]
 def drawn(shape: Shape, depth: int = 2) -> Grow:
     """Draws trees of a shape with this number of levels."""
     return lambda table, sampling, randomness: grow(
-        shape.new_tree(sampling, randomness, ()), table, depth
+        Tree(shape, sampling, randomness, ()), table, depth
     )
 
 
