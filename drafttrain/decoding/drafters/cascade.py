@@ -70,7 +70,6 @@ class ReviewedDrafter(Drafter):
         lenient = f",l={leniency:g}" if leniency > 1.0 else ""
         self.name = f"{name}<{inner.name} {k}{lenient}>"
         self.requires = inner.requires
-        self.vocabulary = reviewer.vocabulary
 
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"

@@ -21,14 +21,11 @@ from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Calls, DraftState, Proposal, Sampling, Source
 
-MAX_GRAM = "max-gram"
-"""Name of this drafter in settings and reports."""
-
 
 class MaxGramDrafter(Drafter):
     """Drafts chains from the sequence itself and from a bigram table."""
 
-    name = MAX_GRAM
+    name = "max-gram"
 
     def __init__(self, bigrams: Sequence[int] | None = None) -> None:
         """bigrams[token]: the likeliest next token, -1 if unknown."""
@@ -66,7 +63,7 @@ class MaxGramSession:
             if token is None:
                 break
             drafted.append(token)
-        calls = {MAX_GRAM: Calls(1, perf_counter() - began)}
+        calls = {MaxGramDrafter.name: Calls(1, perf_counter() - began)}
         return Proposal.chain(torch.tensor(drafted, dtype=torch.long), passes=0, calls=calls)
 
 

@@ -102,8 +102,6 @@ class TargetStatesDrafter(Drafter):
         draftable = draftable_tokens(config, self.vocabulary)
         if draftable is not None:
             draftable = draftable.to(model.device)
-        self.draftable = draftable
-        """Tokens that it can draft, in rising order; None: all."""
         self.body = StateBody(model, self.output, draftable)
         self.engine = Engine(self.body, None, self.position_limit)
         self.correction = None if model.previous_token is None else self._make_correction()

@@ -101,7 +101,7 @@ class TreeSession:
         likeliest = self.shape.likeliest(self.sampling)
         rows = yield from self.rows.first(tokens, longest, likeliest)
         while True:
-            frontier = tree.choose(*rows) if self.rows.has_top_tokens else tree.grow(rows)
+            frontier = tree.choose(*rows) if isinstance(rows, tuple) else tree.grow(rows)
             if not frontier or tree.level == longest:
                 break
             if not stop.should_draft(DraftState(tree.level, expected=tree.expected)):
@@ -116,8 +116,6 @@ class ModelRows:
 
     Nodes that were computed and accepted stay cached for the next round.
     """
-
-    has_top_tokens = False
 
     def __init__(
         self, drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
@@ -190,7 +188,8 @@ class SlotRows:
     """Rows of a block drafter: one forward pass for a tree of any depth.
 
     Slot l predicts level l. With previous-token features, a node's row also depends on its token. A
-    shape that chooses tokens gets only the likeliest tokens of each slot.
+    shape that chooses tokens gets only the likeliest tokens of each slot and their
+    log-probabilities (`Tree.choose`), any other shape logits (`Tree.grow`).
     """
 
     def __init__(
@@ -201,11 +200,6 @@ class SlotRows:
         self._states = self._logits = torch.empty(0)
         self._likely: LikelyTokens | None = None
         """None if the shape needs full rows."""
-
-    @property
-    def has_top_tokens(self) -> bool:
-        """Whether rows are tokens with log-probabilities (`Tree.choose`) instead of logits."""
-        return self._likely is not None
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         return self.session.longest(tokens, most, target_state)

@@ -31,7 +31,6 @@ from drafttrain.decoding.engine.architectures import (
 )
 from drafttrain.decoding.engine.cache import KeysValues
 from drafttrain.decoding.engine.positions import (
-    Current,
     Replacement,
     positions_inside,
     replacing,
@@ -138,14 +137,15 @@ class TransformersBody:
         has_kwargs = any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
         takes_positions = name in self._takes or (has_kwargs and "position_ids" in decoder_takes)
         self._position_name = name if explicit_masks and takes_positions else None
-        self._current = Current()
+        self.call: ForwardBatch | None = None
+        """The call in progress, which replaced methods read."""
         self._replaced: list[Replacement] = []
         if explicit_masks and self._position_name is None:
-            self._replaced = list(positions_inside(self._decoder, self._current))
+            self._replaced = list(positions_inside(self._decoder, self))
         if explicit_masks and isinstance(inner, DROPS_MASKS):
             for layer in decoder_layers(self._decoder):
                 for attention in (layer.self_attn, layer.encoder_attn):
-                    masked = _with_mask(attention, self._current)
+                    masked = _with_mask(attention, self)
                     self._replaced.append((attention, "forward", masked))
         self._windows = attention_windows(model.config)
         windowed = any(window is not None for window in self._windows.values())
@@ -180,7 +180,7 @@ class TransformersBody:
 
     def compute(self, call: ForwardBatch) -> BatchOutput:
         """Runs one call, inside `prepared`."""
-        self._current.call = call
+        self.call = call
         inputs = self._inputs(call)
         output = self.model(**inputs, use_cache=True)
         logits = output.logits
@@ -196,7 +196,7 @@ class TransformersBody:
             sources = [(layer.keys, layer.values) for layer in cache.cross_attention_cache.layers]
         layers = {number: self._captured[number] for number in (-1, *call.layers)}
         self._captured.clear()
-        self._current.call = None
+        self.call = None
         return BatchOutput(logits, layers.pop(-1), layers, sources)
 
     def run_decoder(self, call: ForwardBatch) -> Tensor:
@@ -218,10 +218,10 @@ class TransformersBody:
             # an additive mask is used as it is, without a device synchronisation
             visible = call.source_mask.bool()[:, None, None]
             inputs["encoder_attention_mask"] = additive(visible, self.model.dtype)
-        self._current.call = call
+        self.call = call
         with replacing(self._replaced):
             hidden = self._decoder(**inputs)[0]
-        self._current.call = None
+        self.call = None
         return hidden
 
     def _inputs(self, call: ForwardBatch) -> dict[str, Any]:
@@ -338,14 +338,14 @@ def _capture_hook(captured: dict[int, Tensor], number: int) -> Callable[..., Non
     return capture
 
 
-def _with_mask(attention: nn.Module, current: Current) -> Callable[..., Any]:
+def _with_mask(attention: nn.Module, body: TransformersBody) -> Callable[..., Any]:
     """Returns an attention's `forward` that adds a dropped mask and expands a given one."""
     original = attention.forward
 
     def forward(
         hidden_states: Tensor, attention_mask: Tensor | None = None, **arguments: Any
     ) -> tuple[Any, ...]:
-        call = current.call
+        call = body.call
         if attention_mask is not None:
             attention_mask = attention_mask.expand(-1, -1, hidden_states.shape[1], -1)
         elif call is not None and arguments.get("key_value_states") is None:

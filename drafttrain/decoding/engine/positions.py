@@ -5,20 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-
-@dataclass
-class Current:
-    """The call in progress, read by the functions that replace a model's methods."""
-
-    call: Any = None
-    """A `ForwardBatch`; None between calls."""
-
 
 Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
 """A module, the name of one of its methods, and the function to call instead."""
@@ -40,18 +30,18 @@ def replacing(functions: Sequence[Replacement]) -> Iterator[None]:
                 object.__setattr__(module, name, original)
 
 
-def positions_inside(decoder: nn.Module, current: Current) -> Iterator[Replacement]:
-    """Yields replacements that make a decoder use the positions of the current call.
+def positions_inside(decoder: nn.Module, body: Any) -> Iterator[Replacement]:
+    """Yields replacements that make a decoder use the positions of `TransformersBody.call`.
 
     BART-like decoders look positions up in `embed_positions`; T5-like ones compute an attention
     bias from distances between positions.
     """
     table = getattr(decoder, "embed_positions", None)
     if isinstance(table, nn.Module):
-        yield table, "forward", lambda *_, **__: _look_up(table, current.call)
+        yield table, "forward", lambda *_, **__: _look_up(table, body.call)
     for module in decoder.modules():
         if getattr(module, "has_relative_attention_bias", False):
-            yield module, "compute_bias", lambda *_, own=module, **__: _bias(own, current.call)
+            yield module, "compute_bias", lambda *_, own=module, **__: _bias(own, body.call)
 
 
 def _look_up(table: nn.Module, call: Any) -> Tensor:
