@@ -156,7 +156,7 @@ def rule_acceptance(rule: Rule, target_probs: Tensor, draft_probs: Tensor, draws
         count = len(tokens)
         rows = draft_probs.expand(count, -1)
         outcome = _AllRejected()
-        rule(target_probs, Children(range(count), tokens, [1] * count, rows), outcome)
+        rule(target_probs, Children(tokens, [1] * count, rows), outcome)
         rejected.append(probability * outcome.probability)
     return max(0.0, 1.0 - math.fsum(rejected))
 

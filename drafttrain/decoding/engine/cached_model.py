@@ -167,7 +167,6 @@ class CachedModel:
             state.source = source
         return states
 
-    @without_gradients
     def forward_batch(
         self, requests: Sequence[ForwardRequest], layers: Sequence[int] = ()
     ) -> list[ForwardOutput]:
@@ -202,7 +201,6 @@ class CachedModel:
         assert prefix <= state.chain and positions == path, "the columns are no path"
         state.gather(prefix, columns)
 
-    @without_gradients
     def score(
         self, drafts: Sequence[tuple[SequenceState, Tensor, Proposal]], layers: Sequence[int] = ()
     ) -> list[ForwardOutput]:

@@ -28,10 +28,8 @@ from drafttrain.decoding.verifiers import make_verifier, residual
 
 @dataclass(frozen=True)
 class Children:
-    """The C children of one node."""
+    """The C children of one node, in draw order."""
 
-    nodes: Sequence[int]
-    """Indices in the proposal, in draw order."""
     tokens: Sequence[int]
     copies: Sequence[int]
     """How often each child was drawn."""
@@ -39,16 +37,9 @@ class Children:
     """[C, V] the distribution each child was drawn from; None = point masses."""
 
 
-@dataclass(frozen=True)
-class NodeChoice:
-    """The decision of a rule at one node."""
-
-    child: int | None
-    """Index of the accepted child in `Children.nodes`; None = all are rejected."""
-    next_probs: Tensor
-    """[V] distribution of the next token; used if no child is accepted."""
-
-
+NodeChoice = tuple[int | None, Tensor]
+"""Index of the accepted child, None if all are rejected, and the distribution [V] of the next token
+if no child is accepted."""
 Rule = Callable[[Tensor, Children, Randomness], NodeChoice]
 """(target_probs [V] at a node, its children, randomness) -> at most one accepted child."""
 
@@ -70,13 +61,13 @@ def walk_down(
         index = path[-1] + 1 if path else 0
         row, nodes = warp(target_logits[index], sampling), below[index]
         if not nodes:
-            choice = NodeChoice(None, row)
+            child, next_probs = None, row
         else:
-            choice = rule(row, _children(proposal, nodes, row), randomness)
-        if choice.child is None:
-            next_token = int(randomness.categorical(choice.next_probs[None]))
+            child, next_probs = rule(row, _children(proposal, nodes, row), randomness)
+        if child is None:
+            next_token = int(randomness.categorical(next_probs[None]))
             return Verdict(torch.tensor(path, dtype=torch.long), next_token)
-        path.append(nodes[choice.child])
+        path.append(nodes[child])
 
 
 def recurse(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
@@ -89,12 +80,12 @@ def recurse(target_probs: Tensor, children: Children, randomness: Randomness) ->
     target, draft = target_probs, _rows(children, target_probs)[0]
     for index, token in enumerate(children.tokens):
         if _accepted(target[token], draft[token], randomness):
-            return NodeChoice(index, target)
+            return index, target
         target = residual(target, draft)
         draft = draft.clone()
         draft[token] = 0.0
         draft = draft / draft.sum().clamp_min(torch.finfo(draft.dtype).tiny)
-    return NodeChoice(None, target)
+    return None, target
 
 
 def multi_round(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
@@ -108,9 +99,9 @@ def multi_round(target_probs: Tensor, children: Children, randomness: Randomness
     for index in _copies(children, randomness):
         token = children.tokens[index]
         if _accepted(target[token], draft[index, token], randomness):
-            return NodeChoice(index, target)
+            return index, target
         target = residual(target, draft[index])
-    return NodeChoice(None, target)
+    return None, target
 
 
 def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
@@ -127,13 +118,13 @@ def k_seq(target_probs: Tensor, children: Children, randomness: Randomness) -> N
     for index in _copies(children, randomness):
         token = children.tokens[index]
         if _accepted(target_probs[token], gamma * draft[token], randomness):
-            return NodeChoice(index, target_probs)
+            return index, target_probs
     overlap = torch.minimum(draft, target_probs / gamma)
     beta = float(overlap.sum())
     if beta == 0.0:
-        return NodeChoice(None, target_probs)
+        return None, target_probs
     reached = (1.0 - (1.0 - beta) ** tries) / beta
-    return NodeChoice(None, residual(target_probs, overlap * reached))
+    return None, residual(target_probs, overlap * reached)
 
 
 def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
@@ -162,8 +153,10 @@ def sample_target(target_probs: Tensor, children: Children, randomness: Randomne
     """Any tree: samples the target's token and accepts the child that holds it (OPT-Tree)."""
     token = int(randomness.categorical(target_probs[None]))
     if token in children.tokens:
-        return NodeChoice(children.tokens.index(token), target_probs)
-    return NodeChoice(None, torch.zeros_like(target_probs).scatter_(0, torch.tensor(token), 1.0))
+        return children.tokens.index(token), target_probs
+    chosen = torch.zeros_like(target_probs)
+    chosen[token] = 1.0
+    return None, chosen
 
 
 verify_recursive = partial(walk_down, recurse)
@@ -192,7 +185,7 @@ def _children(proposal: Proposal, nodes: Sequence[int], like: Tensor) -> Childre
         same = len(index) > 1 and len(set(index)) == 1  # siblings of one drafter share a row
         rows = proposal.draft_probs[index[:1] if same else index].to(like).expand(len(index), -1)
     copies = [1] * len(nodes) if proposal.counts is None else proposal.counts[list(nodes)].tolist()
-    return Children(nodes, proposal.tokens[list(nodes)].tolist(), copies, rows)
+    return Children(proposal.tokens[list(nodes)].tolist(), copies, rows)
 
 
 def _rows(children: Children, like: Tensor) -> Tensor:
