@@ -108,8 +108,7 @@ class ColumnLayer(CacheLayerMixin):
 class ColumnCache:
     """Self-attention and cross-attention caches of all sequences of one model."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.placement = Placement()
         self.self_attention = Cache(layer_class_to_replicate=partial(ColumnLayer, self.placement))
         self.cross_attention: list[list[Tensor]] = []

@@ -41,7 +41,7 @@ class Engine:
         """limit: number of positions; None: no limit. one_chain: a call is one sequence's chain,
         because the model computes its own masks and positions."""
         self.body, self.device = body, body.device
-        self.cache = ColumnCache(body.device)
+        self.cache = ColumnCache()
         self.encode, self._limit, self._one_chain = encode, limit, one_chain
         self.compiled: CompiledBody | None = None
         ENGINES.add(self)

@@ -134,24 +134,18 @@ class Tree:
 
     def proposal(self, passes: int) -> Proposal:
         """Returns the tree so far as a proposal that took `passes` drafter calls."""
-        kind = self.shape.draw_kind
-        if kind != "deterministic":
-            return Proposal(
-                torch.tensor(self.tokens, dtype=torch.long),
-                torch.tensor(self.parents, dtype=torch.long),
-                kind,
-                torch.cat(self.draft_probs),
-                torch.tensor(self.rows, dtype=torch.long),
-                torch.tensor(self.notes) if kind == "iid" else None,
-                passes,
-            )
+        kind, is_drawn = self.shape.draw_kind, bool(self.draft_probs)
         nodes = np.asarray(self.shape.kept(self), dtype=np.int64)
         parents = np.array(self.parents, dtype=np.int64)[nodes]
         parents = np.where(parents == ROOT, ROOT, np.searchsorted(nodes, parents))
         return Proposal(
             torch.from_numpy(np.array(self.tokens, dtype=np.int64)[nodes]),
             torch.from_numpy(parents),
-            passes=passes,
+            kind,
+            torch.cat(self.draft_probs) if is_drawn else None,
+            torch.tensor(self.rows, dtype=torch.long) if is_drawn else None,
+            torch.tensor(self.notes) if kind == "iid" else None,
+            passes,
             expected=self.expected[-1] if self.expected else None,
         )
 
