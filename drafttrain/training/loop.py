@@ -90,6 +90,10 @@ class Prepared:
     objective: nn.Module
     optimizer: torch.optim.Optimizer
 
+    @property
+    def batches_per_step(self) -> int:
+        return self.accelerator.num_processes * self.settings.accumulation
+
 
 def make_plan(lengths: np.ndarray, settings: TrainConfig) -> BatchPlan:
     """Returns the batch plan for rows of these lengths. Shapes: [rows] or [rows, 2], see `Task`."""
@@ -298,7 +302,7 @@ def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int,
     """
     accelerator, task = prepared.accelerator, prepared.task
     world, rank = accelerator.num_processes, accelerator.process_index
-    per_step = world * prepared.settings.accumulation
+    per_step = prepared.batches_per_step
     numbers = range(step * per_step + rank, total * per_step, world)
     on_gpu, workers = accelerator.device.type == "cuda", prepared.settings.workers
     if task.in_process or workers is None:
