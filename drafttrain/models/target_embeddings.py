@@ -9,18 +9,20 @@ config.json. Once loaded, the drafter is an ordinary model; `drafttrain export` 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from drafttrain.config.base import ConfigError
-from drafttrain.models.language_models import shallow_config
 from drafttrain.models.weight_files import (
     WEIGHT_ERRORS,
     check_finite,
-    check_weight_files,
     first_line,
     read_weights,
 )
@@ -61,7 +63,17 @@ def read_whole(
         return read_weights(kind, path, name, **settings)
     drafter = read_weights(kind, path, name, _names, **settings)
     if target is None:
-        target, shared = _read_embeddings(drafter, name, embeddings_of), True
+        _read_embeddings(drafter, name, embeddings_of)
+    else:
+        _take_embeddings(drafter, target, shared, name)
+    check_finite(_parts(drafter), f"{name}, with its target's embeddings")
+    del drafter.config.embeddings
+    return drafter
+
+
+def _take_embeddings(
+    drafter: PreTrainedModel, target: PreTrainedModel, shared: bool, name: str
+) -> None:
     shape, given = (tuple(one.get_input_embeddings().weight.shape) for one in (drafter, target))
     if shape != given:
         raise ConfigError(
@@ -73,34 +85,42 @@ def read_whole(
         drafter.set_output_embeddings(target.get_output_embeddings())
     else:
         _parts(drafter).load_state_dict(_parts(target).state_dict())
-    check_finite(_parts(drafter), f"{name}, with its target's embeddings")
-    del drafter.config.embeddings
-    return drafter
 
 
-def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> PreTrainedModel:
-    """Reads a target without its layers, in the drafter's data type."""
+@torch.no_grad()
+def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> None:
+    """Reads the embeddings from the target's files, where they have the same names."""
     target = drafter.config.target if path is None else {"path": path}
-    path, revision = target["path"], target.get("revision")
+    keys = _names(drafter)
+    tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings
     try:
-        config = shallow_config(AutoConfig.from_pretrained(path, revision=revision), [])
-        check_weight_files(path, f"target {path!r}", revision)
-        model, report = type(drafter).from_pretrained(
-            path,
-            config=config,
-            revision=revision,
-            dtype=drafter.dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"its files lack {missing[0]!r}")
-        return model
-    except WEIGHT_ERRORS as error:
+        for key in keys[:1] if tied else keys:  # files hold tied weights once, as embeddings
+            tensors[key].copy_(_read_tensor(target["path"], target.get("revision"), key))
+        if tied:
+            drafter.get_output_embeddings().weight = drafter.get_input_embeddings().weight
+    except (*WEIGHT_ERRORS, KeyError) as error:
         raise ConfigError(
-            f"{name} shares the embeddings of target {path!r}, which cannot be read "
+            f"{name} shares the embeddings of target {target.get('path')!r}, which cannot be read "
             f"({first_line(error)}); give the target, or correct target.path in its config.json"
         ) from None
+
+
+def _read_tensor(path: str, revision: str | None, key: str) -> Tensor:
+    """Reads a single tensor from a model's files."""
+    file, folder = SAFE_WEIGHTS_NAME, Path(path).expanduser()
+    local = folder / SAFE_WEIGHTS_INDEX_NAME
+    index = str(local) if local.is_file() else None
+    if not folder.is_dir():
+        index = cached_file(
+            path,
+            SAFE_WEIGHTS_INDEX_NAME,
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+        )
+    if index is not None:
+        file = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"][key]
+    with safe_open(cached_file(path, file, revision=revision), framework="pt") as weights:
+        return weights.get_tensor(key)
 
 
 def _parts(model: PreTrainedModel) -> nn.Module:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from drafttrain.decoding import loop
+from drafttrain.decoding.batching import to_host
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.sources import make_source
@@ -77,6 +78,14 @@ def test_the_simulated_device_reports_as_a_real_one():
         assert waits.count == 3
         assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]  # CPU tensors have values
         assert waits.count == 3
+
+
+def test_values_of_a_device_and_the_host_return_in_their_order():
+    class Away(torch.Tensor):
+        device = torch.device(DEVICE)
+
+    one, other = (torch.tensor(values).as_subclass(Away) for values in ([3, 1], [4]))
+    assert to_host([one, torch.tensor([7, 8, 9]), other]) == [[3, 1], [7, 8, 9], [4]]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "several"])

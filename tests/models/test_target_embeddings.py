@@ -124,6 +124,12 @@ def test_a_missing_target_and_missing_layers_are_named(folders):
     with pytest.raises(ConfigError, match=r"shares the embeddings of target .*target\.path"):
         drafter_of(final, None)
     moved.rename(target)
+    whole = load_file(target / "model.safetensors")
+    few = {name: whole[name] for name in whole if name != "model.embed_tokens.weight"}
+    save_file(few, target / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"cannot be read .*model\.embed_tokens\.weight"):
+        drafter_of(final, None)
+    save_file(whole, target / "model.safetensors", metadata={"format": "pt"})
     weights = load_file(final / "model.safetensors")
     weights.pop("model.layers.1.mlp.up_proj.weight")
     save_file(weights, final / "model.safetensors", metadata={"format": "pt"})
