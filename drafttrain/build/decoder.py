@@ -24,6 +24,7 @@ from drafttrain.config.decode import (
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
 from drafttrain.config.reading import check_read, validate_settings
+from drafttrain.config.runs import run_of
 from drafttrain.data.inputs.tokens import tokenize_texts
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.engine import compile_calls, reserve
@@ -159,14 +160,17 @@ def load(
 ) -> SpeculativeDecoder:
     """Loads a target and a drafter, ready to decode.
 
-    target, drafter: a folder, Hub name or loaded model; the drafter may also be "max-gram" (copies
-    text, has no model) or None (plain decoding). k: draft tokens per round; None: the number that
-    the drafter was trained for, else 5. verifier: its name; auto is lossless. source_language,
-    target_language: for a multilingual target that is given by name (`TargetConfig`). compile: off,
-    on, auto (on a GPU). Raises ConfigError or ValueError for parts that do not fit each other.
+    target, drafter: a folder, Hub name or loaded model; the drafter may also be a run's folder,
+    "max-gram" (copies text, has no model) or None (plain decoding). k: draft tokens per round;
+    None: the number that the drafter was trained for, else 5. verifier: its name; auto is lossless.
+    source_language, target_language: for a multilingual target that is given by name
+    (`TargetConfig`). compile: off, on, auto (on a GPU). Raises ConfigError or ValueError for parts
+    that do not fit each other.
     """
     target = _path_or_model(target, "target")
     drafter = _path_or_model("none" if drafter is None else drafter, "drafter")
+    if isinstance(drafter, str) and (run := run_of(drafter)):
+        drafter = str(run.drafter)
     if tokenizer is not None and not callable(tokenizer):
         raise ConfigError(
             f"tokenizer = {tokenizer!r}; give a tokenizer, as AutoTokenizer.from_pretrained returns"

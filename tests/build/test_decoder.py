@@ -8,7 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import drafttrain
 from drafttrain.config.base import ConfigError
+from tests.small_pair import save_run
 from tests.tiny_models import tiny_model
+from tests.tiny_targets import save_target
 
 TARGET, DRAFTER = "checkpoints/gsm8k-target", "checkpoints/gsm8k-drafter"
 TEXTS = ["Tom has 3 apples and buys 4 more. How many apples?", "A box holds 6 eggs. How many in 5?"]
@@ -91,6 +93,16 @@ def test_paths_load_and_wrong_arguments_are_named():
             drafttrain.load(TARGET, DRAFTER, **{name: value})
     with pytest.raises(ConfigError, match="target is a Linear"):
         drafttrain.load(torch.nn.Linear(2, 2))
+
+
+def test_the_folder_of_a_run_loads_its_drafter(tmp_path):
+    save_target(tiny_model("marian").float(), tmp_path / "target")
+    run = save_run(tmp_path / "run", tmp_path / "target")
+    [found], [expected] = (
+        drafttrain.load(tmp_path / "target", folder).generate("w5 w6 w7", 8)
+        for folder in (run, run / "final")
+    )
+    assert found == expected and found.drafted > 0
 
 
 def test_sampling_is_repeated_by_its_seed_and_settings_are_checked():
