@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 
 from drafttrain.config.base import ConfigError
 
@@ -45,7 +46,8 @@ def read_weights(
     options = {"use_safetensors": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # _check_complete reports them
     try:
-        model, report = kind.from_pretrained(path, **options | settings)
+        with _only_errors():  # Transformers warns about weights that `lacks` allows
+            model, report = kind.from_pretrained(path, **options | settings)
     except ImportError as error:
         raise ConfigError(
             f"{name}: its weights need a package that is not installed ({first_line(error)}); "
@@ -59,6 +61,17 @@ def read_weights(
     _check_complete(model, report, name, lacks(model))
     check_finite(model, name)
     return model
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """Silences the warnings of Transformers inside the context."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _check_complete(

@@ -1,12 +1,14 @@
 """Drafters whose folder has all weights except the embeddings, which are their target's."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from drafttrain.build.pairs import drafter_for
 from drafttrain.config.base import ConfigError
@@ -70,6 +72,15 @@ def test_loaded_with_its_target_it_shares_the_targets_modules(folders):
     close(drafter(IDS).logits.double(), alone(IDS).logits.double(), 1e-5)
     stock = start_drafter(recipe(target), loaded_target.model)
     assert not torch.allclose(stock(IDS).logits, alone(IDS).logits)
+
+
+def test_loading_it_warns_of_nothing(folders, monkeypatch):
+    warned = []
+    monkeypatch.setattr(logging.getLogger("transformers").handlers[0], "emit", warned.append)
+    level = transformers_logging.get_verbosity()
+    drafter_of(folders[1], loaded(folders[0]))
+    assert [one.getMessage() for one in warned] == []
+    assert transformers_logging.get_verbosity() == level
 
 
 def test_saved_again_it_is_whole(folders, tmp_path):
