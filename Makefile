@@ -38,7 +38,7 @@ test-all: lint  ## The same, and compiled calls, commands, recipes, launches, pa
 families: $(STAMP)  ## Try every model class of Transformers, write docs/models.md (1 to 2 min)
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/make_models.py
 
-quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 to 20 min)
+quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
 
 quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (6 to 8 min)
