@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ def read_weights(
     options = {"use_safetensors": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # _check_complete reports them
     try:
-        with _only_errors():  # Transformers warns about weights that `lacks` allows
+        with ExitStack() as stack:
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()  # else it warns about weights that `lacks` allows
             model, report = kind.from_pretrained(path, **options | settings)
     except ImportError as error:
         raise ConfigError(
@@ -61,17 +63,6 @@ def read_weights(
     _check_complete(model, report, name, lacks(model))
     check_finite(model, name)
     return model
-
-
-@contextmanager
-def _only_errors() -> Iterator[None]:
-    """Silences the warnings of Transformers inside the context."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _check_complete(
