@@ -56,6 +56,7 @@ class WholeRows:
         (Optimal(60), 3),
         (Optimal(60, draft_temperature=0.2), 3),
         (Optimal(9), 0),
+        (Optimal(9), 3),
         (binary_tree(14), 0),
     ],
 )
