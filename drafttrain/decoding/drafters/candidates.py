@@ -72,25 +72,18 @@ class PreviousTokenCorrection:
 class Candidates:
     """The best tokens of each slot, and their scores once the previous token is known.
 
-    Rescoring only these takes a small part of the time of a vocabulary projection. correction: None
-    if logits do not depend on the previous token. Shapes: states [B, K, D], logits [B, K, V].
+    Rescoring only these takes a small part of the time of a vocabulary projection. Shapes: states
+    [B, K, D], logits [B, K, V].
     """
 
-    def __init__(
-        self,
-        states: Tensor,
-        logits: Tensor,
-        correction: PreviousTokenCorrection | None,
-        count: int | None = None,
-    ) -> None:
+    def __init__(self, states: Tensor, logits: Tensor, correction: PreviousTokenCorrection) -> None:
         shape = logits.shape[:-1]
-        scores, tokens = likeliest(logits.flatten(0, 1), count or CANDIDATES)
+        scores, tokens = likeliest(logits.flatten(0, 1), CANDIDATES)
         self.tokens, self.scores = tokens.unflatten(0, shape), scores.unflatten(0, shape)
         """[B, K, C] each, best first."""
         self._correction = correction
-        if correction is not None:
-            self._from_hidden = correction.from_hidden(states)
-            self._directions = F.embedding(self.tokens, correction.rows)
+        self._from_hidden = correction.from_hidden(states)
+        self._directions = F.embedding(self.tokens, correction.rows)
 
     def after(self, slot: int, previous: Tensor) -> Tensor:
         """Returns the scores of a slot's candidates after N tokens of the previous slot.
@@ -98,8 +91,6 @@ class Candidates:
         Shapes: [B, N] -> [B, N, C].
         """
         scores = self.scores[:, slot, None].expand(-1, previous.shape[1], -1)
-        if self._correction is None:
-            return scores
         features = F.embedding(previous, self._correction.features)
         gate = F.silu(self._from_hidden[:, slot, None] + features).to(scores.dtype)
         directions = self._directions[:, slot].to(scores.dtype)  # float32, in half precision too
@@ -145,8 +136,9 @@ class LikelyTokens:
     token is known, which trees are built from.
 
     The tokens are the likeliest without the previous token. The previous token changes their scores
-    only: all other tokens keep theirs. Everything is copied to the host once, because NumPy needs
-    half of torch's time for products of this size. Shapes: states [K, D], logits [K, V].
+    only: all other tokens keep theirs. Everything is copied to the host before the first level, and
+    NumPy computes, in half of torch's time for products of this size. Shapes: states [K, D], logits
+    [K, V].
     """
 
     def __init__(
@@ -169,8 +161,7 @@ class LikelyTokens:
         self._correction = correction
         if correction is not None:
             self._from_hidden = _on_host(correction.from_hidden(states))
-            directions = at_least_float32(F.embedding(tokens, correction.rows)) / temperature
-            self._directions = _on_host(directions.to(exact.dtype))
+            self._directions = _on_host(F.embedding(tokens, correction.rows)) / temperature
 
     def after(self, slot: int, previous: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Returns a slot's tokens and their log-probabilities after N tokens of the previous slot,

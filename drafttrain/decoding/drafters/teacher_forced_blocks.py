@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.drafters.candidates import Candidates
+from drafttrain.decoding.drafters.candidates import CANDIDATES
 from drafttrain.decoding.engine.spec_drafter import RowReader
+from drafttrain.decoding.sampling import likeliest
 from drafttrain.models.spec_drafter.layout import lay_out
 from drafttrain.models.spec_drafter.model import SpecDrafter
 
@@ -53,5 +54,6 @@ def block_rows(
     logits = model.logits(states)
     if model.previous_token is None:
         return logits
-    best = Candidates(states, logits, None).tokens
+    _, best = likeliest(logits.flatten(0, 1), CANDIDATES)
+    best = best.unflatten(0, logits.shape[:-1])
     return logits.scatter(-1, best, model.logits(states, previous).gather(-1, best))
