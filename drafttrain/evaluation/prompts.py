@@ -15,8 +15,8 @@ from drafttrain.config.runs import run_of
 from drafttrain.data.inputs.chats import CHAT, Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, clip_source
 from drafttrain.data.inputs.prompts import load_inputs
-from drafttrain.data.inputs.rows import REASON, describe_inputs, usable
-from drafttrain.data.inputs.tokens import say_reasons, tokenize_prompts
+from drafttrain.data.inputs.rows import REASON, usable
+from drafttrain.data.inputs.tokens import describe_prompts, say_reasons, tokenize_prompts
 from drafttrain.data.shards.outputs import input_keys
 from drafttrain.data.shards.writing import say
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -106,7 +106,7 @@ def usable_tokens(
             "one row"
         )
     if rows.info.description:
-        say(describe_inputs(rows))
+        say(describe_prompts(target.tokenizer, rows))
     if skipped:
         say(f"{len(skipped)} of {len(tokens)} rows are skipped:")
         say_reasons(skipped)

@@ -30,8 +30,8 @@ from drafttrain.data.distill.plan import check_distillation
 from drafttrain.data.encoded import KeptEncodings
 from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.clips import AUDIO, DIGESTS, SECONDS, clip_source
-from drafttrain.data.inputs.rows import REASON, describe_inputs
-from drafttrain.data.inputs.tokens import say_reasons, tokenize_prompts
+from drafttrain.data.inputs.rows import REASON
+from drafttrain.data.inputs.tokens import describe_prompts, say_reasons, tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
     Manifest,
@@ -182,7 +182,8 @@ class Distilling:
 
     def write(self, manifest: Manifest, shard: int, work: tqdm) -> None:
         if shard == 0:
-            say(f"{self.config.data.path}: {describe_inputs(self.inputs)}")
+            inputs = describe_prompts(self.target.tokenizer, self.inputs)
+            say(f"{self.config.data.path}: {inputs}")
         rows: list[ShardRow] = []
         for done in self.decode(self.inputs.select(manifest.rows_of(shard))):
             rows.extend(done)

@@ -13,8 +13,7 @@ from drafttrain.config.commands import DistillConfig
 from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, check_unread
 from drafttrain.data.inputs.prompts import load_prompts
-from drafttrain.data.inputs.rows import describe_inputs
-from drafttrain.data.inputs.tokens import tokenize_prompts
+from drafttrain.data.inputs.tokens import describe_prompts, tokenize_prompts
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST, check_folder
 from drafttrain.decoding.engine.architectures import (
@@ -81,9 +80,10 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
     # two bytes a token after zstd; clips are not copied
     disk = 2 * (new_tokens + (0 if audio else tokens)) + 8 * rows
+    described = describe_prompts(load_tokenizer(config.target), inputs)
     text = (
-        f"{config.data.path}: {describe_inputs(inputs)}\n{rows:,} rows, about {tokens:,} source "
-        f"tokens and {new_tokens:,} generated ones, in {ceil(rows / config.shard_rows)} shards, "
+        f"{config.data.path}: {described}\n{rows:,} rows, about {tokens:,} source tokens and "
+        f"{new_tokens:,} generated ones, in {ceil(rows / config.shard_rows)} shards, "
         f"about {disk / 2**20:,.1f} MiB on disk"
     )
     return DistillPlan(rows, tokens, new_tokens, text)

@@ -18,12 +18,14 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.config.base import ConfigError
 from drafttrain.data.inputs.chats import CHAT, Refused
-from drafttrain.data.inputs.rows import REASON
+from drafttrain.data.inputs.rows import REASON, describe_inputs
 from drafttrain.data.shards.writing import say
 
 TEMPLATE_ERRORS = (TemplateError, AttributeError, KeyError, IndexError, TypeError, ValueError)
 ROWS_NAMED = 20
 """Maximal number of rows that are printed with a reason."""
+SHOWN = 60
+"""Number of characters before an answer that are printed."""
 
 
 def tokenize_prompts(
@@ -122,6 +124,17 @@ def _render(tokenizer: PreTrainedTokenizerBase, chat: str) -> str | Refused:
         )
     except TEMPLATE_ERRORS as error:
         return Refused(f"the chat template refuses it ({type(error).__name__}: {error})")
+
+
+def describe_prompts(tokenizer: PreTrainedTokenizerBase, rows: datasets.Dataset) -> str:
+    """Describes inputs as `describe_inputs` does; of chats also the end of the first prompt, where
+    the answer begins, so that a wrong template is seen."""
+    found = describe_inputs(rows)
+    if CHAT in rows.column_names:
+        prompt = _render(tokenizer, rows[rows[REASON][:].index(None)][CHAT])
+        if isinstance(prompt, str):
+            return f"{found}; its answer begins after {prompt[-SHOWN:]!r}"
+    return found
 
 
 def say_reasons(reasons: Mapping[int, str]) -> None:

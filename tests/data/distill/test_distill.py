@@ -300,6 +300,7 @@ def test_chats_are_distilled_through_the_template(causal_target):
     config = settings(causal_target, data={"path": str(path)})
     plan = plan_distillation(config)
     assert "3 rows" in plan.text and "in 1 shard" in plan.text
+    assert "its answer begins after '<s> w4 w5 </s> <s>'" in plan.text
     counts = distill(config).counts
     assert (counts.ok, counts.skipped) == (2, 1)
     rows = {row["row"]: row for row in rows_of(config.out)}
