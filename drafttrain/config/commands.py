@@ -163,8 +163,8 @@ class EvalConfig(DecodingConfig, MeasuringConfig):
     """decode: measure by decoding with each method. teacher-forced: the target decodes once, and
     the acceptance of each method is computed in parallel passes over its outputs."""
     others: dict[str, DecodeConfig] = {}
-    """Additional methods by name, with the sampling settings of `decode`: {copied: {drafter:
-    max-gram}, ...}."""
+    """Additional methods by name, with the sampling settings of `decode` and, unless they have
+    their own, its drafter: {tree: {tree: {kind: opt-tree}}, copied: {drafter: max-gram}}."""
     sweep: dict[Swept, Annotated[list[float], Field(min_length=1), Listed]] = {}
     """Values to measure, such as k=5,10 or {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each value of a
     stop setting is one stop policy; beta and tau add Spec-Verification with each pair of their

@@ -134,14 +134,17 @@ def _recipe_of(run: Path) -> type[DistillingRecipe | HeadRecipe] | None:
 def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
     """Fills the settings of `eval`: target, drafter, draft length, inputs and the report's file.
 
-    A run that is named as drafter of another method is replaced by the drafter that it trained.
-    Raises ConfigError if drafter, target or inputs are unknown.
+    Another method without a drafter gets that of `decode`; a run that it names is replaced by the
+    drafter that it trained, with its draft length. Raises ConfigError if drafter, target or inputs
+    are unknown.
     """
     check_sweep(values)
     values = fill_data(fill_from_run(values))
     for other in (values.get("others") or {}).values():
-        if run := run_of(str(other.get("drafter"))):
-            other["drafter"] = str(run.drafter)
+        if other.get("drafter") is None:
+            other["drafter"] = values["decode"]["drafter"]
+        if run := run_of(str(other["drafter"])):
+            _draft_with(other, run)
     run = run_of(str(values["decode"]["drafter"]))
     folder = Path() if run is None else run.folder
     return values | {"report": values.get("report") or str(folder / "report.json")}
@@ -287,11 +290,16 @@ def _fill_from_drafter(
         policy = read_policy(file).at(int(batch))
         _fill_from_policy(decode, policy, chains)
     if run is not None:
-        decode["drafter"] = str(run.drafter)
-        stop = _group(decode, "stop")
-        if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
-            stop.setdefault("k", run.recipe.drafter.k)
+        _draft_with(decode, run)
     return policy
+
+
+def _draft_with(decode: dict[str, Any], run: TrainedRun) -> None:
+    """Sets the drafter that a run trained, and its draft length unless another stop is given."""
+    decode["drafter"] = str(run.drafter)
+    stop = _group(decode, "stop")
+    if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
+        stop.setdefault("k", run.recipe.drafter.k)
 
 
 def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> None:

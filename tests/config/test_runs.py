@@ -1,6 +1,7 @@
 """Settings that commands take from policy.json, also by batch size, and from finished runs."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -129,9 +130,15 @@ def finished_run(folder: Path) -> Path:
 def test_a_run_among_other_methods_is_its_drafter(tmp_path):
     run = finished_run(tmp_path)
     others = {"mine": {"drafter": str(run)}, "copied": {"drafter": "max-gram"}}
+    others["same"] = {"verifier": {"kind": "block"}}
     values = {"decode": {"drafter": "max-gram"}, "target": {"path": "t"}, "data": {"path": "d"}}
-    found = fill_eval(values | {"others": others})["others"]
-    assert found == {"mine": {"drafter": str(run / "final")}, "copied": {"drafter": "max-gram"}}
+    found = fill_eval(values | {"others": deepcopy(others)})["others"]
+    assert found["mine"] == {"drafter": str(run / "final"), "stop": {"k": 7}}
+    assert found["copied"] == others["copied"]
+    assert found["same"] == {"drafter": "max-gram"} | others["same"]
+    values["decode"] = {"drafter": str(run)}
+    same = fill_eval(values | {"others": {"same": {"stop": {"k": 3}}}})["others"]["same"]
+    assert same == {"drafter": str(run / "final"), "stop": {"k": 3}}
 
 
 def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
