@@ -17,6 +17,7 @@ from typing import Any
 from rich import table as rich
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.text import Text
 
 from drafttrain.config.base import counted
@@ -25,12 +26,10 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.report import Parity, Report, Run, standings
 from drafttrain.evaluation.runner import PLAIN
 
-WIDE = 110
-"""Minimal terminal width at which intervals are printed; report.json always has them."""
 LOG_WIDTH = 132
 """Output width if stdout is not a terminal, for example a log file."""
 LONGEST_NAME, SHORTENED_NAME = 26, 18
-"""Widths at which row names wrap in a wide and in a narrow terminal; titles wrap at the second."""
+"""Widths at which row names wrap with and without intervals; titles wrap at the second."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Column:
     percent: bool = False
     suffix: str = ""
     narrow: bool = True
-    """Whether it is shown in a narrow terminal."""
+    """Whether it is shown in a terminal that is too narrow for all columns."""
 
     def number(self, value: float) -> str:
         shown = f"{100 * value if self.percent else value:,.{self.digits}f}{self.suffix}"
@@ -64,7 +63,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; in a wide terminal Rich prints it with intervals."""
+    """A table. Rich prints as much as the terminal has room for: all columns with intervals, else
+    only the narrow ones with intervals, else these without."""
 
     title: str
     columns: Sequence[Column]
@@ -88,7 +88,17 @@ class Table:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.Table]:
-        wide = options.max_width >= WIDE
+        every = range(len(self.columns))
+        narrow = [index for index in every if self.columns[index].narrow]
+        free = options.update(width=10 * LOG_WIDTH)
+        for shown, intervals in ((every, True), (narrow, True), (narrow, False)):
+            table = self._rich(shown, intervals)
+            if Measurement.get(console, free, table).maximum <= options.max_width:
+                break
+        yield table
+
+    def _rich(self, shown: Sequence[int], intervals: bool) -> rich.Table:
+        """Returns a Rich table of some columns."""
         table = rich.Table(
             title=self.title,
             title_justify="left",
@@ -98,15 +108,15 @@ class Table:
             pad_edge=False,
             collapse_padding=True,
         )
-        shown = [index for index, one in enumerate(self.columns) if wide or one.narrow]
         for index in shown:
             title = "\n".join(wrap(self.columns[index].title, SHORTENED_NAME))
             table.add_column(title, justify="right" if index else "left", no_wrap=not index)
         for row in self.rows:
-            name, *cells = self.cells(row, intervals=wide)
-            cells = ["\n ".join(wrap(name, LONGEST_NAME if wide else SHORTENED_NAME)), *cells]
+            name, *cells = self.cells(row, intervals)
+            width = LONGEST_NAME if intervals else SHORTENED_NAME
+            cells = ["\n ".join(wrap(name, width)), *cells]
             table.add_row(*(Text(cells[index].replace(" (", "\n(")) for index in shown))
-        yield table
+        return table
 
 
 def print_findings(tables: Sequence[Table], lines: Sequence[str], files: Sequence[str]) -> None:
@@ -142,10 +152,10 @@ METRICS = dict(
         _metric("first_choice_acceptance", "p(argmax q) %", 1, percent=True),
         _metric("identical", "equal %", 1, percent=True, narrow=True),
         _metric("bleu", "BLEU", 1),
-        _metric("bleu_difference", "Δ BLEU to plain"),
+        _metric("bleu_difference", "Δ BLEU to plain", narrow=True),
         _metric("consistency_bleu", "BLEU to plain", 1),
         _metric("wer", "word error %"),
-        _metric("wer_difference", "Δ word error to plain"),
+        _metric("wer_difference", "Δ word error to plain", narrow=True),
         _metric("rtf", "real-time factor", 3),
         _metric("ms_per_token", "ms per token"),
         _metric("tokens_per_second", "tok/s", 0, narrow=True),
@@ -175,10 +185,10 @@ def main_table(report: Report) -> Table:
         hidden.add("ms_per_token")
     columns = [Column("method", lambda run: f"{run.name} (lossy)" if run.lossy else run.name)]
     for name in SWEEPABLE:
-        columns.append(Column(name, partial(_setting, name)))
+        columns.append(Column(name, partial(_setting, name), narrow=False))
     if trees:
-        columns.append(Column("levels", lambda run: run.sizes.get("depth")))
-        columns.append(Column("nodes", lambda run: run.sizes.get("nodes")))
+        columns.append(Column("levels", lambda run: run.sizes.get("depth"), narrow=False))
+        columns.append(Column("nodes", lambda run: run.sizes.get("nodes"), narrow=False))
     if forced:
         columns.append(Column("M parameters", lambda run: (run.parameters or 0) / 1e6, 1))
     if batches:
@@ -186,7 +196,7 @@ def main_table(report: Report) -> Table:
     columns += [METRICS[name] for name in METRICS if name not in hidden]
     if forced:
         columns.append(Column("by position, %", _positions))
-    columns.append(Column("memory, MB", lambda run: run.memory_bytes and run.memory_bytes / 1e6, 1))
+    columns.append(Column("memory, MB", _megabytes, 1, narrow=False))
     best = [] if forced else list(winners(report).values())
     return Table(
         f"{report.target.path} on {report.data.path}, {counted(report.data.prompts, 'input')}",
@@ -199,6 +209,10 @@ def main_table(report: Report) -> Table:
 
 def _setting(name: str, run: Run) -> str | None:
     return f"{run.settings[name]:g}" if name in run.settings else None
+
+
+def _megabytes(run: Run) -> float | None:
+    return run.memory_bytes and run.memory_bytes / 1e6
 
 
 def _positions(run: Run) -> str | None:
@@ -263,28 +277,29 @@ def winners(report: Report) -> dict[int, Run]:
 
 
 def parity_lines(report: Report) -> list[str]:
-    """Returns one line per token-by-token comparison of lossless runs; above batch size 1 only
-    those with differences."""
-    return [
-        _parity_line(
-            run.name if run.batch_size == 1 else f"{run.name}, batch {run.batch_size}", one
-        )
-        for run in report.runs
-        for one in run.parity
-        if run.batch_size == 1 or one.differences
-    ]
+    """Returns sentences on the token-by-token comparisons of lossless runs: one for all runs that
+    are equal to the same, and one for each with differences. Above batch size 1 only those with
+    differences."""
+    equal: dict[str, list[str]] = {}
+    lines = []
+    for run in report.runs:
+        for one in run.parity:
+            words = f"{one.identical} of {one.compared} equal to {one.against}"
+            if one.differences:
+                batch = "" if run.batch_size == 1 else f", batch {run.batch_size}"
+                lines.append(f"{run.name}{batch}: {words}; {_differences(one)}")
+            elif run.batch_size == 1:
+                equal.setdefault(words, []).append(run.name)
+    return [f"{words}: {', '.join(names)}" for words, names in equal.items()] + lines
 
 
-def _parity_line(name: str, parity: Parity) -> str:
-    """Describes how many outputs are equal and whether rounding explains the differences."""
-    line = f"{name}: {parity.identical} of {parity.compared} equal to {parity.against}"
-    if not parity.differences:
-        return line
+def _differences(parity: Parity) -> str:
+    """Says whether rounding explains the differences between two runs' outputs."""
     gaps, wrong = [one.gap for one in parity.differences], parity.unexplained
     verdict = f"{wrong} are NOT ties: please report this" if wrong else "ties"
     return (
-        f"{line}; at the first difference the top-2 logit gap is {min(gaps):.1e} to "
-        f"{max(gaps):.1e} ({verdict}, bound {parity.bound:.2g})"
+        f"at the first difference the top-2 logit gap is {min(gaps):.1e} to {max(gaps):.1e} "
+        f"({verdict}, bound {parity.bound:.2g})"
     )
 
 

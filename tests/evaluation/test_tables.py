@@ -15,7 +15,7 @@ from drafttrain.evaluation.plots import (
     reliability_panel,
 )
 from drafttrain.evaluation.report import Parity, Report, Rung, Search
-from drafttrain.evaluation.tables import METRICS, WIDE, main_table, parity_lines, winners
+from drafttrain.evaluation.tables import METRICS, main_table, parity_lines, winners
 from tests.evaluation.reports import batch_run, batched_report, estimate, run, tried
 
 
@@ -190,11 +190,16 @@ def test_reliability_is_drawn_of_the_heads_that_were_tried(report):
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["D2-w1"]
 
 
-def test_a_terminal_shows_the_whole_name_of_every_method(report):
+@pytest.mark.parametrize("width", [80, 110, 200])
+def test_a_terminal_shows_whole_names_and_figures(report, width):
     names = [f"functions-drafter entropy({n}) greedy" for n in (1, 2)]
-    metrics = dict.fromkeys(METRICS, estimate(1234.5))
+    metrics = dict.fromkeys(METRICS, estimate(1.5))
+    for name in ("greedy_match", "sampled_acceptance", "wer", "wer_difference", "rtf"):
+        metrics.pop(name)
     runs = [method(name, 1.2, metrics=metrics) for name in names]
-    console = Console(width=WIDE, record=True)
+    console = Console(width=width, record=True)
     console.print(main_table(with_runs(report, *runs)))
     shown = " ".join(console.export_text().split())
-    assert "entropy(1)" in shown and "entropy(2)" in shown and "functio…" not in shown
+    assert "entropy(1)" in shown and "entropy(2)" in shown and "…" not in shown
+    assert ("E(A)" in shown) == (width == 200), "a column that the others leave no room for"
+    assert ("(1.35–1.65×)" in shown) == (width > 80)
