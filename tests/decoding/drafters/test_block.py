@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.batching import run_single
-from drafttrain.decoding.drafters import candidates
+from drafttrain.decoding.drafters import candidates, teacher_forced_blocks
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.cascade import Level, cascade
 from drafttrain.decoding.drafters.causal import CausalDrafter
@@ -100,6 +100,24 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     close(rows, expected, 1e-12)
     if temperature:
         close(proposal.draft_probs, expected_probs(expected, sampling), 1e-12)
+
+
+@pytest.mark.parametrize("slots", ["anchored", "paper"])
+@torch.inference_mode()
+def test_blocks_of_one_pass_rescore_the_tokens_that_a_session_rescores(slots, monkeypatch):
+    for module in (candidates, teacher_forced_blocks):
+        monkeypatch.setattr(module, "CANDIDATES", 3)
+    drafter = toy_drafter(slots=slots, previous_token_rank=3)
+    source, output = toy_source(), torch.tensor([2, 3, 3, 2, 1])
+    session, k = drafter.open(source, Sampling(), drawn()), drafter.model.config.k
+    blocks = block_rows(drafter.model, source.input_ids, output)
+    for prefix in range(len(output)):
+        tokens = torch.cat((source.prefix, output[:prefix]))
+        states, logits = run_single(session.slot_rows(tokens, k))
+        count = min(k, len(output) - prefix)
+        before = torch.cat((tokens, output[prefix:]))[len(tokens) - 1 :][:count]
+        expected = drafter.correction.after(states[:count], logits[:count], before)
+        close(blocks[prefix, :count], expected, 1e-12)
 
 
 @pytest.mark.parametrize("settings", CONVENTIONS.values(), ids=CONVENTIONS.keys())
