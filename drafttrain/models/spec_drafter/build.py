@@ -67,9 +67,9 @@ def make_config(
     """
     if family_class(target) is None:
         raise ConfigError(
-            f"target.path = {target.name_or_path!r} is a {target.model_type!r} model, not an "
-            "encoder-decoder language model; a Spec-Drafter is made of a target's encoder and "
-            "decoder (T5, BART, Marian, ...)"
+            f"target.path = {target.name_or_path!r} is a {target.model_type!r} model, but "
+            "Spec-Drafters are for encoder-decoder language models (T5, BART, Marian, ...); for a "
+            "decoder-only one start from recipes/causal.yaml"
         )
     encoder = _choose_encoder(target, settings)
     config = _of_depth(target, settings, 0 if encoder == "target" else None)
