@@ -37,6 +37,8 @@ QUALITY = {
 }
 """Quality metrics for the x axis; the first one that a report has is used."""
 SPEEDUP = "speedup over plain decoding"
+CLOSE = 0.03
+"""Distance of reference lines below which they share a label."""
 NOTE = {"textcoords": "offset points", "fontsize": 9, "color": "#444444"}
 """How points are labelled."""
 
@@ -213,8 +215,13 @@ def draw_curves(axis: Axes, plot: Plot) -> None:
         )  # fmt: skip
         for x, y, note in zip(xs, ys, curve.notes, strict=False):
             axis.annotate(note, (x, y), xytext=(7, 6), **NOTE)
-    for name, level in plot.levels.items():
+    labels: list[tuple[str, float]] = []
+    for name, level in sorted(plot.levels.items(), key=lambda one: one[1]):
         axis.axhline(level, color=GREY, linewidth=1, linestyle=":", zorder=1)
+        if labels and level - labels[-1][1] < CLOSE:
+            name = f"{labels.pop()[0]}, {name}"
+        labels.append((name, level))
+    for name, level in labels:
         axis.annotate(
             name, (0.995, level), xycoords=("axes fraction", "data"), textcoords="offset points",
             xytext=(0, -2 if level < 1.0 else 2), va="top" if level < 1.0 else "bottom",

@@ -9,6 +9,7 @@ from drafttrain.evaluation.bootstrap import Estimate
 from drafttrain.evaluation.calibration import HeadFacts, Reliability
 from drafttrain.evaluation.plots import (
     choose_plot,
+    draw_curves,
     lines,
     plot_report,
     rates_panel,
@@ -128,6 +129,13 @@ def test_a_line_never_joins_points_of_different_methods():
         ["c2", "c4"], ["h0.3", "h0.5"], ["b"], ["t8", "t16"], ["o"],
     ]  # fmt: skip
     assert len({label for label, _ in found}) == len(found)
+
+
+def test_reference_lines_that_nearly_coincide_share_a_label(report):
+    plot = choose_plot(report)._replace(levels={"plain": 1.0, "beam": 0.6, "generate": 1.01})
+    axis = Figure().subplots()
+    draw_curves(axis, plot)
+    assert [text.get_text() for text in axis.texts][-2:] == ["beam", "plain, generate"]
 
 
 def test_two_drafters_of_a_kind_are_two_lines_under_the_users_names():
