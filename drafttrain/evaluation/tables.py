@@ -114,8 +114,8 @@ class Table:
         for row in self.rows:
             name, *cells = self.cells(row, intervals)
             width = LONGEST_NAME if intervals else SHORTENED_NAME
-            cells = ["\n ".join(wrap(name, width)), *cells]
-            table.add_row(*(Text(cells[index].replace(" (", "\n(")) for index in shown))
+            cells = ["\n ".join(wrap(name, width)), *(one.replace(" (", "\n(") for one in cells)]
+            table.add_row(*(Text(cells[index]) for index in shown))
         return table
 
 
@@ -290,7 +290,7 @@ def parity_lines(report: Report) -> list[str]:
                 lines.append(f"{run.name}{batch}: {words}; {_differences(one)}")
             elif run.batch_size == 1:
                 equal.setdefault(words, []).append(run.name)
-    return [f"{words}: {', '.join(names)}" for words, names in equal.items()] + lines
+    return [f"{words}: {'; '.join(names)}" for words, names in equal.items()] + lines
 
 
 def _differences(parity: Parity) -> str:

@@ -78,9 +78,9 @@ def test_lossless_greedy_methods_equal_plain_decoding_and_generate(report):
     assert [p.against for p in report.run("plain").parity] == ["generate"]
     assert [p.against for p in report.run("scripted k=4 greedy").parity] == ["plain", "generate"]
     assert report.run("generate").metrics["identical"].value == 1.0
-    lossless = "scripted k=4 greedy, scripted k=2 greedy, worse k=2 greedy"
+    lossless = "scripted k=4 greedy; scripted k=2 greedy; worse k=2 greedy"
     assert parity_lines(report) == [
-        f"4 of 4 equal to generate: plain, {lossless}",
+        f"4 of 4 equal to generate: plain; {lossless}",
         f"4 of 4 equal to plain: {lossless}",
     ]
 
