@@ -133,7 +133,8 @@ class Candidates:
 
 class LikelyTokens:
     """The likeliest tokens of each slot of a block, and their log-probabilities once the previous
-    token is known, which trees are built from.
+    token is known, which trees are built from: as many as wanted, and with previous-token features
+    at least CANDIDATES.
 
     The tokens are the likeliest without the previous token. The previous token changes their scores
     only: all other tokens keep theirs. Everything is copied to the host before the first level, and
@@ -149,6 +150,8 @@ class LikelyTokens:
         correction: PreviousTokenCorrection | None,
     ) -> None:
         count, temperature = top_tokens
+        if correction is not None:
+            count = max(count, CANDIDATES)
         exact = at_least_float32(logits) / temperature
         scores, tokens = likeliest(exact, count)
         self.tokens, self._scores = tokens.cpu().numpy(), scores.cpu().numpy()

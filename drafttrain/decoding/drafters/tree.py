@@ -19,7 +19,7 @@ from torch import Tensor
 
 from drafttrain.config.kinds import KINDS, DrawKind, Evidence
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps, as_steps
-from drafttrain.decoding.drafters.candidates import CANDIDATES, LikelyTokens
+from drafttrain.decoding.drafters.candidates import LikelyTokens
 from drafttrain.decoding.drafters.causal import CausalDrafter, DrafterSequence
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.requests import ForwardRequest
@@ -211,11 +211,7 @@ class SlotRows:
         self._states, self._logits = yield from session.slot_rows(tokens, levels)
         before = session.token_before(tokens)
         if likeliest is not None:
-            count, temperature = likeliest
-            if session.correction is not None:
-                count = max(count, CANDIDATES)
-            top_tokens = count, temperature
-            self._likely = LikelyTokens(self._states, self._logits, top_tokens, session.correction)
+            self._likely = LikelyTokens(self._states, self._logits, likeliest, session.correction)
         return self._after(0, [before])
 
     def below(self, tree: Tree) -> BatchedSteps[Tensor | tuple[Array, Array]]:
