@@ -19,7 +19,7 @@ from typing import Any
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import RECORDED, STDIN
 from drafttrain.config.kinds import MAX_GRAM, NONE, named_kind, own_kind
-from drafttrain.config.methods import RULES, STOPS
+from drafttrain.config.methods import RULES, STOPS, TREES
 from drafttrain.config.policy import POLICY, Policy, read_policy
 from drafttrain.config.reading import merge_values, validate_settings
 from drafttrain.config.recipes import CausalDrafterRecipe, DistillingRecipe, HeadRecipe
@@ -295,10 +295,12 @@ def _fill_from_drafter(
 
 
 def _draft_with(decode: dict[str, Any], run: TrainedRun) -> None:
-    """Sets the drafter that a run trained, and its draft length unless another stop is given."""
+    """Sets the drafter that a run trained, and its draft length unless another stop is given or is
+    the default (of an opt-tree or a cascade)."""
     decode["drafter"] = str(run.drafter)
-    stop = _group(decode, "stop")
-    if not decode.get("cascade") and stop.get("kind", "fixed") == "fixed":
+    stop, tree = _group(decode, "stop"), TREES.get((decode.get("tree") or {}).get("kind", "none"))
+    estimates = tree is not None and bool(tree.provides)
+    if not decode.get("cascade") and not estimates and stop.get("kind", "fixed") == "fixed":
         stop.setdefault("k", run.recipe.drafter.k)
 
 

@@ -147,6 +147,10 @@ def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
     assert fill_from_run(values)["decode"]["stop"] == {"k": 7}
     values["decode"]["stop"] = {"kind": "entropy"}
     assert fill_from_run(values)["decode"]["stop"] == {"kind": "entropy"}
+    values["decode"] |= {"stop": {}, "tree": {"kind": "opt-tree"}}
+    assert fill_from_run(values)["decode"]["stop"] == {}, "its default is the gain of a level"
+    values["decode"]["tree"] = {"kind": "eagle"}
+    assert fill_from_run(values)["decode"]["stop"] == {"k": 7}
 
 
 def test_a_run_of_another_version_is_named_with_the_remedy(tmp_path):
