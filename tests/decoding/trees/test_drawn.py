@@ -177,9 +177,10 @@ def levels_of(proposal: Proposal) -> Levels:
     return tuple(tuple(path for path in found if len(path) == level) for level in (1, 2))
 
 
-@pytest.mark.parametrize("end", [None, 1])
 @pytest.mark.parametrize(
-    "shape", [Branching((2, 2)), Beam(2), Beam(3)], ids=lambda shape: shape.name
+    ("shape", "end"),
+    [(Branching((2, 2)), None), (Branching((2, 2)), 1), (Beam(2), 1), (Beam(3), None)],
+    ids=str,
 )
 def test_sequences_with_streams_of_their_own_have_independent_trees(shape, end):
     """The production random source; with a shared stream all sequences would have the same tree."""
