@@ -299,8 +299,8 @@ def _draft_with(decode: dict[str, Any], run: TrainedRun) -> None:
     the default (of an opt-tree or a cascade)."""
     decode["drafter"] = str(run.drafter)
     stop, tree = _group(decode, "stop"), TREES.get((decode.get("tree") or {}).get("kind", "none"))
-    estimates = tree is not None and bool(tree.provides)
-    if not decode.get("cascade") and not estimates and stop.get("kind", "fixed") == "fixed":
+    by_gain = tree is not None and tree.provides
+    if not (decode.get("cascade") or by_gain) and stop.get("kind", "fixed") == "fixed":
         stop.setdefault("k", run.recipe.drafter.k)
 
 

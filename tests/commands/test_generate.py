@@ -148,6 +148,9 @@ def test_settings_of_inputs_count_for_texts_and_standard_input(capsys, monkeypat
         else:
             found = [json.loads(line) for line in printed.out.splitlines()]
             assert code == 0 and [one["source"] for one in found] == ["w7w6"] * 2
+    (tmp_path / "chats.txt").write_text("w6\n")
+    assert ended(*command, "--data", tmp_path / "chats.txt") == 0
+    assert "its answer begins after 'w5'" in capsys.readouterr().err
 
 
 def test_rounds_show_drafted_accepted_and_corrected_tokens(capsys):
