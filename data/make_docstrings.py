@@ -1,13 +1,12 @@
 """Makes the embedded data set: sentences of the standard library, casing and punctuation removed.
 
     python data/make_docstrings.py            # writes data/docstrings/{train,val,test}.jsonl.gz
-    python data/make_docstrings.py --check    # says whether the committed files come out again
+    python data/make_docstrings.py --check    # checks that the committed files are reproduced
 
 Task: restore casing and punctuation. A row is {"source": ..., "reference": ...}; the reference is a
-sentence from a docstring or a comment of CPython's standard library, the source is that sentence
-as `strip_casing_and_punctuation` leaves it. The files are reproducible byte for byte from the same
-patch release of CPython (they were made with the one that `PYTHON_VERSION` names); data/README.md
-has the account. Needs nothing but the standard library.
+sentence from a docstring or a comment of CPython's standard library, the source is the same after
+`strip_casing_and_punctuation`. The files are reproducible byte for byte with the same patch release
+of CPython (`PYTHON_VERSION`); data/README.md has the details. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ VAL_ROWS = 500
 TEST_ROWS = 500
 
 SKIPPED_FOLDERS = {"site-packages", "ensurepip", "turtledemo", "test", "tests", "idle_test"}
-"""Not the library itself, or its tests."""
+"""Folders of other packages, of demos and of tests."""
 
 OWN_LICENCE = re.compile(
     r"Permission to use, copy|Permission is hereby granted|Redistribution and use"
     r"|freely, subject to the following|[Aa]ll [Rr]ights [Rr]eserved"
 )
-"""Files that state terms of their own beside Python's are left out."""
+"""Matches licence terms other than Python's; files with them are left out."""
 
 ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|Dr|Mr|St|No)|\b[A-Z])\.$")
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
@@ -51,10 +50,10 @@ INSIDE_A_WORD = "'-._"
 
 
 def strip_casing_and_punctuation(sentence: str) -> str:
-    """Lower case, and every mark that does not stand inside a word becomes a space.
+    """Returns the sentence in lower case, with a space for each punctuation mark outside of words.
 
-    Apostrophes, hyphens, dots and underscores between two letters or digits are part of their
-    word (don't, built-in, os.path, file_name, 3.11) and stay; whitespace is collapsed.
+    Apostrophes, hyphens, dots and underscores between two letters or digits are part of a word
+    (don't, built-in, os.path, file_name, 3.11) and stay; whitespace is collapsed.
     """
     kept = []
     for position, mark in enumerate(sentence):
@@ -66,14 +65,14 @@ def strip_casing_and_punctuation(sentence: str) -> str:
 
 
 def library_files(library: Path) -> Iterator[Path]:
-    """The standard library's own modules, in a fixed order."""
+    """Yields the standard library's own modules in a fixed order."""
     for path in sorted(library.rglob("*.py"), key=lambda path: path.as_posix()):
         if not SKIPPED_FOLDERS & set(path.relative_to(library).parts):
             yield path
 
 
 def read_texts(code: str) -> Iterator[str]:
-    """Docstrings of the module, its classes and functions; then blocks of whole-line comments."""
+    """Yields docstrings of the module, its classes and functions, then blocks of comment lines."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
@@ -92,7 +91,7 @@ def read_texts(code: str) -> Iterator[str]:
 
 
 def split_sentences(text: str) -> Iterator[str]:
-    """Sentences of the paragraphs that are prose: no doctest, directive, table or code block."""
+    """Yields the sentences of prose paragraphs, not of doctests, directives, tables or code."""
     for paragraph in re.split(r"\n\s*\n", text):
         lines = paragraph.splitlines()
         if any(re.match(r"\s*(>>>|\.\. |[-=+|~^]{3})", line) for line in lines):
@@ -126,7 +125,7 @@ def _split_item(text: str) -> Iterator[str]:
 
 
 def is_clean(sentence: str) -> bool:
-    """5 to 40 words, most of them plain words, a capital first, a full stop last, no code."""
+    """Whether a sentence has 5 to 40 words, most of them plain, a capital, a full stop, no code."""
     words = sentence.split()
     plain = [word for word in words if re.fullmatch(r"[\"'(]*[A-Za-z'-]+[\"').,;:?!]*", word)]
     return (
@@ -142,7 +141,7 @@ def is_clean(sentence: str) -> bool:
 
 
 def collect(library: Path) -> list[dict[str, str]]:
-    """Rows in the order of files and lines; the first of near duplicates stays."""
+    """Returns rows in the order of files and lines; of near duplicates only the first."""
     seen: set[str] = set()
     rows = []
     for path in library_files(library):
@@ -158,7 +157,7 @@ def collect(library: Path) -> list[dict[str, str]]:
 
 
 def split_rows(rows: list[dict[str, str]], column: str) -> dict[str, list[dict[str, str]]]:
-    """Splits by the hash of a column: a row's split does not depend on the other files."""
+    """Splits rows by the hash of a column, so a row's split does not depend on other files."""
     ranked = sorted(rows, key=lambda row: hashlib.sha256(row[column].encode()).hexdigest())
     val = {row[column] for row in ranked[:VAL_ROWS]}
     test = {row[column] for row in ranked[VAL_ROWS : VAL_ROWS + TEST_ROWS]} - val
@@ -170,13 +169,13 @@ def split_rows(rows: list[dict[str, str]], column: str) -> dict[str, list[dict[s
 
 
 def pack(rows: list[dict[str, str]]) -> bytes:
-    """JSON lines, gzipped without a time stamp."""
+    """Returns the rows as JSON lines, gzipped without a time stamp."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return gzip.compress(lines.encode(), compresslevel=9, mtime=0)
 
 
 def run(about: str, collect: Callable[[Path], list[dict[str, str]]], column: str, out: Path) -> int:
-    """The command line of a script that makes a data set: write its files, or compare them."""
+    """Runs a script that makes a data set: writes its files, or compares them with --check."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the files, write none")
     check = parser.parse_args().check
@@ -189,7 +188,7 @@ def run(about: str, collect: Callable[[Path], list[dict[str, str]]], column: str
         path, packed = out / f"{name}.jsonl.gz", pack(rows)
         verdict = "written"
         if check:
-            # compare what is inside: zlib builds may compress the same lines to other bytes
+            # zlib builds may compress the same lines to other bytes
             equal = path.is_file() and gzip.decompress(path.read_bytes()) == gzip.decompress(packed)
             same &= equal
             verdict = "same" if equal else "DIFFERENT"

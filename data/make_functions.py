@@ -1,11 +1,11 @@
 """Makes the embedded code data set: the functions of CPython's standard library.
 
     python data/make_functions.py            # writes data/functions/{train,val,test}.jsonl.gz
-    python data/make_functions.py --check    # says whether the committed files come out again
+    python data/make_functions.py --check    # checks that the committed files are reproduced
 
 Task: complete a function. A row is {"prompt": ..., "response": ...}: the prompt is the signature
-and the docstring, the response is the rest of the body. Files are walked, split by hash, packed and
-checked as those of `make_docstrings.py`. Needs nothing but the standard library.
+and the docstring, the response is the rest of the body. Files are found, split by hash, packed and
+checked as in `make_docstrings.py`. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from make_docstrings import OWN_LICENCE, library_files, run
 
 OUT = Path(__file__).resolve().parent / "functions"
 MOST_CHARACTERS = 1200
-"""Of prompt and response together; longer functions are left out."""
+"""Maximal length of prompt and response together; longer functions are left out."""
 
 
 def functions(code: str) -> Iterator[tuple[str, str]]:
-    """(signature and docstring, rest of the body) of every function, without its decorators."""
+    """Yields (signature and docstring, rest of the body) of every function, without decorators."""
     lines = code.splitlines(keepends=True)
     for node in ast.walk(ast.parse(code)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -32,7 +32,7 @@ def functions(code: str) -> Iterator[tuple[str, str]]:
         body = node.body[1:] if documented else node.body
         header_end = node.body[0].end_lineno if documented else node.body[0].lineno - 1
         if not body or header_end < node.lineno or body[0].lineno <= header_end:
-            continue  # nothing but a docstring, or all on one line
+            continue  # only a docstring, or all on one line
         header = lines[node.lineno - 1 : header_end]
         rest = lines[header_end : node.end_lineno]
         text = textwrap.dedent("".join(header + rest))
@@ -41,7 +41,7 @@ def functions(code: str) -> Iterator[tuple[str, str]]:
 
 
 def collect(library: Path) -> list[dict[str, str]]:
-    """Rows in the order of files and lines; the first of functions with equal bodies stays."""
+    """Returns rows in the order of files and lines; of equal bodies only the first."""
     seen: set[str] = set()
     rows = []
     for path in library_files(library):

@@ -3,9 +3,9 @@
     python data/make_gsm8k.py TRAIN.jsonl[.gz] TEST.jsonl[.gz]            # writes data/gsm8k/
     python data/make_gsm8k.py TRAIN.jsonl[.gz] TEST.jsonl[.gz] --check    # compares, writes nothing
 
-A row is {"prompt": ...}: a question as the GSM8K pair in checkpoints/ was trained to read it.
-`train` has the first 1,500 training questions, `val` 100 of those behind row 7,000, which the pair
-has not seen, `test` the first 100 of the test file. Needs nothing but the standard library.
+A row is {"prompt": ...}: a question in the form that the GSM8K pair in checkpoints/ was trained on.
+`train` has the first 1,500 training questions, `val` 100 of those after row 7,000, which the pair
+has not seen, `test` the first 100 of the test file. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUT = Path(__file__).resolve().parent / "gsm8k"
 
 
 def read_prompts(path: Path) -> list[dict[str, str]]:
-    """A prompt a line of the file."""
+    """Returns one prompt per line of the file."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     questions = (json.loads(line)["question"] for line in text.decode().splitlines())
     return [{"prompt": f"Question: {question}\nAnswer: "} for question in questions]

@@ -3,16 +3,15 @@
     apt-get install flite && pip install "drafttrain[audio]"
     python data/make_speech.py train.txt prompts.jsonl:prompt --out clips/train --clips 2000
 
-Texts are one a line, or a field of the rows of a .jsonl file (`FILE:FIELD`); either may be .gz.
-Sentences of all files are shuffled and joined until a clip has a length drawn between two bounds, a
-voice of Flite's speaks it at some speed, and a share of the clips gets a room's echo, and noise at
-a signal-to-noise ratio of its own. OUT/clips.jsonl has a row for each: `file` (16 kHz FLAC, beside
-it), `text`, `seconds`, `voice`, `speed`, `echo` (seconds) and `noise` (dB).
+A file has one text per line, or is a .jsonl file of which one field is read (`FILE:FIELD`); both
+may be .gz. Texts are shuffled and joined into clips of random length, and spoken by a random Flite
+voice at a random speed. Some clips get the echo of a room, some get noise at a random
+signal-to-noise ratio. OUT/clips.jsonl has one row per clip: `file` (16 kHz FLAC, relative to OUT),
+`text`, `seconds`, `voice`, `speed`, `echo` (seconds) and `noise` (dB).
 
-A drafter learns what its target writes down for whatever audio it gets, so the voices need not be
-good; but it learns the words of these texts, so they should be like those of your recordings.
-Everything follows from the seed and a clip's number: a run that was stopped goes on, and makes the
-same clips.
+A drafter learns its target's transcripts, right or wrong, so the voices need not be good. But it
+learns the words of these texts, so they should resemble your recordings. Clips depend only on the
+seed and their number: an interrupted run continues when the same command is run again.
 """
 
 from __future__ import annotations
@@ -38,38 +37,44 @@ from tqdm import tqdm
 
 RATE = 16_000
 CHARACTERS_A_SECOND = 14.0
-"""Of Flite at normal speed, about."""
+"""Approximate characters per second of Flite at normal speed."""
 LONGEST = 29.5
-"""Seconds; a clip that came out longer is left out, and counted."""
+"""Maximal seconds of a clip; longer ones are left out and counted."""
 SPEAKABLE = re.compile(r"[A-Za-z0-9 ,.;:!?'\"()%$&-]{8,240}")
-"""Texts that are spoken; others (code, markup, tables) are left out, and counted."""
+"""Texts that are spoken; others (code, markup, tables) are left out and counted."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip that is to be made."""
+    """What one clip says, and how."""
 
     file: str
     text: str
     voice: str
     speed: float
     echo: float | None
-    """Seconds in which the room's echo falls by 60 dB."""
+    """Reverberation time of the room, seconds; None: no echo."""
     noise: float | None
-    """Signal-to-noise ratio in dB."""
+    """Signal-to-noise ratio in dB; None: no noise."""
 
 
 def read_texts(given: str) -> Iterator[str]:
-    """Lines of a file, or a field of its rows."""
+    """Yields the lines of a file, or one field of its rows."""
     path, _, field = given.partition(":")
     opener = gzip.open if path.endswith(".gz") else open
     with opener(path, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield str(json.loads(line)[field]).strip() if field else line.strip()
+            if not field:
+                yield line.strip()
+                continue
+            row = json.loads(line)
+            if field not in row:
+                sys.exit(f"{path}: a row has no field {field!r}, only {', '.join(row)}")
+            yield str(row[field]).strip()
 
 
 def plan(texts: Sequence[str], settings: argparse.Namespace) -> list[Clip]:
-    """What each clip says, and how; texts are used once each."""
+    """Returns the clips to make; each text is used once."""
     order = random.Random(f"{settings.seed}/order").sample(list(texts), len(texts))
     voices, speeds = settings.voices.split(","), [float(x) for x in settings.speeds.split(",")]
     clips: list[Clip] = []
@@ -90,7 +95,7 @@ def plan(texts: Sequence[str], settings: argparse.Namespace) -> list[Clip]:
 
 
 def make(clip: Clip, number: int, settings: argparse.Namespace) -> None:
-    """Speak a clip and write it whole, where it is not there yet."""
+    """Speaks a clip and writes it under a temporary name, then renames it; skips existing ones."""
     path = settings.out / clip.file
     if path.exists():
         return
@@ -110,8 +115,8 @@ def make(clip: Clip, number: int, settings: argparse.Namespace) -> None:
 
 
 def disturbed(sound: np.ndarray, clip: Clip, random_: np.random.Generator) -> np.ndarray:
-    """A clip in its room, with its noise, at most as loud as can be written. Shapes: [T] -> [T]."""
-    if clip.echo is not None:  # exponentially falling noise is what a room answers to a click
+    """Returns the sound with echo and noise, scaled if it would clip. Shapes: [T] -> [T]."""
+    if clip.echo is not None:  # the impulse response of a room is exponentially decaying noise
         times = np.arange(int(clip.echo * RATE)) / RATE
         answer = random_.standard_normal(len(times)) * 10 ** (-3 * times / clip.echo)
         answer *= 0.5 / np.sqrt((answer**2).sum())
@@ -129,7 +134,7 @@ def disturbed(sound: np.ndarray, clip: Clip, random_: np.random.Generator) -> np
 
 
 def write_rows(clips: Sequence[Clip], out: Path) -> tuple[int, float]:
-    """Write clips.jsonl in one piece; how many clips it has, and their seconds."""
+    """Writes clips.jsonl atomically; returns its number of clips and their seconds."""
     kept, total = 0, 0.0
     with tempfile.NamedTemporaryFile("w", dir=out, delete=False, encoding="utf-8") as rows:
         for clip in clips:
@@ -153,11 +158,13 @@ def read_settings() -> argparse.Namespace:
     parser.add_argument("--shortest", type=float, default=3.0, help="seconds (%(default)s)")
     parser.add_argument("--longest", type=float, default=26.0, help="seconds (%(default)s)")
     parser.add_argument("--voices", default="slt,rms,awb", help="of `flite -lv` (%(default)s)")
-    parser.add_argument("--speeds", default="0.9,1.0,1.15,1.3", help="1 is normal (%(default)s)")
+    parser.add_argument("--speeds", default="0.9,1.0,1.15,1.3", help="normal: 1 (%(default)s)")
     parser.add_argument("--echo", type=float, default=0.4, help="share of clips (%(default)s)")
     parser.add_argument("--noise", type=float, default=0.5, help="share of clips (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (%(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="parallel clips (%(default)s)"
+    )
     parser.add_argument("--flite", default="flite", help="the program (%(default)s)")
     settings = parser.parse_args()
     for given in settings.texts:
@@ -179,14 +186,15 @@ def main() -> None:
     print(f"{len(texts)} texts, {len(speakable)} of them speakable and different")
     clips = plan(speakable, settings)
     if len(clips) < settings.clips:
-        print(f"they suffice for {len(clips)} clips")
+        print(f"these are enough for {len(clips)} clips only")
     with ThreadPoolExecutor(settings.jobs) as pool:
         made = pool.map(lambda pair: make(pair[1], pair[0], settings), enumerate(clips))
         for _ in tqdm(made, total=len(clips), desc="clips", unit="clip"):
             pass
     kept, seconds = write_rows(clips, settings.out)
-    left = f"; {len(clips) - kept} came out too long" if kept < len(clips) else ""
-    print(f"{settings.out / 'clips.jsonl'}: {kept} clips, {seconds / 3600:.1f} hours{left}")
+    print(f"{settings.out / 'clips.jsonl'}: {kept} clips, {seconds / 3600:.1f} hours")
+    if kept < len(clips):
+        print(f"{len(clips) - kept} clips left out: longer than {LONGEST} s")
 
 
 if __name__ == "__main__":

@@ -68,3 +68,10 @@ def test_clips_have_the_requested_lengths_and_are_reproducible(inside):
         sounds.append(soundfile.read(Path(folder, rows[3]["file"]))[0])
     assert len(sounds[0]) == len(sounds[1]) and abs(sounds[0] - sounds[1]).max() < 1e-4
     assert not list(Path().rglob(".speaking-*"))
+
+
+def test_a_field_that_rows_lack_is_named(inside):
+    done = make("rows.jsonl:question", "--out", "one", "--voices", "slt")
+    assert done.returncode == 1
+    assert "rows.jsonl: a row has no field 'question', only prompt" in done.stderr
+    assert not Path("one").exists()
