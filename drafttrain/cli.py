@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from drafttrain import __version__
 from drafttrain.commands.options import Debug, DryRun, takes_settings
 from drafttrain.commands.shell import TYPER_STYLE, call, run_command
 from drafttrain.config.base import ConfigError
@@ -51,8 +52,20 @@ METHOD = (
 )
 
 
+def print_version(wanted: bool) -> None:
+    """Prints the version and exits, if wanted."""
+    if wanted:
+        print(f"drafttrain {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def drafttrain() -> None:
+def drafttrain(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
     """Train, measure and export drafters for speculative decoding.
 
     A drafter proposes several tokens, and the target checks them in one forward pass.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import drafttrain
 from drafttrain.config.base import Interrupted
 from drafttrain.config.runs import newest_run, run_of
 from tests.commanding import ended
@@ -34,6 +35,11 @@ def test_no_arguments_show_the_help(capsys):
     assert ended() == 0
     text = capsys.readouterr().out
     assert all(command in text for command in ("distill", "eval", "generate"))
+
+
+def test_the_version_is_shown(capsys):
+    assert ended("--version") == 0
+    assert capsys.readouterr().out == f"drafttrain {drafttrain.__version__}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
