@@ -111,7 +111,7 @@ class Manifest(ShardManifest):
 
     settings: DistillConfig
     backend: str
-    """The backend used; when sampling, another one draws other samples of the same distribution."""
+    """The backend used; when sampling, a server draws other samples of the same distribution."""
     served_model: str | None = None
     """The server's name for the target."""
     commit: str | None
