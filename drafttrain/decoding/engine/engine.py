@@ -287,6 +287,5 @@ def _visible(by_row: ByRow, columns: Tensor, used: int) -> Tensor:
     for b, request in by_row.items():
         if request.visible is not None:
             size, end = request.size, request.state.cached + request.size
-            visible[b, :size, end:] = False
             visible[b, :size, :end] = request.visible.to(columns.device)
     return visible
