@@ -64,10 +64,7 @@ def read_texts(given: str) -> Iterator[str]:
     opener = gzip.open if path.endswith(".gz") else open
     with opener(path, "rt", encoding="utf-8") as lines:
         for line in lines:
-            if not field:
-                yield line.strip()
-                continue
-            row = json.loads(line)
+            row = json.loads(line) if field else {field: line}
             if field not in row:
                 sys.exit(f"{path}: a row has no field {field!r}, only {', '.join(row)}")
             yield str(row[field]).strip()

@@ -191,7 +191,7 @@ def test_sequences_with_streams_of_their_own_have_independent_trees(shape, end):
 
     trees: Counter[Levels] = Counter()
     firsts: Counter[int] = Counter()
-    for row in range(2000):
+    for row in range(4000):
         randomness = sequence_randomness(5, row)
         proposal = tree(randomness)
         trees[levels_of(proposal)] += 1
