@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -16,7 +17,7 @@ from drafttrain.config.runs import TrainedRun, head_folders, recorded_target, ru
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.tokens import tokenize_prompts
 from drafttrain.evaluation.report import read_report
-from drafttrain.evaluation.tables import main_table, parity_lines, verdict_lines
+from drafttrain.evaluation.tables import main_table, note, parity_lines, verdict_lines
 from drafttrain.export.engines import check_engines, engines_for
 from drafttrain.export.folder import check_destination, check_name, write_export
 from drafttrain.export.model_card import (
@@ -41,10 +42,10 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
     check_destination(settings.out, settings.force)
     run = run_of(settings.drafter)
     settings = fill_from_drafters_run(settings, run)
-    measured = None if settings.report is None else read_measured(settings.report)
     made_for = [*(head_folders(settings.head) if settings.head else ()), Path(settings.drafter)]
     known = next(filter(None, map(recorded_target, made_for)), None)
     target = settings.target or (known and TargetConfig(**known))
+    measured = None if settings.report is None else read_measured(settings.report, target)
     config = read_drafter_settings(settings.drafter)
     check_engines(settings.engines, settings.drafter, config, target)
     decoded = check_target_choice(settings, target)
@@ -146,12 +147,20 @@ def summary(settings: ExportConfig, parts: Parts, verification: Verification) ->
     return "\n".join(lines)
 
 
-def read_measured(file: Path) -> Measured:
-    """Returns the results for a model card from a report of `drafttrain eval` or `tune`."""
+def read_measured(file: Path, target: TargetConfig | None) -> Measured:
+    """Returns the results for a model card from a report of `drafttrain eval` or `tune`.
+
+    Raises ConfigError for a report of another target than the drafter's.
+    """
     report = read_report(file)
+    if target is not None and Path(report.target.path).name != Path(target.path).name:
+        raise ConfigError(
+            f"report = {str(file)!r} is of target {report.target.path!r}, not {target.path!r}; "
+            "give a report of this one with --report"
+        )
     notes = [
-        "95 % bootstrap intervals over the prompts; `plain` is the target without a drafter in the "
-        "same engine, `generate` is Transformers'",
+        f"{note(report)} `plain` is the target without a drafter in the same engine, `generate` is "
+        "Transformers'",
         *parity_lines(report),
         *verdict_lines(report),
     ]
@@ -160,8 +169,8 @@ def read_measured(file: Path) -> Measured:
     machine = environment.gpu or f"{environment.cores} cores of {environment.cpu}"
     return Measured(
         table=main_table(report).markdown(),
-        notes=[note.strip() for note in notes],
-        command=describe_command(environment.command.split(" ")),
+        notes=[line.strip() for line in notes],
+        command=describe_command(shlex.split(environment.command)),
         data=f"{counted(data.prompts, 'prompt')} of `{without_folders(data.path)}`"
         + ("" if data.columns is None else f", {data.columns}"),
         machine=f"{machine}, {counted(environment.threads, 'thread')}, {', '.join(versions)}",

@@ -92,6 +92,9 @@ def _value(setting: str, given: Any) -> Any:
     if isinstance(given, list):
         if wrong := [text for text in given if "=" not in text]:
             raise ConfigError(f"{setting} {wrong[0]!r} is not NAME=VALUE; write it as k=5,10")
+        names = [text.partition("=")[0] for text in given]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"{setting}.{twice[0]} is given twice; write it once, as k=5,10")
         given = dict(text.split("=", 1) for text in given)
     return given if given or isinstance(given, str) else None
 

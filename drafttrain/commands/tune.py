@@ -21,7 +21,8 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.calibration import follow_oracle, stop_threshold
 from drafttrain.evaluation.evaluate import Evaluation, write_evaluation
 from drafttrain.evaluation.metrics import call_seconds
-from drafttrain.evaluation.prompts import Prompt, read_prompts
+from drafttrain.evaluation.plan import check_batches
+from drafttrain.evaluation.prompts import Prompt, read_prompts, usable_rows
 from drafttrain.evaluation.report import DataFacts, Search
 from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.tables import main_table, print_findings, search_tables, verdict_lines
@@ -84,6 +85,9 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     """
     settings = plan.settings
     prompts, skipped = read_prompts(pair, plan.rows)
+    reported, unreported = usable_rows(pair, plan.reported)
+    for usable in (prompts, reported):
+        check_batches(settings.batch_sizes, len(usable))
     compile_calls(settings.compile)
     longest = max(len(prompt.source.prefix) for prompt in prompts)
     reserve(longest + settings.sampling.max_new_tokens)
@@ -100,8 +104,8 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     left = time_left(60.0 * settings.minutes - (perf_counter() - began))
     rungs = search_all(bench, lambda: left() - FINAL_SHARE * 60.0 * settings.minutes)
     choices = choose(rungs, candidates)
-    evaluation = measure_finalists(bench, finalists(rungs, choices), plan.reported, rungs, left)
-    oracle_prompts, _ = read_prompts(pair, first(plan.reported, OF_ORACLE))
+    evaluation = measure_finalists(bench, finalists(rungs, choices), reported, rungs, left)
+    oracle_prompts, _ = read_prompts(pair, first(reported, OF_ORACLE))
     search = Search(
         drafter=str(settings.drafter),
         candidates={candidate.name: candidate.settings() for candidate in candidates},
@@ -115,7 +119,8 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
         heads=plan.judged,
         oracle=follow_oracle(pair, settings.sampling, oracle_prompts, drafting.most),
     )
-    report = evaluation.report.model_copy(update={"search": search})
+    data = evaluation.report.data.model_copy(update={"skipped": unreported})
+    report = evaluation.report.model_copy(update={"search": search, "data": data})
     return replace(evaluation, report=report), candidates
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -25,7 +26,7 @@ def describe_command(words: Sequence[str]) -> str:
         program = "drafttrain"
     elif file.suffix == ".py":
         program = f"python {file.name}"
-    return " ".join([program, *map(hide_folders, words[1:])])
+    return " ".join([program, *(shlex.quote(hide_folders(word)) for word in words[1:])])
 
 
 def hide_folders(text: str) -> str:

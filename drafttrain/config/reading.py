@@ -86,8 +86,8 @@ def merge_values(
     values = OmegaConf.create() if file is None else _read_yaml(file)
     given = [(*_parse(override), override) for override in overrides]
     overridden = dict(leaf for key, value, _ in given for leaf in _leaves(key, value))
-    for key, value in (flags or {}).items():
-        if value is not None:
+    for name, whole in (flags or {}).items():
+        for key, value in _leaves(name, whole) if whole is not None else ():
             given.append((key, value, key))
             if str(overridden.get(key, value)) != str(value):
                 raise ConfigError(

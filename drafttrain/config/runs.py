@@ -320,13 +320,14 @@ def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> N
         return
     if free and (greedy or not STOPS[policy.stop].greedy_only):
         stop |= policy.stop_config().model_dump(exclude_unset=True)
-    rule = RULES.get(policy.verifier.kind)
+    chosen = policy.verifier if tree else policy.verifier_for(greedy)
+    rule = RULES.get(chosen.kind)
     if verifier or rule is None:
         return
     valid = (greedy or not rule.greedy_only) and (not tree or rule.takes_trees)
     # lossless verifiers are all equal in greedy decoding
     if valid and (not rule.lossless or not (tree or greedy)):
-        verifier |= policy.verifier.model_dump(exclude_unset=True)
+        verifier |= chosen.model_dump(exclude_unset=True)
 
 
 def _is_greedy(decode: Mapping[str, Any]) -> bool:

@@ -37,6 +37,7 @@ from drafttrain.evaluation.bootstrap import (
     mean,
 )
 from drafttrain.evaluation.page import render_page
+from drafttrain.evaluation.plan import check_batches
 from drafttrain.evaluation.plots import plot_report
 from drafttrain.evaluation.prompts import Prompt, is_cut, read_prompts
 from drafttrain.evaluation.report import (
@@ -81,8 +82,8 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
     report.json, NAME.samples.jsonl next to NAME.json.
 
     Returns the file written: if `path` holds a report of more inputs or methods, a partial report
-    or one of `eval` does not replace it but goes to NAME.smaller.json. Raises Interrupted after
-    writing a partial report.
+    or one of `eval` does not replace it but goes to NAME.smaller.json, and so on. Raises
+    Interrupted after writing a partial report.
     """
     report = evaluation.report
     if (report.search is None or report.partial) and path.exists():
@@ -90,7 +91,7 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
         if old[0] > new[0] or old[1] > new[1]:
             shown = f"{counted(old[0], 'input')} and {counted(old[1], 'method')}"
             print(f"{path} holds more ({shown}) and stays as it is", file=sys.stderr)
-            path = path.with_suffix(".smaller.json")
+            return write_evaluation(evaluation, path.with_suffix(".smaller.json"))
     plot = plot_report(report)
     write_file(path, report.model_dump_json(indent=2) + "\n")
     name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
@@ -140,6 +141,7 @@ def evaluate(
         settings = settings.model_copy(update={"baselines": ()})
     jobs = make_jobs(pair, methods, settings)
     prompts, skipped = read_prompts(pair, rows)
+    check_batches(settings.batch_sizes, len(prompts))
     sampling, samples = settings.decode.sampling, []
     reserve(max(len(one.source.prefix) for one in prompts) + sampling.max_new_tokens)
     planned, sizes, repeats = len(prompts), len(settings.batch_sizes), settings.repeats

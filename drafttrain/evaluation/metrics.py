@@ -245,12 +245,19 @@ def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dic
 
 
 def fastest_fixed(run: Decoded, others: Sequence[Decoded]) -> Decoded | None:
-    """Returns the chains of fixed length of the same drafter that have the most tokens per second.
+    """Returns the chains of fixed length of the same drafter that have the most tokens per second,
+    lossless ones for a lossless run, else those with the same verifier.
 
     None if there are none, or if `run` is one or drafts no chains.
     """
-    drafter = run.job.method.drafter if run.job.way == "chain" and not is_fixed(run) else None
-    own = [one for one in others if is_fixed(one) and one.job.method.drafter is drafter]
+    if run.job.way != "chain" or is_fixed(run):
+        return None
+    method, own = run.job.method, [one for one in others if is_fixed(one)]
+    own = [one for one in own if one.job.method.drafter is method.drafter]
+    if run.job.lossless:
+        own = [one for one in own if one.job.lossless]
+    else:
+        own = [one for one in own if one.job.method.verifier == method.verifier]
     return max(own, key=lambda one: token_counts(one).sum() / one.cost_seconds.sum(), default=None)
 
 

@@ -70,6 +70,19 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
     return prompts, skipped
 
 
+def usable_rows(pair: Pair, rows: Dataset) -> tuple[Dataset, list[Skipped]]:
+    """Returns the rows that `read_prompts` does not skip, and those that it skips; prints and
+    raises as it does, but reads no audio."""
+    tokens = usable_tokens(pair.target, rows, pair.model.source_limit)
+    usable, skipped = [], []
+    for index, (row, ids) in enumerate(zip(rows["row"][:], tokens, strict=True)):
+        if isinstance(ids, Refused):
+            skipped.append(Skipped(row, ids.reason))
+        else:
+            usable.append(index)
+    return rows.select(usable), skipped
+
+
 def say_training_inputs(drafter: str, rows: Dataset) -> None:
     """Prints how many inputs are also among the drafter's first training inputs, if any; prints
     nothing if the drafter is no run folder or its training data are missing."""

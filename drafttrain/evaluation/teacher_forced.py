@@ -214,7 +214,7 @@ def count_accepted(
         one[starts] for one in (indices, drafted, counted, accepted, reached)
     )
     tokens = len(starts) + accepted[indices < length - 1].sum()  # no bonus after the last token
-    passes = drafted if kind.drafts == "tokens" else drafted[:, 0]
+    passes = drafted if kind.drafts == "tokens" else drafted[:, 0] * (kind.drafts == "blocks")
     sums = np.array([tokens, len(starts), counted.sum(), accepted.sum(), passes.sum()])
     return sums.astype(float), np.stack([counted.sum(0), accepted.sum(0), reached.sum(0)])
 

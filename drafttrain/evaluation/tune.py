@@ -279,10 +279,7 @@ def policy_of(
         values["max_draft"] = judge.decode.stop.max_draft
     varied = {*(stop.model_fields_set - {"kind", "head"}), STOPS[stop.kind].varied}
     if choice.best not in (PLAIN, chain.name):
-        best = candidates[choice.best].decode
-        method = DecodeConfig(tree=best.tree, stop=best.stop)
-        if best.cascade is not None:
-            method = DecodeConfig(cascade=best.cascade, bigrams=best.bigrams)
+        method = DecodeConfig.model_validate(candidates[choice.best].settings())
     return Policy(
         stop=stop.kind,
         sampling=sampling,

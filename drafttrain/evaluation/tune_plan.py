@@ -180,7 +180,9 @@ def _chains(
         Candidate(STOPS[one.stop.kind].named(getattr(one.stop, STOPS[one.stop.kind].varied)), one)
         for one in expand_sweep(_decode(settings, stop=StopConfig(**bounded)), sweep)
     ]
-    thresholds = {*values["h"], *(() if threshold is None else (round(threshold, 3),))}
+    thresholds = {*values["h"]}
+    if threshold is not None:
+        thresholds.add(min(max(round(threshold, 3), 0.001), 0.999))  # h excludes 0 and 1
     for head, folder in heads.items():
         decode = _decode(settings, stop=StopConfig(head=str(folder), **bounded))
         swept = expand_sweep(decode, {"h": sorted(thresholds)}) if thresholds else ()

@@ -148,9 +148,8 @@ def describe_verifier(policy: Policy) -> str:
     """Returns a description of the verifier."""
     if policy.lossy:
         return RULES[policy.verifier.kind].accepts.format(**dict(policy.verifier))
-    if policy.verifier.kind == "rejection":
-        return "rejection sampling, lossless"
-    return "greedy match, rejection sampling above temperature 0: both lossless"
+    sampled = policy.verifier_for(greedy=False).kind.replace("auto", "rejection")
+    return f"greedy match, {sampled} above temperature 0: both lossless"
 
 
 def describe_policy(policy: Policy) -> str:

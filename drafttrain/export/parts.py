@@ -14,7 +14,7 @@ from drafttrain.config.command_line import without_folders
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.decode import check_given
 from drafttrain.config.kinds import Program, kind_of
-from drafttrain.config.methods import RULES
+from drafttrain.config.methods import RULES, rules_for
 from drafttrain.config.policy import DEFAULT_H, HEAD, Policy, read_policy
 from drafttrain.models.acceptance_head import AcceptanceHead, check_head_identity
 from drafttrain.models.causal_drafter import demote_undrafted
@@ -158,5 +158,11 @@ def _choose_policy(
         changes["head"] = name
     if settings.verifier is not None:
         check_given("verifier", settings.verifier, RULES)
+        rule = RULES.get(settings.verifier.kind)
+        if rule and not (rule.fits(True, "deterministic") or rule.fits(False, "iid")):
+            raise ConfigError(
+                f"verifier.kind = {rule.name!r} is not valid for chains, which other programs "
+                f"draft; give one of: {', '.join(rules_for('iid', drafts_trees=False))}"
+            )
         changes["verifier"] = settings.verifier
     return policy.model_copy(update=changes)

@@ -45,13 +45,17 @@ def test_a_larger_report_is_not_replaced(inside, capsys):
     command += ["decode.sampling.max_new_tokens=4"]
     assert ended(*command, "--sweep", "k=2,4") == 0
     before = Path("kept.json").read_bytes()
-    for smaller in (["--k", "2"], ["--sweep", "k=2,4", "--limit", "1"]):
+    for name, *smaller in (
+        ["kept.smaller", "--k", "2"],
+        ["kept.smaller.smaller", "--sweep", "k=2,4", "--limit", "1"],
+    ):
         assert ended(*command, *smaller) == 0
         printed = capsys.readouterr()
         assert "kept.json holds more (2 inputs and 2 methods) and stays" in printed.err
-        assert "report: kept.smaller.json" in printed.out
+        assert f"report: {name}.json" in printed.out
         assert Path("kept.json").read_bytes() == before
-        assert Path("kept.smaller.html").is_file()
+        assert Path(f"{name}.html").is_file()
+    assert len(json.loads(Path("kept.smaller.json").read_text())["runs"]) == 2
     assert ended(*command, "--sweep", "k=2,4") == 0
     assert Path("kept.json").read_bytes() != before
 

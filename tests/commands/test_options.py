@@ -64,6 +64,9 @@ def test_options_and_overrides_win_over_the_file_and_must_agree(tmp_path):
     assert settings.group == Group(path="given", sizes=(2,)) and settings.swap and not dry_run
     [settings, _] = parsed("--config", str(file), "group.path=option", "--a-group", "option")
     assert settings.group == Group(path="option", sizes=(1,))
+    file.write_text("group: {path: file}\nvalues: {a: 1, b: 2}\n")
+    [settings, _] = parsed("--config", str(file), "--value", "b=3")
+    assert settings.values == {"a": 1, "b": 3}
     for given in ("group.path=given", "group={path: given}"):
         with pytest.raises(ConfigError, match=r"group\.path = given, but its option is option"):
             parsed("--config", str(file), given, "--a-group", "option")

@@ -39,6 +39,10 @@ SETTINGS = {
     f"{GENERATE} --show-rounds --json": ("--json", "--show-rounds"),
     "drafttrain export --drafter small": ("'out' is missing",),
     f"{TUNE} sweep.hh=[1]": ("sweep.hh", "'h'"),
+    f"{CAUSAL} --verifier spec-verification --tau inf": ("verifier.tau = 'inf'", "finite number"),
+    f"{CAUSAL} --sweep k=2 --sweep k=4": ("sweep.k is given twice", "k=5,10"),
+    f"{CAUSAL} --sweep k=2 sweep.k=4": ("sweep.k = 4, but its option is 2", "one of the two"),
+    f"{EXPORT} verifier.kind=recursive": ("verifier.kind = 'recursive'", "give one of: rejection"),
 }
 INPUTS = {
     f"{DISTILL} --data broken.jsonl": ("'broken.jsonl'", "no JSON", "row 0", ";"),

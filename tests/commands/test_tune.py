@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from drafttrain.commands.export import read_measured
+from drafttrain.config.base import ConfigError
+from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.policy import read_policy
 from drafttrain.evaluation import evaluate, tune
 from drafttrain.evaluation.report import Report, read_report
@@ -117,9 +119,32 @@ def test_the_page_stands_alone_and_shows_every_candidate(tuned, project):
 
 
 def test_a_report_of_tune_is_read_as_one_of_eval(tuned, project):
-    measured = read_measured(project / "run" / "tune.json")
+    file, target = project / "run" / "tune.json", TargetConfig(path=str(project / "target"))
+    measured = read_measured(file, target)
     assert f"| {tuned.search.choices[0].best_fixed} |" in measured.table
     assert any("of 12 other prompts" in note for note in measured.notes)
+    part = tuned.model_copy(update={"partial": "3 of 12 inputs"}).model_dump_json()
+    (project / "part.json").write_text(part)
+    assert "INTERRUPTED: 3 of 12 inputs" in read_measured(project / "part.json", target).notes[0]
+    with pytest.raises(ConfigError, match="is of target .*target', not 'other'.*--report"):
+        read_measured(file, TargetConfig(path="other"))
+
+
+def test_inputs_that_are_too_long_count_neither_as_full_batches_nor_as_final_ones(
+    project, tmp_path, capsys
+):
+    long, fits = f"{'w5 ' * 70}\n", [f"w{n}\n" for n in (5, 6, 7, 8)]
+    (tmp_path / "long.txt").write_text(long * 6 + "".join(fits[:2]))
+    (tmp_path / "fits.txt").write_text("".join(fits))
+    pair = ["--target", project / "target", "--drafter", project / "drafter"]
+    given = [*small("k"), "trees=[]", "--report", tmp_path / "t.json"]
+    long, fits = tmp_path / "long.txt", tmp_path / "fits.txt"
+    data = ["--data", long, "--report-data", fits, "--batch-size", "4"]
+    assert ended("tune", *pair, *data, *given) == 2
+    assert "batch_sizes = 4, but there are 2 inputs" in capsys.readouterr().err
+    assert ended("tune", *pair, "--data", fits, "--report-data", long, *given) == 0
+    report = read_report(tmp_path / "t.json")
+    assert report.data.prompts == 2 and len(report.data.skipped) == 6
 
 
 @pytest.mark.parametrize("fastest", ["plain", "opt-tree(4)", "deep", "k=5"])

@@ -16,6 +16,7 @@ from drafttrain.config.command_line import describe_command, hide_folders
         ),
         (["benchmarks/train.py", "--steps", "2"], "python benchmarks/train.py --steps 2"),
         (["/home/me/mine.py"], "python mine.py"),
+        (["drafttrain", "eval", "sweep={k: [1]}"], "drafttrain eval 'sweep={k: [1]}'"),
         ([], ""),
     ],
 )

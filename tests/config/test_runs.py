@@ -63,6 +63,7 @@ CHAINS = {"tree": {}}
         (CHOSEN, {}, {}, {"verifier": {}}),
         (CHOSEN, SAMPLED | {"tree": {"kind": "rsd-s"}}, {}, {"verifier": {}}),
         (CHOSEN, SAMPLED | REJECTION, {}, REJECTION),
+        (CHOSEN | {"verifier": {"kind": "recursive"}}, SAMPLED, {}, {"verifier": {}}),  # for trees
         # a lossy one, chosen for greedy decoding, wherever it fits and no other is set
         (LENIENT, {}, {}, {"verifier": LOSSY}),
         (LENIENT, OPT_TREE, {}, {"verifier": {}}),  # for chains only

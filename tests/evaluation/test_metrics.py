@@ -176,11 +176,13 @@ def test_the_calls_of_a_single_drafter_are_its_passes():
 
 
 def test_a_stop_policy_is_compared_with_the_fastest_fixed_length_of_its_drafter():
-    def decoded(stop: str, seconds: list[float], drafter=DRAFTER, way: str = "chain") -> Decoded:
+    def decoded(
+        stop: str, seconds: list[float], drafter=DRAFTER, way: str = "chain", tau: float = 0.0
+    ) -> Decoded:
         rule = SimpleNamespace(name=stop)
-        method = SimpleNamespace(stop=SimpleNamespace(rule=rule), drafter=drafter)
+        method = SimpleNamespace(stop=SimpleNamespace(rule=rule), drafter=drafter, verifier=tau)
         outputs = [SimpleNamespace(tokens=[1] * 10)] * 2
-        job = SimpleNamespace(way=way, method=method)
+        job = SimpleNamespace(way=way, method=method, lossless=tau == 0.0)
         return Decoded(job, 1, outputs, np.array([seconds]), np.array(seconds))
 
     fixed = [decoded("fixed", [2.0, 2.0]), decoded("fixed", [1.0, 2.0])]
@@ -190,3 +192,7 @@ def test_a_stop_policy_is_compared_with_the_fastest_fixed_length_of_its_drafter(
         assert estimate(figures["speedup_vs_fixed"], draw_resamples(2)).value == 1.5
     for run in (*fixed, decoded("gain", [1.0, 1.0], way="opt-tree")):
         assert "speedup_vs_fixed" not in speed_figures(run, others, False)
+    others += [decoded("fixed", [0.2, 0.2], tau=2.0), decoded("fixed", [0.1, 0.1], tau=3.0)]
+    for tau, expected in ((0.0, 1.5), (2.0, 0.2)):  # lossy rules accept more
+        figures = speed_figures(decoded("head", [1.0, 1.0], tau=tau), others, False)
+        assert estimate(figures["speedup_vs_fixed"], draw_resamples(2)).value == expected

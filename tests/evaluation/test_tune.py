@@ -9,7 +9,9 @@ from drafttrain.config.commands import TuneConfig
 from drafttrain.config.decode import CascadeConfig, DecodeConfig, SamplingConfig, StopConfig
 from drafttrain.config.kinds import CAUSAL, KINDS, SPEC_DRAFTER, DrafterKind
 from drafttrain.config.methods import STOPS
-from drafttrain.evaluation.tune import FIRST, choose, finalists, halve, search
+from drafttrain.config.policy import dump_policy
+from drafttrain.evaluation.report import Choice
+from drafttrain.evaluation.tune import FIRST, choose, finalists, halve, policy_of, search
 from drafttrain.evaluation.tune_plan import MOST, Candidate, Drafting, make_candidates
 from tests.evaluation.reports import tried
 
@@ -136,6 +138,16 @@ def test_the_choice_is_the_best_of_each_kind_of_those_that_stayed_longest():
     assert "plain" not in finalists(rungs, [found])
 
 
+def test_a_policy_decodes_what_was_measured():
+    own = {"cascade": {"drafters": ["max-gram"]}, "verifier": {"kind": "block"}}
+    deep = candidate("deep", **own, sampling=SamplingConfig(temperature=1.0))
+    found = Choice(batch_size=1, best="deep", best_chain="k=2", best_fixed="k=2", best_head=None)
+    chain = candidate("k=2", stop=StopConfig(k=2))
+    policy = policy_of(found, {"deep": deep, "k=2": chain}, {"temperature": 1.0})
+    assert dump_policy(policy)["method"] == deep.settings()
+    assert deep.settings()["verifier"] == {"kind": "block"}
+
+
 def drafting(kind: DrafterKind) -> Drafting:
     return Drafting(kind, 10 if kind.drafts == "blocks" else None, kind.tree_rows is not None)
 
@@ -159,6 +171,8 @@ def test_every_kind_of_drafter_has_candidates_that_fit_it(name, temperature):
         assert block == one.name.endswith(" block") and (temperature > 0.0 or not block)
     assert any(one.head for one in found) == bool(heads)
     assert {one.decode.stop.h for one in found if one.head} <= {0.3, 0.5, 0.7, 0.85, None}
+    for threshold in (1e-4, 0.9999):  # h excludes 0 and 1
+        assert make_candidates(settings, drafting(kind), heads, threshold)
 
 
 def test_the_candidates_of_a_block_drafter_end_with_its_own_length():

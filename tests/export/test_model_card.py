@@ -102,3 +102,5 @@ def test_a_lossy_verifier_is_named_at_the_top(tmp_path):
     assert warning in text and text.index(warning) < text.index("## Measured")
     assert "first choice (SpecDec, Xia et al. 2023)." in text
     assert "Lossy" not in card_of(tmp_path / "b", with_head=False)
+    block = card_of(tmp_path / "c", with_head=False, verifier={"kind": "block"})
+    assert "greedy match, block above temperature 0: both lossless" in block
