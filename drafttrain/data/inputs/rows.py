@@ -165,6 +165,7 @@ def as_inputs(
         with_indices=True,
         remove_columns=rows.column_names,
         features=features,
+        load_from_cache_file=False,  # it could be another version's result
     )
     inputs.info.description = columns.named
     return inputs

@@ -9,6 +9,7 @@ import pytest
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig
+from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import describe_inputs
 
@@ -196,6 +197,13 @@ CHAT = [
     {"role": "user", "content": "two?"},
     {"role": "assistant", "content": "2"},
 ]
+
+
+def test_rows_that_another_version_converted_are_not_reused(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt", "x\n\n")
+    assert load(path)[1]["reason"] == "empty"
+    monkeypatch.setattr(Refused, "__init__", lambda self, reason: setattr(self, "reason", "new"))
+    assert load(path)[1]["reason"] == "new"
 
 
 def test_of_a_chat_the_assistants_last_turn_is_the_reference(tmp_path):
