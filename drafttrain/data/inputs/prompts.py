@@ -8,6 +8,7 @@ For targets that take audio: a clip, a folder of clips, or rows that name or con
 from __future__ import annotations
 
 import csv
+import glob
 import gzip
 import json
 import re
@@ -146,7 +147,9 @@ def _load_rows(config: DataConfig, path: Path, audio: bool) -> datasets.Dataset:
 
 def _text_files(config: DataConfig) -> list[str]:
     """Returns the files of a folder's split, found by `datasets`, if all are text files, whose rows
-    are read one by one; else an empty list."""
+    are read one by one; else an empty list. Raises ValueError if its name would be a pattern."""
+    if glob.escape(config.path) != config.path:
+        raise ValueError("a folder's name with *, ? or [ would be taken for a pattern; rename it")
     builder = datasets.load_dataset_builder(config.path, config.config_name)
     files = [str(one) for one in (builder.config.data_files or {}).get(config.split, ())]
     return files if all(_kind_suffix(Path(one)) in TEXT_KINDS for one in files) else []
@@ -177,7 +180,7 @@ def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
     kind = _kind_suffix(Path(path))
     try:
         if kind == ".parquet":
-            return datasets.load_dataset("parquet", data_files=path, split=split)
+            return datasets.load_dataset("parquet", data_files=glob.escape(path), split=split)
         if kind in (".json", ".csv", ".tsv") and (found := _read_objects(path, kind)) is not None:
             if split != "train":
                 raise ValueError(f"Unknown split {split!r}: a file has 'train' alone")
@@ -186,7 +189,7 @@ def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             if not file.read(1):  # `datasets` needs at least one row
                 return datasets.Dataset.from_dict({"text": []})
-        lines = datasets.load_dataset("text", data_files=path, split=split)
+        lines = datasets.load_dataset("text", data_files=glob.escape(path), split=split)
         if kind not in (".json", ".jsonl"):
             return lines
         return lines.rename_column("text", LINE).filter(str.strip, input_columns=LINE)

@@ -90,6 +90,7 @@ FOUND = {
     "set columns": ("a.jsonl", COLUMNS, SET, [("Q: t A:", "7")]),
     "a template": ("a.jsonl", CHOICES, {"template": "{q} ({c[1]})"}, [("One? (b)", None)]),
     "several turns": ("a.jsonl", TURNS, {}, [("a", None), ("c", "7"), ("d", "8"), ("e", None)]),
+    "a name like a pattern": ("a[1].txt", "x\n", {}, X),
     "cells": ("a.csv", CELLS, {}, [(one, None) for one in ("007", "1.50", "true", "", "a\nb")]),
     "BOM of lines": ("a.txt", "\ufeffx\n", {}, X),
     "BOM of compressed lines": ("a.txt.gz", "\ufeffx\n", {}, X),
@@ -102,6 +103,7 @@ FOUND = {
 @pytest.mark.parametrize("kind", FOUND)
 def test_inputs_and_references_are_found_in(tmp_path, kind):
     name, text, settings, expected = FOUND[kind]
+    write(tmp_path / f"a1{Path(name).suffix}", "other")
     rows = load(write(tmp_path / name, text), **settings)
     assert [(row["source"], row["reference"]) for row in rows][: len(expected)] == expected
 
@@ -163,6 +165,10 @@ def test_splits_of_a_folder_are_recognised_by_file_names(tmp_path):
     assert [row["source"] for row in load(folder, split="test")] == ["test"]
     with pytest.raises(ConfigError, match="data.split = 'other'"):
         load(folder, split="other")
+    folder.rename(tmp_path / "row[s]")
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(ConfigError, match=r"row\[s\]'.*rename it"):
+        load(tmp_path / "row[s]")
 
 
 def test_skip_and_limit_keep_the_original_numbers(tmp_path):
