@@ -213,6 +213,8 @@ def _read_objects(path: str, kind: str) -> list[Any] | None:
             return found if isinstance(found, list) else [found]
         csv.field_size_limit(LARGEST_FIELD)
         names, *rows = filter(None, csv.reader(file, delimiter="\t" if kind == ".tsv" else ","))
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise ValueError(f"{twice.count(twice[0])} columns have the name {twice[0]!r}")
     return [dict(zip(names, row, strict=True)) if len(row) == len(names) else row for row in rows]
 
 

@@ -253,6 +253,7 @@ MISTAKES = {
     "no json at all": ("a.jsonl", "prompt: x\ny\n", {}, r"no row of .*a.jsonl.*no JSON"),
     "no text at all": ("a.jsonl", '{"text": 7}\n{"text": null}\n', {}, r"none of the 2 r.*'text'"),
     "two inputs": ("a.jsonl", '{"prompt": "x", "source": "web"}\n', {}, r"input_column=prompt"),
+    "a column twice": ("a.csv", "text,n,text\nx,1,y\n", {}, r"a.csv' .*2 columns .*'text'"),
     "two inputs, a table": ("a.csv", "text,document\nx,y\n", {}, r"'text' and 'document'"),
     "chat and prompt": ("a.jsonl", '{"prompt": "x", "messages": []}\n', {}, r"'messages' and 'pro"),
     "a rival": ("a.jsonl", '{"question": "x", "source": "web"}\n', {}, r"column=question"),
