@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,9 +142,7 @@ def as_inputs(
         needed = {columns.input, columns.reference or "", *CHAT_SETTINGS}
         needed |= {name.partition(".")[0] for name in needed}
         rows = rows.select_columns([name for name in rows.column_names if name in needed])
-    readable = (row for row in iterate_rows(rows) if not isinstance(row, Refused))
-    cells = (read_cell(row, columns, config) for row in readable)
-    texts = config.template is not None
+    texts, cells = config.template is not None, _read_cells(rows, columns, config)
     chats = config.chat or (not texts and is_chat(next(filter(None, cells), None)))
     if config.chat_template_kwargs and not chats:
         raise ConfigError(
@@ -169,6 +168,13 @@ def as_inputs(
     )
     inputs.info.description = columns.named
     return inputs
+
+
+def _read_cells(rows: datasets.Dataset, columns: Columns, config: DataConfig) -> Iterator[Any]:
+    for row in iterate_rows(rows):
+        with suppress(Refused):
+            if not isinstance(row, Refused):
+                yield read_cell(row, columns, config)
 
 
 def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:

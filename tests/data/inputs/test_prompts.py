@@ -91,6 +91,7 @@ FOUND = {
     "a template": ("a.jsonl", CHOICES, {"template": "{q} ({c[1]})"}, [("One? (b)", None)]),
     "several turns": ("a.jsonl", TURNS, {}, [("a", None), ("c", "7"), ("d", "8"), ("e", None)]),
     "a name like a pattern": ("a[1].txt", "x\n", {}, X),
+    "a list at first": ("a.jsonl", '{"text": [1, 2]}\n{"text": "x"}\n', {}, [("", None), *X]),
     "cells": ("a.csv", CELLS, {}, [(one, None) for one in ("007", "1.50", "true", "", "a\nb")]),
     "BOM of lines": ("a.txt", "\ufeffx\n", {}, X),
     "BOM of compressed lines": ("a.txt.gz", "\ufeffx\n", {}, X),
