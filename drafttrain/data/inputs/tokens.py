@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.inputs.chats import CHAT, Refused
+from drafttrain.data.inputs.chats import CHAT, Refused, text_of
 from drafttrain.data.inputs.rows import REASON, describe_inputs
 from drafttrain.data.shards.writing import say
 
@@ -119,9 +119,12 @@ def _render(tokenizer: PreTrainedTokenizerBase, chat: str) -> str | Refused:
     given = json.loads(chat)
     settings = given.pop("chat_template_kwargs", {})
     try:
-        return tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             **given, **settings, tokenize=False, add_generation_prompt=True
         )
+        return text_of(text, blank=True)
+    except Refused as refused:
+        return refused
     except TEMPLATE_ERRORS as error:
         return Refused(f"the chat template refuses it ({type(error).__name__}: {error})")
 

@@ -104,6 +104,12 @@ def test_a_chat_that_the_template_refuses_ends_no_run(words):
     assert found[1] == [7]
 
 
+def test_a_chat_with_half_of_a_surrogate_pair_ends_no_run():
+    broken, words = USER | {"role": "user\ud83d"}, tokenizer("$A", TEMPLATE)
+    found = tokenize_prompts(words, chats([broken], [USER]), decoder_only=True)
+    assert "half of a surrogate pair" in found[0].reason and found[1] == [BOS, 4, 7, 8, EOS, 5]
+
+
 def test_tools_and_settings_are_read_by_the_template():
     template = "{{ tools[0].name if tools else 'c' }} {{ 'a' if thinking else 'b' }}"
     given = [{"tools": [{"name": "a"}], "chat_template_kwargs": {"thinking": True}}, {}]
