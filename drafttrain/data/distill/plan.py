@@ -21,8 +21,10 @@ from drafttrain.decoding.engine.architectures import (
     position_limit,
     source_limit,
 )
+from drafttrain.decoding.engine.speech import read_start
+from drafttrain.models.languages import generation_settings
 from drafttrain.models.loading import check_target, choose_device, load_tokenizer
-from drafttrain.models.speech import takes_audio
+from drafttrain.models.speech import set_language_and_task, takes_audio
 
 SAMPLE = 1000
 """Approximate number of inputs that are tokenised to estimate the tokens of all."""
@@ -51,15 +53,18 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
     choose_device(config.target.device)
     model_config = check_target(config.target)
     load_tokenizer(config.target)
+    prompt = 0 if model_config.is_encoder_decoder else 1
     if takes_audio(model_config):
         check_unread(config, ("max_source_tokens",))
+        settings = generation_settings(config.target, model_config)
+        set_language_and_task(settings, config.target)
+        prompt = len(read_start(settings, model_config))
     positions, new = position_limit(model_config), config.sampling.max_new_tokens
-    prompt = 0 if model_config.is_encoder_decoder else 1
     if positions is not None and new > positions - prompt:
         raise ConfigError(
             f"sampling.max_new_tokens = {new}, but the target has only {positions} positions"
-            f"{', prompt included' * prompt}; use sampling.max_new_tokens={positions - prompt} or "
-            "less (in a recipe: distill.sampling.max_new_tokens)"
+            f"{', prompt included' if prompt else ''}; use sampling.max_new_tokens="
+            f"{positions - prompt} or less (in a recipe: distill.sampling.max_new_tokens)"
         )
     if (config.out / MANIFEST).is_file():
         Manifest.read(config.out)

@@ -14,7 +14,12 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, WhisperForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    WhisperForConditionalGeneration,
+)
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import device_of
@@ -29,24 +34,25 @@ OPEN = -1
 def speech_source(features: Tensor, model: PreTrainedModel) -> Source:
     """Returns a source from a clip's log-mel features [M, F], on the model's device. Raises as
     `read_start` does."""
-    tokens, device = read_start(model), device_of(model)
+    tokens = read_start(model.generation_config, model.config)
+    device = device_of(model)
     prefix = torch.tensor([token for token in tokens if token != OPEN], device=device)
     inputs = {"input_features": features.to(device)}
     return Source(inputs, prefix, language_is_open=OPEN in tokens)
 
 
-def read_start(model: PreTrainedModel) -> list[int]:
+def read_start(settings: GenerationConfig, config: PretrainedConfig) -> list[int]:
     """Returns the prefix that `generate` gives the decoder, with OPEN for an open language.
 
     Raises ValueError for a language or task that the model does not know, for either of them if the
     model is English-only, and for forced tokens with gaps.
     """
-    settings = copy.copy(model.generation_config)
+    settings = copy.copy(settings)
     check_language_and_task(settings)
     settings.decoder_start_token_id, settings.return_timestamps = start_token(settings), False
     without_clip = SimpleNamespace(device="cpu", detect_language=lambda **_: torch.tensor([OPEN]))
     [tokens] = WhisperForConditionalGeneration._retrieve_init_tokens(
-        without_clip, None, 1, settings, model.config, None, {}
+        without_clip, None, 1, settings, config, None, {}
     ).tolist()
     return tokens
 

@@ -24,6 +24,7 @@ from tests.commanding import ended
 from tests.data.distill.tiny_distill import SAMPLED, changed, rows_of, settings, shards
 from tests.processes.launching import Launch, run
 from tests.tiny_models import BOS, EOS, tiny_model
+from tests.tiny_speech import save_whisper
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
 
@@ -285,6 +286,12 @@ def test_a_decoder_only_target_needs_room_for_a_prompt(causal_target):
     ):
         distill(config)
     assert not config.out.exists()
+
+
+def test_the_prefix_of_a_speech_target_takes_positions(tmp_path):
+    config = settings(save_whisper(tmp_path / "target"), sampling={"max_new_tokens": 61})
+    with pytest.raises(ConfigError, match=r"64 positions, prompt included; use .*=60 or less"):
+        distill(changed(config, target={"language": "de"}))  # else, 61 tokens would have room
 
 
 TEMPLATE = "{% for turn in messages %}<s> {{ turn.content }} </s> {% endfor %}<s>"

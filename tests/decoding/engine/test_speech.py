@@ -90,7 +90,8 @@ STARTS = {
 def test_decoding_starts_and_goes_on_as_generate_does(name):
     settings, expected = STARTS[name]
     model = whisper(**settings)
-    assert read_start(model) == [OPEN if token is None else token for token in expected]
+    found = read_start(model.generation_config, model.config)
+    assert found == [OPEN if token is None else token for token in expected]
     sources, chosen = clips(model), set()
     for state in CachedModel(model).encode_all(sources):
         prefix = state.source.prefix.tolist()
@@ -147,7 +148,7 @@ def test_outputs_end_where_generate_ends_them_for_want_of_positions():
 def test_settings_that_a_speech_model_does_not_support_are_refused(settings, message):
     model = whisper(**settings)
     with pytest.raises(ValueError, match=message):
-        read_start(model)
+        read_start(model.generation_config, model.config)
 
 
 @pytest.mark.parametrize("name", ["return_timestamps", "no_speech_threshold"])
