@@ -186,8 +186,9 @@ def tiny_t5gemma() -> PreTrainedModel:
     return model
 
 
-def tiny_seq2seq(family: str) -> PreTrainedModel:
-    """Returns an encoder-decoder of a family that is not in `FAMILIES`."""
+def tiny_seq2seq(family: str, **changes: object) -> PreTrainedModel:
+    """Returns an encoder-decoder of a family that is not in `FAMILIES`; changes as in `tiny_model`,
+    not for T5Gemma."""
     if family == "t5gemma":
         return tiny_t5gemma()
     bart = BART_SHAPE | {"decoder_start_token_id": BOS, "tie_word_embeddings": True}
@@ -203,4 +204,4 @@ def tiny_seq2seq(family: str) -> PreTrainedModel:
         "umt5": ("UMT5", t5),
         "two vocabularies": ("Marian", bart | two | SPECIAL),
     }[family]
-    return random_model(name, shape, seed=0)
+    return random_model(name, shape | changes, seed=0)

@@ -45,7 +45,7 @@ from drafttrain.data.shards.outputs import (
 )
 from drafttrain.data.shards.store import MANIFEST, fill_folder
 from drafttrain.data.shards.writing import join_processes, only_writer, say
-from drafttrain.decoding.engine.architectures import position_limit, source_limit
+from drafttrain.decoding.engine.architectures import source_limit
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.logits_processing import check_generation_config
 from drafttrain.decoding.engine.speech import detect_languages
@@ -215,7 +215,7 @@ class Distilling:
     def _decode_texts(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
         """Decodes texts in batches of similar length; yields the skipped rows first."""
         config, model = self.config, self.target.model
-        decoder_only, positions = not model.config.is_encoder_decoder, position_limit(model.config)
+        decoder_only, positions = not model.config.is_encoder_decoder, source_limit(model.config)
         limits = {f"max_source_tokens is {config.max_source_tokens}": config.max_source_tokens}
         if positions is not None and decoder_only:
             new = config.sampling.max_new_tokens

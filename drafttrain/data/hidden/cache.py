@@ -33,7 +33,7 @@ from drafttrain.data.shards.outputs import (
 )
 from drafttrain.data.shards.store import check_folder, fill_folder
 from drafttrain.data.shards.writing import join_processes, say
-from drafttrain.decoding.engine.architectures import position_limit
+from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.models.draft_states import check_has_states, state_size
 from drafttrain.models.drafters import check_drafter, load_checked_drafter
@@ -143,12 +143,15 @@ def make_labelling(
 
 
 def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
-    """Truncates an output to the positions of both models; its last token is an input too."""
+    """Truncates an output to the positions of both models (its last token is an input too); of a
+    source that is too long for either of them, nothing is left."""
     source_ids, target_ids, positions = row["source_ids"], row["target_ids"], labelling.positions
-    if positions is not None:
+    configs = labelling.target.model.config, labelling.drafter.config
+    if any(len(source_ids) > (source_limit(one) or len(source_ids)) for one in configs):
+        target_ids = []
+    elif positions is not None:
         before = 1 if labelling.target.model.config.is_encoder_decoder else len(source_ids)
-        room = positions - before if len(source_ids) <= positions else 0
-        target_ids = target_ids[: max(0, room)]
+        target_ids = target_ids[: max(0, positions - before)]
     return ShardRow(row["row"], source_ids, target_ids)
 
 

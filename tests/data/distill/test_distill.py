@@ -23,7 +23,7 @@ from drafttrain.models.loading import load_target
 from tests.commanding import ended
 from tests.data.distill.tiny_distill import SAMPLED, changed, rows_of, settings, shards
 from tests.processes.launching import Launch, run
-from tests.tiny_models import BOS, EOS, tiny_model
+from tests.tiny_models import BOS, EOS, tiny_model, tiny_seq2seq
 from tests.tiny_speech import save_whisper
 from tests.tiny_targets import random_sentences, save_target, tiny_tokenizer
 
@@ -292,6 +292,14 @@ def test_the_prefix_of_a_speech_target_takes_positions(tmp_path):
     config = settings(save_whisper(tmp_path / "target"), sampling={"max_new_tokens": 61})
     with pytest.raises(ConfigError, match=r"64 positions, prompt included; use .*=60 or less"):
         distill(changed(config, target={"language": "de"}))  # else, 61 tokens would have room
+
+
+def test_a_source_may_take_all_positions_of_an_encoder_that_has_more_than_the_decoder(tmp_path):
+    target = tiny_seq2seq("led", max_encoder_position_embeddings=104)  # 13 windows
+    config = settings(save_target(target, tmp_path / "target"), sentences=2)
+    Path(config.data.path).write_text("w5 " * 103 + "\n" + "w5 " * 104)
+    assert (counts := distill(config).counts).ok == 1 and counts.skipped == 1
+    assert rows_of(config.out)[1]["reason"] == "105 tokens where the target has 104 positions"
 
 
 TEMPLATE = "{% for turn in messages %}<s> {{ turn.content }} </s> {% endfor %}<s>"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from drafttrain.config.base import ConfigError
+from drafttrain.data.distill.distill import distill
 from drafttrain.data.hidden.cache import build_cache, estimate_cache
 from drafttrain.data.hidden.labels import row_uniforms
 from drafttrain.data.hidden.states import open_cache
@@ -19,8 +20,9 @@ from drafttrain.decoding.types import Sampling
 from drafttrain.models.draft_states import drawn_state, drawn_states
 from drafttrain.models.loading import load_target, read_config
 from tests.commanding import ended
+from tests.data.distill import tiny_distill
 from tests.data.hidden.tiny_cache import MODELS, columns, make_pair, settings
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, tiny_seq2seq
 from tests.tiny_targets import save_target
 
 WARPING = Sampling(1.0, 20)
@@ -193,6 +195,18 @@ def test_outputs_longer_than_the_positions_of_the_drafter_are_cut(pair):
     for row in load_distilled(pair / "distilled"):
         length = min(10, len(row["target_ids"]))  # the start token takes a position
         assert int((stored["rows"] == row["row"]).sum()) == length
+
+
+def test_a_source_may_be_longer_than_the_positions_of_the_decoders(tmp_path):
+    target = save_target(tiny_seq2seq("led"), tmp_path / "target")
+    distilling = tiny_distill.settings(target, "distilled", 1, **tiny_distill.SAMPLED)
+    Path(distilling.data.path).write_text("w5 " * 99)
+    [row] = load_distilled(distilling.out) if distill(distilling) else []
+    tiny_seq2seq("led", max_encoder_position_embeddings=99).save_pretrained(tmp_path / "short")
+    build_cache(settings(tmp_path, drafter=str(target), mixing=0.0))
+    assert len(columns(tmp_path / "out")["rows"]) == len(row["target_ids"])
+    with pytest.raises(ConfigError, match="holds no positions"):
+        build_cache(settings(tmp_path, "none", drafter=str(tmp_path / "short")))
 
 
 def test_other_settings_or_models_than_the_folder_was_begun_with_are_refused(pair):
