@@ -86,7 +86,7 @@ def predict_blocks(
     Nothing is drafted at the empty prefix; -1 marks a missing token. Shapes: [S], [L] ->
     [L, heads].
     """
-    [states] = teacher_forced_states(target, [source_ids.tolist()], [target_ids.tolist()])
-    logits = project(target, heads.each(states[:-2]).transpose(0, 1))
+    [states] = teacher_forced_states(target, [source_ids.tolist()], [target_ids[:-1].tolist()])
+    logits = project(target, heads.each(states[:-1]).transpose(0, 1))
     nothing = torch.full((1, heads.config.heads), -1)
     return torch.cat((nothing, logits.argmax(-1).cpu()))

@@ -39,5 +39,5 @@ class PredictAhead(nn.Module):
     def states(self, batch: BlockRowsBatch) -> Tensor:
         """Returns the target's hidden states at `batch.rows`, without gradient, [M, D]."""
         target = self.teacher.on(batch.rows.device)
-        states = teacher_forced_states(target, batch.sources, batch.targets)
-        return torch.cat([rows[:-1] for rows in states])[batch.rows]
+        inputs = [tokens[:-1] for tokens in batch.targets]  # no state of the last token is read
+        return torch.cat(teacher_forced_states(target, batch.sources, inputs))[batch.rows]

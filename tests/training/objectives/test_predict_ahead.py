@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from drafttrain.data.batches.block_rows import BlockRowsCollator
+from drafttrain.decoding.drafters.block_heads import predict_blocks
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.models.block_heads import BlockHeads
 from drafttrain.training.objectives.predict_ahead import PredictAhead
 from tests.tiny_drafters import block_heads
-from tests.tiny_models import tiny_model
+from tests.tiny_models import PAD, tiny_model
 from tests.training.tiny_runs import examples
 
 
@@ -37,6 +38,16 @@ def test_loss_is_the_cross_entropy_of_each_heads_token(family):
                 counted += 1
     assert sums.weight == counted == sums.counted
     assert abs(sums.loss.item() - expected) < 1e-8 * expected
+
+
+def test_an_output_may_take_all_positions_of_the_target():
+    target, output = tiny_model("marian", max_position_embeddings=8), [*range(4, 11), 1]
+    heads, before = block_heads(), {"decoder_input_ids": torch.tensor([[PAD, *output[:-1]]])}
+    batch = BlockRowsCollator(3, 100, seed=0)([(0, 0, [5, 1], output)])
+    wanted = target(torch.tensor([[5, 1]]), **before, output_hidden_states=True)
+    expected = wanted.decoder_hidden_states[-1][0, batch.rows]
+    torch.testing.assert_close(PredictAhead(heads, target).states(batch), expected)
+    assert len(predict_blocks(heads, target, torch.tensor([5, 1]), torch.tensor(output))) == 8
 
 
 def test_positions_are_drawn_anew_each_epoch_and_again_for_the_same_one():
