@@ -289,8 +289,9 @@ class BlockValidation:
                 runs = accepted_runs(drafts[-1].blocks, example.target_ids)
                 tokens, rounds = tokens + len(runs), rounds + len(round_starts(runs))
         loss, weight, correct, counted = sums.tolist()
-        values = {"mean_acceptance_length": tokens / rounds, "held_out_loss": loss / weight}
-        values["slot_accuracy"] = correct / counted
+        values = {"mean_acceptance_length": tokens / rounds}
+        if weight and counted:  # outputs of single tokens may have nothing to predict
+            values |= {"held_out_loss": loss / weight, "slot_accuracy": correct / counted}
         if drafts[0].acceptance is not None:
             accepted = torch.cat([one.acceptance for one in drafts]).double().cpu()
             values["acceptance"] = float(accepted.mean())

@@ -1,5 +1,6 @@
 """Teacher-forced acceptance: greedy counts equal those of decoding, sampled ones hand-computed."""
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -7,6 +8,8 @@ import torch
 from drafttrain.build.method import Method
 from drafttrain.build.pairs import make_drafter
 from drafttrain.config.decode import SamplingConfig
+from drafttrain.data.batches.block_rows import BlockRowsCollator
+from drafttrain.data.batches.examples import Examples
 from drafttrain.decoding.drafters.causal import CausalDrafter, greedy_blocks
 from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.teacher_forced import KnownOutput
@@ -22,15 +25,18 @@ from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.runner import decode_by
 from drafttrain.evaluation.teacher_forced import (
     NOT_DRAFTED,
+    BlockDrafts,
+    BlockValidation,
     TargetOutput,
     accepted_runs,
     count_accepted,
     measure_forced,
     measure_overlaps,
 )
+from drafttrain.training.objectives.predict_ahead import PredictAhead
 from tests.decoding.drafts import ScriptedDrafter, noisy_blocks
 from tests.evaluation.scripted import chain, plain_tokens
-from tests.tiny_drafters import parallel, shared, tiny_drafter, with_noise
+from tests.tiny_drafters import block_heads, parallel, shared, tiny_drafter, with_noise
 from tests.tiny_models import near_copy, tiny_model
 
 EOS = 1
@@ -52,6 +58,13 @@ def test_validation_counts_the_rounds_of_decoding(tiny_marian, seed):
     starts = round_starts(accepted_runs(blocks, tokens))
     emitted = [len(round.emitted) for round in decoded.rounds]
     assert emitted == np.diff([*starts, len(tokens)]).tolist()
+
+
+def test_held_out_outputs_of_single_tokens_have_no_loss(tiny_marian):
+    rows = Examples(datasets.Dataset.from_list([{"source_ids": [5, EOS], "target_ids": [EOS]}]))
+    nothing = BlockDrafts(torch.full((1, 3), -1))
+    validate = BlockValidation(rows, BlockRowsCollator(3, 4, seed=0), lambda *_: nothing)
+    assert validate(PredictAhead(block_heads(), tiny_marian)) == {"mean_acceptance_length": 1.0}
 
 
 def test_drafts_along_an_output_are_the_rows_that_follow_each_prefix():
