@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import (
-    BatchDecoder,
-    Decoded,
-    batches_of_rows,
-    sampling_of,
-)
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, batches_of_rows, sampling_of
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel

@@ -15,20 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationMixin,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-)
+from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import (
-    BatchDecoder,
-    Decoded,
-    batches_by_length,
-    sampling_of,
-)
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, batches_by_length, sampling_of
 from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import cut_after_eos, end_tokens, padded

@@ -149,23 +149,16 @@ def as_inputs(
             f"data.chat_template_kwargs = {config.chat_template_kwargs} has no effect, because "
             f"{columns.named} holds texts; remove it, or add data.chat=true"
         )
-    features = datasets.Features(
-        {**FEATURES, **({CHAT: datasets.Value("string")} if chats else {})}
-    )
+    features = datasets.Features(FEATURES | ({CHAT: datasets.Value("string")} if chats else {}))
 
     def convert(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         found = [as_input(row, columns, config, chats) for row in read_rows(batch)]
         read = {name: [row.get(name) for row in found] for name in features}
         return read | {"row": [numbers[index] for index in indices]}
 
-    inputs = rows.map(
-        convert,
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.column_names,
-        features=features,
-        load_from_cache_file=False,  # it could be another version's result
-    )
+    # a result in the cache could be another version's
+    how = {"batched": True, "with_indices": True, "load_from_cache_file": False}
+    inputs = rows.map(convert, remove_columns=rows.column_names, features=features, **how)
     inputs.info.description = columns.named
     return inputs
 
