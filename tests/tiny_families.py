@@ -9,6 +9,7 @@ from tests.tiny_models import (
     CAUSAL_FAMILIES,
     CAUSAL_SHAPE,
     FAMILIES,
+    SPECIAL,
     SPEECH_FAMILIES,
     VOCAB,
     tiny_model,
@@ -37,6 +38,8 @@ FURTHER = {
     "Falcon": CAUSAL_SHAPE,
     "GPTJ": GPT | {"rotary_dim": 4, "n_positions": 64},
     "Bloom": GPT,
+    "XGLM": SPECIAL
+    | {"d_model": 16, "ffn_dim": 32, "num_layers": 2, "attention_heads": 2, "init_std": 0.15},
 }
 """Settings of a tiny model of each family."""
 SEQ2SEQ = ("m2m100", "blenderbot", "mt5", "umt5")
@@ -44,7 +47,7 @@ if Version(transformers.__version__) < Version("5.18"):
     SEQ2SEQ = SEQ2SEQ[:-1]  # UMT5's decoder is not causal there: refused (test_spec_drafter.py)
 TINY = (*CAUSAL_FAMILIES, *FAMILIES, *SPEECH_FAMILIES, *SEQ2SEQ)
 """Families of `tiny_models.py` with tree attention."""
-SINGLE = ("Gemma2", "Mixtral", "Qwen2Moe", "GptOss")
+SINGLE = ("Gemma2", "XGLM", "Mixtral", "Qwen2Moe", "GptOss")
 """Families that compute experts or attention in float32."""
 EAGER = ("Gemma2", "GptOss")
 ATTENTIONS = [

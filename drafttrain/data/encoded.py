@@ -20,11 +20,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.data.batches.examples import Complete, Example, visible_sources
+from drafttrain.data.batches.examples import Complete, Example
 from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.data.inputs.clips import DIGESTS, clip_source
 from drafttrain.data.shards.store import write_tensors
 from drafttrain.decoding.engine.encoding import Encoder
+from drafttrain.decoding.engine.forward import additive
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import LoadedTarget
@@ -45,9 +46,18 @@ def text_encoding(target: LoadedTarget) -> Complete:
     return complete
 
 
-OWN_MASKS = {"attention_type", "encoder_attention_type", "attention_window"}
-"""Settings of encoders with local or sparse attention (LongT5, BigBird-Pegasus), which build their
-own masks; all others accept additive 4D masks, which need no device synchronisation."""
+OWN_MASKS = ("attention_type", "encoder_attention_type", "attention_window", "sliding_window")
+"""Settings of encoders with local or sparse attention (LongT5, BigBird-Pegasus, T5Gemma), which
+build their own masks; all others accept additive 4D masks."""
+
+
+def source_mask(encoder: PreTrainedModel, mask: Tensor) -> Tensor:
+    """Returns the mask for an encoder and cross-attention to it: [B, S], or additive [B, 1, 1, S].
+    With the first, Transformers inspects its values: a device synchronisation. Shapes: [B, S]."""
+    settings = encoder.config.get_text_config().to_dict()
+    if any(settings.get(name) for name in OWN_MASKS):
+        return mask
+    return additive(mask[:, None, None, :] > 0, encoder.dtype)
 
 
 def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
@@ -58,10 +68,7 @@ def batch_encoding(target: LoadedTarget) -> Callable[[SlotBatch], SlotBatch]:
         with torch.no_grad():
             if mask is None:
                 return replace(batch, encoded=encoder(input_ids=ids)[0])
-            seen = mask
-            if not OWN_MASKS & encoder.config.to_dict().keys():
-                seen = visible_sources(mask, target.model.dtype)
-            states = encoder(input_ids=ids, attention_mask=seen)[0]
+            states = encoder(input_ids=ids, attention_mask=source_mask(encoder, mask))[0]
         return replace(batch, encoded=states.masked_fill(mask[..., None] == 0, 0.0))
 
     return complete

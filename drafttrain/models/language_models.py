@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -59,6 +60,15 @@ def random_model(kind: Any, fields: Mapping[str, Any], given: Mapping[str, Any])
         raise ConfigError(
             f"model = {dict(fields)}: {reason.rstrip('.')}; change one of the two"
         ) from None
+
+
+def takes_positions(kind: type[PreTrainedModel], config: PretrainedConfig) -> bool:
+    """Whether a decoder-only family accepts masks [B, 1, T, T] and explicit positions, which packed
+    rows and masked blocks need."""
+    settings = config.get_text_config(decoder=True).to_dict()
+    if settings.get("alibi") or config.model_type == "openai-gpt":  # only accept masks [B, T]
+        return False
+    return "position_ids" in inspect.signature(kind.forward).parameters
 
 
 def keep_writable(model: PreTrainedModel) -> None:

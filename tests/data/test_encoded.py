@@ -25,13 +25,13 @@ from tests.tiny_speech import save_clips, save_whisper
 ROWS = {"source_ids": [[5, 6, 7, 1], [9, 1]], "target_ids": [[4, 1], [8, 8, 1]]}
 
 
-@pytest.mark.parametrize("family", ["bart", "t5", "longt5"])
+@pytest.mark.parametrize("family", ["bart", "t5", "longt5", "t5gemma"])
 @pytest.mark.parametrize("rows", [[0, 1], [1, 2]], ids=["padded", "alike"])
 def test_a_batch_is_encoded_as_each_of_its_texts(family, rows):
     """Also if no source is padded and no mask is passed."""
-    model = tiny_seq2seq(family) if family == "longt5" else shared(family)
+    model = shared(family) if family in ("bart", "t5") else tiny_seq2seq(family)
     drafter = drafter_of(model, encoder="target")
-    sources = [[5, 6, 7, 8, 1], [9, 7, 1], [4, 30, 1]]
+    sources = [[5, 6, 7, 8, 12, 1], [9, 7, 1], [4, 30, 1]]
     examples = [Example(0, row, sources[row], [4, 8, 1]) for row in rows]
     collate = collator(drafter, 1)
     batch = batch_encoding(LoadedTarget(model, None, "target"))(collate(examples))

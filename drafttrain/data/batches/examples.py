@@ -109,17 +109,11 @@ def padding_mask(lengths: Tensor) -> Tensor:
     return (torch.arange(int(lengths.max())) < lengths[:, None]).long()
 
 
-def visible_sources(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the additive mask for encoders and cross-attention. Shapes: [B, S] -> [B, 1, 1, S].
-    With a [B, S] mask, Transformers would inspect its values: a device synchronisation."""
-    return additive(mask[:, None, None, :] > 0, dtype)
-
-
 def causal_mask(tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the additive causal mask for one text per sequence. Shapes: [B, T] -> [1, 1, T, T].
+    """Returns the additive causal mask for one text per sequence. Shapes: [B, T] -> [B, 1, T, T].
     Without a mask, Transformers would look for packed texts: a device synchronisation."""
     square = torch.ones(2 * tokens.shape[1:], device=tokens.device)
-    return additive(square.tril() > 0, dtype)[None, None]
+    return additive(square.tril() > 0, dtype).expand(len(tokens), 1, -1, -1)
 
 
 @dataclass(frozen=True)

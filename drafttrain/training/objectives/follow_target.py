@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.examples import causal_mask, merged_rows
 from drafttrain.data.batches.masked_blocks import BlocksBatch
-from drafttrain.decoding.engine.architectures import attention_windows, layer_masks
+from drafttrain.decoding.engine.architectures import attention_windows, layer_masks, unwrapped
 from drafttrain.decoding.engine.teacher_forcing import projection_scale
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.draftable import draftable_indices
+from drafttrain.models.language_models import takes_positions
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.training.losses import (
     DIVERGENCES,
@@ -113,6 +114,21 @@ class FollowTarget(nn.Module):
         return overlap(self.target_log_probs(batch).exp(), draft_probs)
 
 
+def text_inputs(
+    model: PreTrainedModel, ids: Tensor, positions: Tensor, mask: Tensor | None = None
+) -> dict[str, Tensor | dict[str, Tensor]]:
+    """Returns the arguments of a decoder-only model's forward, with its attention windows.
+
+    mask: additive, [B, 1, T, T]; None: one text per row, padded on the right. Shapes: ids and
+    positions [B, T].
+    """
+    if mask is None and not takes_positions(type(unwrapped(model)), model.config):
+        return {"input_ids": ids}  # its own causal mask, at the cost of a device synchronisation
+    mask = causal_mask(ids, model.dtype) if mask is None else mask
+    mask = layer_masks(attention_windows(model.config), mask, positions, positions)
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+
 def text_rows(model: PreTrainedModel, batch: BlocksBatch, wanted: Tensor | None = None) -> Tensor:
     """Returns a decoder-only model's logits at every labelled position, of all or `wanted` tokens.
 
@@ -120,14 +136,7 @@ def text_rows(model: PreTrainedModel, batch: BlocksBatch, wanted: Tensor | None 
     projection dominates a shallow model's time. Shapes: wanted [C] -> [N, V], or [N, C].
     """
     scale, mask = projection_scale(model), batch.mask(model.dtype)
-    mask = causal_mask(batch.input_ids, model.dtype) if mask is None else mask
-    mask = layer_masks(attention_windows(model.config), mask, batch.positions, batch.positions)
-    inputs = {
-        "input_ids": batch.input_ids,
-        "attention_mask": mask,
-        "position_ids": batch.positions,
-        "use_cache": False,
-    }
+    inputs = text_inputs(model, batch.input_ids, batch.positions, mask) | {"use_cache": False}
     if scale is None:
         logits = batch.at_labels(model(**inputs).logits)
         return logits if wanted is None else logits[:, wanted]

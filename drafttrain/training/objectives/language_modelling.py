@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttrain.data.batches.examples import LabelledBatch, causal_mask, visible_sources
+from drafttrain.data.batches.examples import LabelledBatch
+from drafttrain.data.encoded import source_mask
+from drafttrain.decoding.engine.sources import start_token
 from drafttrain.training.losses import LossSums, forward_kl, overlap, smoothed_cross_entropy
 from drafttrain.training.objective import Teacher
+from drafttrain.training.objectives.follow_target import text_inputs
 
 
 class LanguageModelling(nn.Module):
@@ -63,13 +66,18 @@ class LanguageModelling(nn.Module):
 
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """Returns the model's logits at each labelled position, and the labels: [N, V], [N]."""
-        inputs, pairs = {"input_ids": batch.input_ids}, model.config.is_encoder_decoder
+        ids, pairs = batch.input_ids, model.config.is_encoder_decoder
         if not pairs:
-            inputs["attention_mask"] = causal_mask(batch.input_ids, model.dtype)
+            positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+            inputs = text_inputs(model, ids, positions)
         else:
-            inputs["attention_mask"] = visible_sources(batch.attention_mask, model.dtype)
-            ids = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
-            inputs["decoder_input_ids"] = ids
+            outputs = batch.labels.roll(1, 1)  # IGNORED, on padding, is no token
+            outputs[:, 0] = start_token(model.generation_config)
+            inputs = {
+                "input_ids": ids,
+                "attention_mask": source_mask(model.get_encoder(), batch.attention_mask),
+                "decoder_input_ids": outputs.clamp(min=0),
+            }
         logits = model(**inputs, use_cache=False).logits
         indices = batch.learned if pairs else batch.learned - 1  # predicts the next token
         return logits.flatten(0, 1)[indices], batch.labels.flatten()[batch.learned]
