@@ -282,16 +282,17 @@ def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prep
 
 def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
     """Creates AdamW without weight decay for norms and biases."""
-    trained = [one for one in task.objective.parameters() if one.requires_grad]
-    matrices = [one for one in trained if one.ndim > 1]
-    others = [one for one in trained if one.ndim <= 1]
+    trained = {name: p for name, p in task.objective.named_parameters() if p.requires_grad}
+    plain = [name for name, p in trained.items() if p.ndim <= 1 or name.endswith("bias")]
+    others = [trained[name] for name in plain]
+    matrices = [p for name, p in trained.items() if name not in plain]
     groups = ((matrices, settings.weight_decay), (others, 0.0))
     return torch.optim.AdamW(
         [{"params": params, "weight_decay": decay} for params, decay in groups if params],
         lr=settings.learning_rate,
         betas=settings.adam_betas,
         eps=settings.adam_eps,
-        fused=all(one.device.type == "cuda" for one in trained) or None,
+        fused=all(one.device.type == "cuda" for one in trained.values()) or None,
     )
 
 

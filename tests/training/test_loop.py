@@ -1,10 +1,12 @@
 """Training gives the same result with any accumulation and after any interruption."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.training.checkpoints import CheckpointError, average_weights, checkpoint_folders
@@ -16,6 +18,7 @@ from drafttrain.training.loop import (
     make_plan,
 )
 from tests.comparing import same_weights
+from tests.tiny_drafters import block_heads
 from tests.training.tiny_runs import SIX_STEPS, logged, small_task, stop_at, train_small
 
 
@@ -67,6 +70,14 @@ def test_only_matrices_have_weight_decay():
     trained = [one for one in task.objective.parameters() if one.requires_grad]
     assert {one.ndim for one in trained} == {1, 2} and len(decays) == len(trained)
     assert all(decays[id(one)] == (0.1 if one.ndim > 1 else 0.0) for one in trained)
+
+
+def test_biases_of_several_heads_have_no_weight_decay():
+    objective = nn.ModuleDict({"model": block_heads()})
+    decays, _ = make_optimizer(replace(small_task(), objective=objective), SIX_STEPS).param_groups
+    decayed = {id(one) for one in decays["params"]}
+    found = {name for name, one in objective.model.named_parameters() if id(one) in decayed}
+    assert found == {"inner_weight", "outer_weight"} and decays["weight_decay"] > 0
 
 
 def test_newest_checkpoints_are_kept_and_averaged(tmp_path):
