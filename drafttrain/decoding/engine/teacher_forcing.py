@@ -188,6 +188,9 @@ def projection_scale(model: PreTrainedModel) -> float | None:
 
 @torch.inference_mode()
 def _try_projection(model: PreTrainedModel) -> float | None:
+    settings = model.config.get_text_config(decoder=True).to_dict()
+    if settings.get("final_logit_softcapping"):  # no effect on small logits
+        return None
     size = model.get_input_embeddings().num_embeddings
     ids = (torch.arange(3, device=device_of(model))[None] + size // 2) % size
     was_training = model.training

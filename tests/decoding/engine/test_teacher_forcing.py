@@ -56,6 +56,12 @@ def test_only_rows_of_the_output_are_projected():
     assert rows == [sum(map(len, TARGETS)), 0]
 
 
+def test_a_soft_cap_is_found_even_if_the_logits_are_small():
+    model = any_family("Gemma2")
+    model.get_output_embeddings().weight.data *= 1e-2
+    assert projection_scale(model) is None
+
+
 def test_logits_are_float32_where_the_model_is_narrower():
     model = tiny_model("llama").to(torch.bfloat16)
     [forced, *_] = teacher_force(model, SOURCES, TARGETS)
