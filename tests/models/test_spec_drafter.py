@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import DrafterConfig
+from drafttrain.config.recipes import DrafterConfig, ObjectiveConfig
+from drafttrain.data.batches.examples import Example
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.models.drafters import check_fit, vocabulary_size
@@ -17,8 +18,9 @@ from drafttrain.models.spec_drafter.build import build, depths, make_config
 from drafttrain.models.spec_drafter.layout import PREFIX, Layout, Rows, lay_out
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import DraftShape, shape_of
+from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.comparing import close, same_weights
-from tests.tiny_drafters import drafter_of, shared, tiny_drafter
+from tests.tiny_drafters import collator, drafter_of, shared, tiny_drafter
 from tests.tiny_models import FAMILIES, VOCAB, tiny_model, tiny_seq2seq
 
 # T5 computes its norms and position buckets in float32, whatever the dtype
@@ -259,6 +261,15 @@ def test_an_encoder_that_is_never_called_is_not_trained():
     trained = {name for name, one in drafter.named_parameters() if one.requires_grad}
     assert trained and not any(".encoder." in name for name in trained)
     assert depths(tiny_model("whisper").config) == (2, 2) and depths(drafter.config)[0] == 0
+
+
+@pytest.mark.parametrize("family", ["bart", "led"])
+def test_each_trained_parameter_gets_a_gradient(family):
+    """DDP waits for all of them; BART here has separate embeddings, LED global attention."""
+    drafter = drafter_of(tiny_model("bart") if family == "bart" else target_of(family))
+    examples = [Example(0, 0, [5, 6, 7], [8, 9, 1]), Example(0, 1, [10], [11, 1])]
+    MaskPredict(drafter, ObjectiveConfig())(collator(drafter, 2)(examples), 0.0).loss.backward()
+    assert not [n for n, p in drafter.named_parameters() if p.requires_grad and p.grad is None]
 
 
 @pytest.mark.parametrize(

@@ -207,11 +207,12 @@ def build(
     if initialise != "none":
         _untie(drafter, target)
         names = _copy(drafter, target, initialise)
-    if drafter.shape.encoder == "target":  # the drafter's encoder is never called
-        used = (drafter.get_decoder(), drafter.get_output_embeddings())
-        shared = {id(one) for part in used for one in part.parameters()}
-        for parameter in drafter.get_encoder().parameters():
-            parameter.requires_grad_(parameter.requires_grad and id(parameter) in shared)
+    called = [drafter.get_decoder(), drafter.get_output_embeddings(), drafter.previous_token]
+    called += [drafter.get_encoder()] if drafter.shape.encoder == "own" else []
+    used = {id(one) for part in called if part is not None for one in part.parameters()}
+    for name, parameter in drafter.named_parameters():
+        if id(parameter) not in used or "_global." in name:  # LED's attention to chosen tokens
+            parameter.requires_grad_(False)  # DDP would wait for its gradient
     trained = {name for name, one in drafter.named_parameters() if one.requires_grad}
     return drafter.train(), [name for name in names if name in trained]
 
