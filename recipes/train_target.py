@@ -23,6 +23,7 @@ from drafttrain.data.batches.examples import Examples, PairCollator
 from drafttrain.data.distill.recipe_rows import count_tokens, row_lengths
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import describe_inputs, usable
+from drafttrain.data.inputs.tokens import tokenize_texts
 from drafttrain.models.language_models import family_defaults, random_model
 from drafttrain.models.loading import check_target, load_target, load_tokenizer
 from drafttrain.training.loop import Task, count_steps, make_plan
@@ -129,15 +130,11 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
     else:
         texts = list(inputs["source"]) + [text for text in inputs["reference"] if text is not None]
         tokenizer = train_tokenizer(texts, settings.vocab_size, pairs)
-    rows, held_out = tokenize_rows(inputs, tokenizer, settings.max_tokens, pairs), None
-    if len(rows) == 0:
-        raise ConfigError(
-            f"max_tokens = {settings.max_tokens} leaves no row of {settings.data.path!r}; give a "
-            "larger max_tokens"
-        )
+    tokenize = partial(tokenize_rows, tokenizer=tokenizer, most=settings.max_tokens, pairs=pairs)
+    rows, held_out = tokenize(settings.data.path, inputs), None
     if settings.held_out is not None:
         others = usable(load_inputs(settings.held_out, "held_out"))
-        others = tokenize_rows(others, tokenizer, settings.max_tokens, pairs)
+        others = tokenize(settings.held_out.path, others)
         held_out = others.select(range(min(VALIDATION_ROWS, len(others))))
     model = build_model(settings, tokenizer, pairs)
     task = make_task(settings, model, rows, held_out, pairs)
@@ -153,13 +150,17 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
         train_and_save(accelerator, settings, task, tokenizer)
 
 
-def tokenize_rows(rows: datasets.Dataset, tokenizer, most: int, pairs: bool) -> datasets.Dataset:
+def tokenize_rows(
+    path: str, rows: datasets.Dataset, tokenizer, most: int, pairs: bool
+) -> datasets.Dataset:
     """Tokenises rows to source_ids and target_ids, without rows of more than `most` tokens.
 
     The limit holds for each side of a pair, or for both parts of a text together. A text's target
-    ends with EOS. Raises ConfigError for pairs without references.
+    ends with EOS. Pairs without references are left out. Raises ConfigError if no row is left.
     """
-    if pairs and rows[0]["reference"] is None:
+    if pairs:
+        rows = rows.filter(lambda row: row["reference"] is not None)
+    if len(rows) == 0:
         raise ConfigError(
             "the data has no references to learn from; name their column with "
             "data.reference_column, or their file with data.reference_path"
@@ -167,14 +168,15 @@ def tokenize_rows(rows: datasets.Dataset, tokenizer, most: int, pairs: bool) -> 
     if pairs:
         targets = tokenizer(text_target=list(rows["reference"])).input_ids
     else:
-        references = [reference or "" for reference in rows["reference"]]
-        targets = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(references).input_ids]
-    sources = tokenizer(list(rows["source"])).input_ids
+        parts = tokenizer([text or "" for text in rows["reference"]], add_special_tokens=False)
+        targets = [[*ids, tokenizer.eos_token_id] for ids in parts.input_ids]
+    sources = tokenize_texts(tokenizer, rows["source"][:], not pairs)
     tokenized = datasets.Dataset.from_dict({"source_ids": sources, "target_ids": targets})
     size = max if pairs else sum
-    return tokenized.filter(
-        lambda row: size((len(row["source_ids"]), len(row["target_ids"]))) <= most
-    )
+    short = tokenized.filter(lambda row: size(map(len, row.values())) <= most)
+    if len(short) == 0:
+        raise ConfigError(f"max_tokens = {most} leaves no row of {path!r}; give a larger one")
+    return short
 
 
 def make_task(
@@ -184,12 +186,10 @@ def make_task(
     held_out: datasets.Dataset | None,
     pairs: bool,
 ) -> Task:
-    collate = PairCollator(model.config.pad_token_id, joined=not pairs)
+    collate = PairCollator(model.config.pad_token_id or 0, joined=not pairs)
     teacher = None if settings.teacher is None else load_target(settings.teacher).model
     objective = LanguageModelling(model, settings.label_smoothing, teacher)
-    validate = None
-    if held_out is not None:
-        validate = partial(perplexity, rows=held_out, collate=collate)
+    validate = None if held_out is None else partial(perplexity, rows=held_out, collate=collate)
     constant = None
     if teacher is None:
         learned = ["target_ids"] if pairs else ["source_ids", "target_ids"]

@@ -112,6 +112,7 @@ def _write_files(root: Path) -> None:
         "rows.jsonl": "\n".join(lines) + "\n",
         "broken.jsonl": '{"source": "w5\n',
         "texts.txt": "w5 w6 w7\nw9 w4\n",
+        "long.txt": "w5 " * 99,
         "chats.jsonl": '{"messages": [{"role": "user", "content": "w5"}]}\n' * 3,
         "table.csv": "question,answer\nw5,w6\n",
         "torn.yaml": "target: {path: target\ndata: [\n",

@@ -38,6 +38,10 @@ def family_defaults(fields: Mapping[str, Any]) -> PretrainedConfig:
         hint = f"did you mean {near[0]!r}?" if near else "give one, such as marian, t5 or llama"
         raise ConfigError(f"model.model_type = {family!r} is unknown to Transformers; {hint}")
     config = AutoConfig.for_model(family)
+    if config.to_dict().get("attn_type") == "bi":  # XLNet
+        raise ConfigError(
+            f"model.model_type = {family!r} attends to later tokens; give another, such as llama"
+        )
     known = config.to_dict().keys() | config.attribute_map.keys()
     for field in sorted(fields.keys() - known):
         near = get_close_matches(str(field), sorted(known), n=1, cutoff=0.5)

@@ -58,9 +58,11 @@ WRONG = {
     f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{PARALLEL} objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
     f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
+    f"{SMALL} model.model_type=xlnet": ("'xlnet' attends to later tokens", "llama"),
     f"{SMALL} teacher.path=target": ("unlike model.model_type",),
     f"{SMALL} teacher.path=none": ("'none'", "no such folder"),
     f"{SMALL} max_tokens=1": ("max_tokens = 1", "'rows.jsonl'", "larger"),
+    f"{SMALL} max_tokens=9 held_out.path=long.txt": ("max_tokens = 9", "'long.txt'", "larger"),
 }
 
 

@@ -4,14 +4,17 @@ import json
 import re
 from pathlib import Path
 
+import datasets
 import pytest
 import yaml
+from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from recipes.train_target import main
+from recipes.train_target import main, tokenize_rows
 from tests.commanding import exit_code
 from tests.refusals import LANGUAGE_MODEL
-from tests.tiny_models import BART_SHAPE
+from tests.tiny_models import BART_SHAPE, BOS
+from tests.tiny_targets import tiny_tokenizer
 from tests.training.tiny_runs import logged
 
 SHAPES = {
@@ -82,12 +85,25 @@ def test_decoder_only_target_continues_its_prompts_with_their_references(
     assert 1 < logged(tmp_path / "run", "perplexity")[-1] < 3
 
 
+def test_texts_start_with_one_bos_and_pairs_without_reference_are_left_out():
+    tokenizer = tiny_tokenizer(end=False)
+    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    tokenizer._tokenizer.post_processor = first
+    rows = datasets.Dataset.from_dict({"source": ["w4 w5", "w6"], "reference": ["w7", None]})
+    texts, pairs = (tokenize_rows("x", rows, tokenizer, 9, pairs) for pairs in (False, True))
+    assert texts[:] == {"source_ids": [[BOS, 4, 5], [BOS, 6]], "target_ids": [[7, 1], [1]]}
+    assert len(pairs) == 1
+
+
 def test_a_drafter_learns_from_its_target_and_validation_reports_acceptance(
     settings, tmp_path, capsys
 ):
     settings |= {"model": LANGUAGE_MODEL, "vocab_size": 300}
     run(capsys, settings)
     del settings["vocab_size"]
+    other = AutoTokenizer.from_pretrained(tmp_path / "run/final")
+    other.pad_token = None
+    other.save_pretrained(tmp_path / "run/final")
     settings |= {"run": str(tmp_path / "drafter"), "teacher": {"path": str(tmp_path / "run/final")}}
     settings["train"] |= {"max_steps": 40, "learning_rate": 1e-2, "validate_every": 20}
     run(capsys, settings)
