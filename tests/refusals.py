@@ -15,6 +15,7 @@ import huggingface_hub
 import torch
 import yaml
 from transformers import (
+    BloomConfig,
     GPTJConfig,
     GPTNeoConfig,
     GPTNeoForCausalLM,
@@ -74,6 +75,8 @@ def make_project(root: Path) -> Path:
     unknown = GPTJConfig(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, **ids)
     unknown.save_pretrained(root / "unknown")
     tiny_tokenizer().save_pretrained(root / "unknown")
+    BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=2, **ids).save_pretrained(root / "alibi")
+    tiny_tokenizer().save_pretrained(root / "alibi")
     ViTConfig().save_pretrained(root / "vit")
     MambaConfig(vocab_size=VOCAB).save_pretrained(root / "mamba")
     tiny_tokenizer().save_pretrained(root / "mamba")

@@ -12,12 +12,19 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import (
     CausalDrafterRecipe,
     FollowTargetConfig,
+    ParallelDrafterRecipe,
     StateDrafterRecipe,
 )
 from drafttrain.models.draftable import draftable_tokens
@@ -28,6 +35,7 @@ from drafttrain.models.language_models import (
     shallow_config,
     spread,
     take_layers,
+    takes_positions,
 )
 from drafttrain.models.loading import check_target, is_language_model, read_config
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
@@ -39,14 +47,24 @@ LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
 def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
     """Checks the settings without reading weights; returns the target's config.
 
-    Raises ConfigError like `check_follower`, and for initial weights that do not fit the target.
+    Raises ConfigError like `check_follower`, for initial weights that do not fit the target, and
+    for packed rows or masked blocks that target or drafter cannot read.
     """
-    target = check_follower(settings)
+    target = start = check_follower(settings)
     if settings.initialise.path is not None:
-        _check_start(settings)
+        start = _check_start(settings)
     else:
         chosen_layers(settings, target)
     _check_embeddings(settings)
+    packed = settings.objective.packed_tokens is not None
+    drafts = [start] if packed or isinstance(settings, ParallelDrafterRecipe) else []
+    for config in (*drafts, *([target] if packed else [])):
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if kind is not None and not takes_positions(kind, config):
+            raise ConfigError(
+                f"a {config.model_type!r} model takes no positions, which packed rows and masked "
+                "blocks need; use recipes/train_causal_drafter.py with objective.packed_tokens=null"
+            )
     return target
 
 
@@ -96,8 +114,8 @@ def _check_embeddings(settings: CausalDrafterRecipe) -> None:
         )
 
 
-def _check_start(settings: CausalDrafterRecipe) -> None:
-    """Checks that `initialise.path` is a decoder-only model with the target's tokens."""
+def _check_start(settings: CausalDrafterRecipe) -> PretrainedConfig:
+    """Returns the config of `initialise.path`: decoder-only, with the target's tokens."""
     path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
     start = read_config(path, name)
     if start.is_encoder_decoder or not is_language_model(start):
@@ -106,6 +124,7 @@ def _check_start(settings: CausalDrafterRecipe) -> None:
             "with the target's tokens"
         )
     check_tokenizers(settings.target, path, name)
+    return start
 
 
 def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> list[int]:

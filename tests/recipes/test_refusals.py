@@ -50,6 +50,8 @@ WRONG = {
     f"{CAUSAL} objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
     f"{CAUSAL} drafter.embeddings=target objective.frozen=[output]": ("embeddings=own",),
     f"{CAUSAL} drafter.embeddings=target initialise.path=small": ("has its own embeddings",),
+    f"{CAUSAL} target.path=alibi objective.packed_tokens=9": ("'bloom'", "packed_tokens=null"),
+    f"{PARALLEL} initialise.path=alibi": ("'bloom' model takes no positions", "causal_drafter"),
     f"{STATES} drafter.layers=[4]": ("drafter.layers = [4]", "layers of the target, 0 to 1"),
     f"{STATES} drafter.states=[7]": ("drafter.states = [7]", "layers of the target, 0 to 1"),
     f"{STATES} drafter.output_tokens=99": ("drafter.output_tokens = 99", "the target's 40"),

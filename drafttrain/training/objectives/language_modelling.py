@@ -71,13 +71,10 @@ class LanguageModelling(nn.Module):
             positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
             inputs = text_inputs(model, ids, positions)
         else:
-            outputs = batch.labels.roll(1, 1)  # IGNORED, on padding, is no token
+            outputs = batch.labels.roll(1, 1).clamp(min=0)  # IGNORED, on padding, is no token
             outputs[:, 0] = start_token(model.generation_config)
-            inputs = {
-                "input_ids": ids,
-                "attention_mask": source_mask(model.get_encoder(), batch.attention_mask),
-                "decoder_input_ids": outputs.clamp(min=0),
-            }
+            seen = source_mask(model.get_encoder(), batch.attention_mask)
+            inputs = {"input_ids": ids, "attention_mask": seen, "decoder_input_ids": outputs}
         logits = model(**inputs, use_cache=False).logits
         indices = batch.learned if pairs else batch.learned - 1  # predicts the next token
         return logits.flatten(0, 1)[indices], batch.labels.flatten()[batch.learned]
