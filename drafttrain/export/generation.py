@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ DEFAULT_NEW_TOKENS = 20
 """Transformers' default for the number of new tokens."""
 KEPT_AS = "_drafttrain_pair"
 """Attribute of the target model that caches its `PreparedPair`."""
+snapshot_of = cache(partial(snapshot_download, allow_patterns=[POLICY, f"{HEAD}/*"]))
+"""Downloads policy and head of a drafter on the Hub, once per commit."""
 
 
 @dataclass(frozen=True)
@@ -293,8 +296,10 @@ class PreparedPair:
     stop: StopPolicy
     rules: Policy
     """The policy in effect; it also names the verifier."""
-    policy: Mapping[str, Any] | None
-    """The policy argument of the call."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles as None, so that a copy of the target prepares its own pair."""
+        return type(None), ()
 
 
 def prepare(
@@ -319,40 +324,47 @@ def prepare(
     if assistant is None:
         settings = read_drafter_settings(str(folder))
         assistant = load_drafter(str(folder), settings).to(model.device, model.dtype)
-    if valid and kept.assistant is assistant and kept.policy == policy:
-        if not (model.training or assistant.training):
+    if valid and kept.assistant is assistant and not (model.training or assistant.training):
+        if kept.rules == choose_policy(assistant, policy):
             return kept
     check_finite(model, f"target {model.name_or_path!r}")
     drafter = drafter_for(model, assistant, "assistant_model")
-    rules, stop = choose_policy(assistant, policy)
-    pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules, policy)
+    rules = choose_policy(assistant, policy)
+    stop = open_stop(assistant, rules)
+    pair = PreparedPair(CachedModel(model), assistant, drafter, stop, rules)
     setattr(model, KEPT_AS, pair)
     return pair
 
 
-def choose_policy(
-    assistant: PreTrainedModel, policy: Mapping[str, Any] | None
-) -> tuple[Policy, StopPolicy]:
-    """Returns the policy and its stop policy.
+def choose_policy(assistant: PreTrainedModel, policy: Mapping[str, Any] | None) -> Policy:
+    """Returns the argument, else the policy.json in the drafter's folder, else a fixed length.
 
-    The policy is the argument, else the policy.json in the drafter's folder, else a fixed draft
-    length. Raises ValueError if the policy or its head cannot be used.
+    Raises ValueError if the policy or the drafter's num_assistant_tokens cannot be used.
     """
-    folder = _own_folder(assistant)
     if policy is not None:
-        rules = parse_policy(policy)
-    elif folder is not None and (folder / POLICY).is_file():
-        rules = read_policy(folder / POLICY)
-    elif kind_of(assistant.config).drafts == "blocks":
-        rules = Policy(stop="fixed", k=assistant.config.k)
-    else:
-        length = assistant.generation_config.num_assistant_tokens
-        rules = Policy(stop="fixed", k=length or DEFAULT_LENGTH)
-    head = None
+        return parse_policy(policy)
+    folder = _own_folder(assistant)
+    if folder is not None and (folder / POLICY).is_file():
+        return read_policy(folder / POLICY)
+    if kind_of(assistant.config).drafts == "blocks":
+        return Policy(stop="fixed", k=assistant.config.k)
+    length = assistant.generation_config.num_assistant_tokens or DEFAULT_LENGTH
+    if length not in range(1, 1025):
+        raise ValueError(
+            f"the drafter's generation_config sets num_assistant_tokens = {length!r}; set it to an "
+            "integer from 1 to 1024"
+        )
+    return Policy(stop="fixed", k=length)
+
+
+def open_stop(assistant: PreTrainedModel, rules: Policy) -> StopPolicy:
+    """Makes the stop policy with the head in the drafter's folder. Raises ValueError if the policy
+    needs a head that is missing or does not fit."""
+    folder, head = _own_folder(assistant), None
     if STOPS[rules.stop].reads_head and folder is not None and (folder / HEAD).is_dir():
         [head] = load_heads(folder / HEAD).values()
         check_head_shape(head.to(assistant.device), assistant.config, str(folder / HEAD))
-    return rules, make_stop(rules.stop_config(), head)
+    return make_stop(rules.stop_config(), head)
 
 
 def _own_folder(assistant: PreTrainedModel) -> Path | None:
@@ -370,4 +382,4 @@ def _own_folder(assistant: PreTrainedModel) -> Path | None:
             f"assistant_model was loaded from {name!r}, which no longer exists; load it from its "
             "present folder"
         )
-    return Path(snapshot_download(name, revision=commit, allow_patterns=[POLICY, f"{HEAD}/*"]))
+    return Path(snapshot_of(name, revision=commit))

@@ -1,5 +1,7 @@
 """custom_generate: the tokens of `generate`, from a folder with drafter, head and policy."""
 
+import copy
+import pickle
 from unittest import mock
 
 import pytest
@@ -171,6 +173,25 @@ def test_a_pair_is_wrapped_once_until_something_changes(assistant):
     other = noisy_copy("llama")
     assert prepare(target, other, None).assistant is other
     assert prepare(target, other, None).stop.name == "k=4"
+    other.generation_config.num_assistant_tokens = 2
+    assert prepare(target, other, None).stop.name == "k=2"
+    policy = {"stop": "fixed", "k": 3}
+    prepare(target, other, policy)
+    policy["k"] = 6  # in place
+    assert prepare(target, other, policy).stop.name == "k=6"
+    for wrong in (-3, 2.5):
+        other.generation_config.num_assistant_tokens = wrong
+        with pytest.raises(ValueError, match=f"num_assistant_tokens = {wrong}; set it to"):
+            prepare(target, other, None)
+
+
+def test_a_copy_of_a_target_makes_its_own_pair(assistant):
+    target = tiny_model("llama")
+    plain = generate(target, **ONE, **GREEDY, assistant_model=assistant)
+    for other in (copy.deepcopy(target), copy.copy(target), pickle.loads(pickle.dumps(target))):
+        pair = prepare(other, assistant, None)
+        assert pair.target.model is other
+        assert torch.equal(generate(other, **ONE, **GREEDY, assistant_model=assistant), plain)
 
 
 @pytest.mark.parametrize(
