@@ -179,6 +179,17 @@ def position_limit(config: PretrainedConfig) -> int | None:
     return limit
 
 
+def tree_fault(config: PretrainedConfig) -> str | None:
+    """Returns why trees and batches do not work, if only long inputs would show it; else None.
+
+    Llama 4 scales attention by position, which it counts by the cache's length, from `floor_scale`
+    on.
+    """
+    if config.get_text_config(decoder=True).to_dict().get("attn_temperature_tuning"):
+        return "its attention temperature counts cached tokens (attn_temperature_tuning)"
+    return None
+
+
 def refuse(config: PretrainedConfig, reason: str) -> NoReturn:
     """Raises ValueError for a model that cannot be decoded speculatively."""
     raise ValueError(

@@ -22,6 +22,7 @@ from drafttrain.decoding.engine.architectures import (
     position_limit,
     refuse,
     source_limit,
+    tree_fault,
 )
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.engine import Engine
@@ -80,7 +81,7 @@ class CachedModel:
         """The tokens that it drafts, in ascending order; None: all. Ignore the other logits."""
         if draftable is not None:
             self.draftable = draftable[draftable < self.row_size].to(self.device)
-        self.tree_fault: str | None = None
+        self.tree_fault = tree_fault(model.config)
         """Why trees do not work; None: they do."""
         self.engine = self._make_engine(padded_size)
 
@@ -90,7 +91,7 @@ class CachedModel:
         Raises ValueError if neither works.
         """
         encoder = Encoder(self.model) if self.is_encoder_decoder else None
-        for trees in (True, False):
+        for trees in (True, False) if self.tree_fault is None else (False,):
             body = TransformersBody(self.model, self.draftable, vocabulary, explicit_masks=trees)
             self.engine = Engine(body, encoder, self.position_limit, one_chain=not trees)
             fault = probe(self, trees)

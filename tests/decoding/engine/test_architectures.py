@@ -9,6 +9,7 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoConfig,
     JambaConfig,
+    Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
@@ -26,7 +27,10 @@ from drafttrain.decoding.engine.architectures import (
     position_limit,
 )
 from drafttrain.decoding.engine.cached_model import CachedModel
-from tests.tiny_models import BART_SHAPE, CAUSAL_SHAPE, VOCAB, tiny_model
+from drafttrain.decoding.engine.probe import reference_logits
+from drafttrain.decoding.types import Proposal
+from tests.comparing import close
+from tests.tiny_models import BART_SHAPE, CAUSAL_SHAPE, VOCAB, tiny_model, tiny_source
 
 
 def str_of(value: PretrainedConfig | str | dict) -> str:
@@ -113,3 +117,21 @@ def test_positions_end_before_the_rotations_change_with_the_length():
     config = LlamaConfig(**CAUSAL_SHAPE, rope_parameters=long)
     assert position_limit(config) == 32
     assert position_limit(LlamaConfig(**CAUSAL_SHAPE)) == 64
+
+
+def test_a_temperature_of_later_positions_is_that_of_plain_decoding():
+    """Llama 4 counts positions by the cache's length: trees and batches would scale by others."""
+    shape = CAUSAL_SHAPE | {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2}
+    shape |= {"intermediate_size_mlp": 32, "num_hidden_layers": 4, "attention_chunk_size": 8}
+    torch.manual_seed(0)
+    model = Llama4ForCausalLM(Llama4TextConfig(**shape, floor_scale=10, attn_scale=2.0)).eval()
+    target, prompt = CachedModel(model), torch.arange(4, 16)
+    path = torch.cat([prompt, torch.tensor([9, 22, 31])])
+    source = tiny_source(prompt, model)
+    state = target.encode(source)
+    target.score([(state, prompt, Proposal.chain(torch.tensor([5, 6])))])
+    target.keep(state, torch.arange(0))
+    [score] = target.score([(state, prompt, Proposal.chain(path[12:]))])
+    close(score.logits, reference_logits(model, source, path)[-4:], 1e-5)
+    with pytest.raises(ValueError, match="'llama4_text' .* draft trees: its attention temperature"):
+        target.check_tree_attention()
