@@ -108,8 +108,7 @@ def open_kind(
     target: PreTrainedModel | None,
 ) -> Drafter:
     """Makes a drafter of a kind from its model, or max-gram's table of next tokens, or nothing."""
-    arguments = (drafts_with, target) if kind.is_model else (drafts_with,)
-    return resolve_name(kind.opens)(*arguments)
+    return resolve_name(kind.opens)(drafts_with, target)
 
 
 def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> Drafter:

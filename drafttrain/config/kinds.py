@@ -37,8 +37,8 @@ class DrafterKind:
     words: str
     """The noun phrase for such a drafter in messages."""
     opens: str
-    """Function that makes the Drafter: from its model and the target's (or None); for kinds without
-    a model from max-gram's table of next tokens, or None."""
+    """Function that makes the Drafter from its model and the target's (or None); kinds without a
+    model get max-gram's table of next tokens, or None, instead of theirs."""
     drafts: Literal["tokens", "blocks", "copies", "nothing"]
     """Its drafts: a token per model call, a block per call, copies of the text or nothing."""
     model: str | None = None

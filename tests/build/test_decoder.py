@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import drafttrain
 from drafttrain.config.base import ConfigError
 from tests.small_pair import save_run
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, tiny_seq2seq
 from tests.tiny_targets import save_target
 
 TARGET, DRAFTER = "checkpoints/gsm8k-target", "checkpoints/gsm8k-drafter"
@@ -117,3 +117,14 @@ def test_sampling_is_repeated_by_its_seed_and_settings_are_checked():
     for given in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
         with pytest.raises(ConfigError, match=f"{next(iter(given))} = .* only with temperature"):
             drafttrain.load(TARGET, DRAFTER, **given)
+
+
+def test_max_gram_copies_no_source_token_that_the_decoder_lacks():
+    """A Marian model may have two vocabularies: here 40 tokens, of which the decoder has 36."""
+    target = tiny_seq2seq("two vocabularies")
+    inputs = [[token, 38, 39] for token in range(4, 36)]
+    plain, copied = (
+        [one.tokens for one in drafttrain.load(target, name).generate(inputs, 5, batch_size=32)]
+        for name in (None, "max-gram")
+    )
+    assert copied == plain

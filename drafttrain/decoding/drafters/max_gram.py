@@ -8,6 +8,7 @@ likeliest next token. Every draft is a point mass.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -16,6 +17,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetState
@@ -27,12 +29,17 @@ class MaxGramDrafter(Drafter):
 
     name = "max-gram"
 
-    def __init__(self, bigrams: Sequence[int] | None = None) -> None:
-        """bigrams[token]: the likeliest next token, -1 if unknown."""
-        self.bigrams = bigrams
+    def __init__(
+        self, bigrams: Sequence[int] | None = None, target: PreTrainedModel | None = None
+    ) -> None:
+        """bigrams[token]: the likeliest next token, -1 if unknown. target: drafts end before a
+        token that its decoder does not have, in a source of another vocabulary (Marian)."""
+        self.bigrams, self.vocabulary = bigrams, sys.maxsize
+        if target is not None:
+            self.vocabulary = target.config.get_text_config(decoder=True).vocab_size
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> MaxGramSession:
-        return MaxGramSession(self.bigrams, source)
+        return MaxGramSession(self.bigrams, source, self.vocabulary)
 
 
 class MaxGramSession:
@@ -43,8 +50,8 @@ class MaxGramSession:
     output.
     """
 
-    def __init__(self, bigrams: Sequence[int] | None, source: Source) -> None:
-        self.bigrams = bigrams
+    def __init__(self, bigrams: Sequence[int] | None, source: Source, vocabulary: int) -> None:
+        self.bigrams, self.vocabulary = bigrams, vocabulary
         read = source.input_ids.tolist() if source.is_text else []
         same = read == source.prefix.tolist()
         self.skipped = 0 if same else len(source.prefix)
@@ -60,7 +67,7 @@ class MaxGramSession:
         likeliest = continue_text(text, self.bigrams)
         while stop.should_draft(DraftState(len(drafted))):
             token = next(likeliest, None)
-            if token is None:
+            if token is None or token >= self.vocabulary:
                 break
             drafted.append(token)
         calls = {MaxGramDrafter.name: Calls(1, perf_counter() - began)}

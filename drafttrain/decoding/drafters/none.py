@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetState
@@ -14,7 +15,7 @@ class NoDrafter(Drafter):
 
     name = "none"
 
-    def __init__(self, nothing: None = None) -> None:
+    def __init__(self, nothing: None = None, target: PreTrainedModel | None = None) -> None:
         self._nothing = Proposal.empty()
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> NoDrafter:
