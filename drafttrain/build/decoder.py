@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -85,7 +85,7 @@ class SpeculativeDecoder:
         """
         sources = self._sources(inputs)
         reserve(max((len(source.prefix) for source in sources), default=0) + max_new_tokens)
-        outputs = self.decoder.decode_all(sources, max_new_tokens, batch_size)
+        outputs = replace(self.decoder).decode_all(sources, max_new_tokens, batch_size)
         return [self._generation(output) for output in outputs]
 
     def stream(self, text: str | Sequence[int], max_new_tokens: int = 128) -> Iterator[list[int]]:
@@ -93,7 +93,7 @@ class SpeculativeDecoder:
         sources = self._sources(text)
         if len(sources) != 1:
             raise ValueError(f"{len(sources)} inputs, but `stream` decodes one; use `generate`")
-        for round_ in self.decoder.decode(sources, max_new_tokens, 1):
+        for round_ in replace(self.decoder).decode(sources, max_new_tokens, 1):
             yield list(round_.emitted)
 
     def _sources(self, inputs: Inputs) -> list[Source]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import drafttrain
 from drafttrain.config.base import ConfigError
@@ -55,6 +55,17 @@ def test_loaded_models_and_ids_need_no_folder():
     assert found.mean_acceptance_length > 2.5  # the drafter is the target
     with pytest.raises(ValueError, match="texts need a tokenizer"):
         decoder.generate("a text")
+
+
+def test_each_call_follows_the_targets_current_generation_config():
+    target, ids = tiny_model("llama"), torch.tensor([[5, 9, 20, 7]])
+    decoder, seen = drafttrain.load(target, "max-gram"), []
+    for changes in ({}, {"repetition_penalty": 1.9}, {"eos_token_id": 4}):
+        target.generation_config = GenerationConfig(pad_token_id=0, **changes)
+        seen.append(decoder.generate(ids, max_new_tokens=12)[0].tokens)
+        expected = target.generate(ids, do_sample=False, max_new_tokens=12)[0, 4:].tolist()
+        assert seen[-1] == expected
+    assert len(set(map(tuple, seen))) == 3
 
 
 @pytest.mark.parametrize(

@@ -110,13 +110,14 @@ class ToyModel(CachedModel):
     The hidden state at a token depends on the whole path including the token.
     """
 
+    eos_ids = frozenset([EOS])
+
     def __init__(
         self, seed: int, vocabulary: int = 3, excluded: float = 0.0, width: int = 4
     ) -> None:
         self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
         self.device = torch.device("cpu")
         self.source_limit = self.position_limit = self.draftable = self.tree_fault = None
-        self.eos_ids = frozenset([EOS])
         self.vocabulary = vocabulary
         self.table = LogitsTable(seed, vocabulary, excluded)
         self.hidden = LogitsTable(seed + 1000, width)

@@ -1,5 +1,6 @@
 """Rounds on a simulated GPU: no operation mixes devices, and synchronisations are few."""
 
+import copy
 from dataclasses import replace
 from unittest import mock
 
@@ -127,8 +128,9 @@ def test_drafts_that_the_host_does_not_know_are_verified_alike(name, verifier):
     sources = [make_source([5, 9, 7, token], target) for token in (3, 8, 6, 11, 20)]
 
     def play(ends: int | list[int]) -> list[tuple]:
-        cached = CachedModel(target)
-        cached.eos_ids = frozenset([ends] if isinstance(ends, int) else ends)
+        config = copy.deepcopy(target.generation_config)
+        config.eos_token_id = ends
+        cached = CachedModel(target).under(config)
         drafter = methods.METHODS[name](target, methods.near)
         decoder = decoder_of(cached, drafter, K, verifier, randomness=drawn)
         whole = Engine.forward_batch

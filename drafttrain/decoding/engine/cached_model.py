@@ -66,8 +66,6 @@ class CachedModel:
         self.position_limit = position_limit(model.config)
         """Number of decoder positions, for its prefix and all new tokens; None: no limit."""
         self._generation_config: GenerationConfig | None = None  # None: the model's current one
-        self.eos_ids = frozenset(end_tokens(model.generation_config))
-        """Tokens that end a sequence."""
         head = model.get_output_embeddings()  # quantised: no weight; FSMT: an embedding
         if not (hasattr(head, "out_features") or hasattr(head, "weight")):
             refuse(model.config, "it has no single output projection over one vocabulary")
@@ -102,6 +100,11 @@ class CachedModel:
         refuse(self.model.config, fault)
 
     @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        return frozenset(end_tokens(self._generation_config or self.model.generation_config))
+
+    @property
     def supports_tree_attention(self) -> bool:
         """Whether tree nodes can be computed: the model accepts any mask and position."""
         return self.tree_fault is None
@@ -122,7 +125,6 @@ class CachedModel:
         """Returns the same model with another generation_config."""
         other = copy.copy(self)
         other._generation_config = generation_config
-        other.eos_ids = frozenset(end_tokens(generation_config))
         return other
 
     def drafting_all(self) -> CachedModel:
