@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.decoding.engine.architectures import device_of
+from drafttrain.decoding.engine.architectures import attention_windows, device_of
 from drafttrain.decoding.engine.compiling import CompiledEncoder
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
@@ -30,20 +30,25 @@ class Encoder:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.compiled: CompiledEncoder | None = None
+        config = getattr(model.get_encoder(), "config", model.config)
+        self.has_windows = any(attention_windows(config).values())
+        """Whether padding may make states NaN: a row of it beyond a window attends to nothing."""
 
     def _texts(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Encodes ids [B, S] with mask [B, S] (1 = token; None: no padding) -> states [B, S, D]."""
         return self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
 
     def compile(self) -> None:
-        """Compiles the calls that encode texts from now on."""
-        self.compiled = CompiledEncoder(self._texts, [self.model], device_of(self.model))
+        """Compiles the calls that encode texts from now on, unless they allow no padding."""
+        if not self.has_windows:
+            self.compiled = CompiledEncoder(self._texts, [self.model], device_of(self.model))
 
     def __call__(self, sources: Sequence[Source]) -> list[Tensor]:
         """Returns the encoder states of every source, [S, D] each.
 
         `Source.encoded` is returned unchanged if all sources have it. Texts are padded to one
-        length. Audio features must have one shape and are converted to the model's dtype.
+        length; an encoder with windows gets those of equal length together. Audio features must
+        have one shape and are converted to the model's dtype.
         """
         if all(source.encoded is not None for source in sources):
             return given_encoding(sources)
@@ -51,6 +56,10 @@ class Encoder:
             texts = [source.input_ids.to(device_of(self.model)) for source in sources]
             ids, mask = padded(texts, self.model.config.pad_token_id or 0)
             lengths = list(map(len, texts))
+            if self.has_windows and min(lengths) != max(lengths):
+                same = {n: [one for one in sources if len(one.input_ids) == n] for n in lengths}
+                encoded = {length: iter(self(group)) for length, group in same.items()}
+                return [next(encoded[length]) for length in lengths]
             if self.compiled is not None:
                 states = self.compiled(ids, mask)
             else:

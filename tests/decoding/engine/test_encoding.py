@@ -9,7 +9,7 @@ from tests.comparing import close
 from tests.decoding.engine.fresh import LENGTHS, sources_of
 from tests.tiny_drafters import tiny_drafter
 from tests.tiny_families import any_family
-from tests.tiny_models import FAMILIES, tiny_model
+from tests.tiny_models import FAMILIES, tiny_model, tiny_seq2seq
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5, 5), (90, 70)])
@@ -35,4 +35,12 @@ def test_a_drafter_encodes_a_batch_as_single_texts(target):
     sources = sources_of(tiny_model("bart"), LENGTHS)
     states = BlockDrafter(model).encode_all(sources)
     for state, source in zip(states, sources, strict=True):
+        close(state.encoded, model.get_encoder()(input_ids=source.input_ids[None])[0][0])
+
+
+@torch.inference_mode()
+def test_padding_beyond_a_window_of_the_encoder_reaches_no_other_text():
+    model = tiny_seq2seq("t5gemma")
+    sources = sources_of(model, (3, 9, 3))
+    for state, source in zip(CachedModel(model).encode_all(sources), sources, strict=True):
         close(state.encoded, model.get_encoder()(input_ids=source.input_ids[None])[0][0])
