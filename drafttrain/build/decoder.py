@@ -84,7 +84,8 @@ class SpeculativeDecoder:
         and texts without a tokenizer, and NotFinite if logits are NaN or infinite.
         """
         sources = self._sources(inputs)
-        reserve(max((len(source.prefix) for source in sources), default=0) + max_new_tokens)
+        if isinstance(max_new_tokens, int):  # else `decode` refuses it
+            reserve(max((len(source.prefix) for source in sources), default=0) + max_new_tokens)
         outputs = replace(self.decoder).decode_all(sources, max_new_tokens, batch_size)
         return [self._generation(output) for output in outputs]
 
@@ -98,6 +99,11 @@ class SpeculativeDecoder:
 
     def _sources(self, inputs: Inputs) -> list[Source]:
         model = self.decoder.target.model
+        if model.main_input_name != "input_ids":
+            raise ValueError(
+                f"the target reads {model.main_input_name}, not texts or ids; use `drafttrain "
+                "generate` or `drafttrain eval` for it"
+            )
         rows = _rows_of(inputs)
         if rows and all(isinstance(row, str) for row in rows):
             if self.tokenizer is None:
@@ -105,7 +111,8 @@ class SpeculativeDecoder:
             rows = tokenize_texts(self.tokenizer, rows, not model.config.is_encoder_decoder)
         size = model.get_input_embeddings().num_embeddings
         for number, row in enumerate(rows):
-            if isinstance(row, str) or not all(isinstance(token, int) for token in row):
+            of_ids = isinstance(row, Sequence) and not isinstance(row, str | bytes)
+            if not of_ids or not all(isinstance(token, int) for token in row):
                 raise ValueError(f"input {number} is {row!r}; give texts only, or token ids only")
             outside = [token for token in row if not 0 <= token < size]
             if outside:
@@ -133,7 +140,8 @@ def _rows_of(inputs: Inputs) -> list[Any]:
     """Returns texts or rows of ids as a list. Raises ValueError for inputs that are neither."""
     if isinstance(inputs, str):
         return [inputs]
-    if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable):
+    wrong = isinstance(inputs, Mapping | bytes) or not isinstance(inputs, Iterable)
+    if wrong or (isinstance(inputs, Tensor) and inputs.dim() == 0):
         raise ValueError(
             f"inputs are a {type(inputs).__name__}; give texts, or the rows of ids of a tokenizer "
             '(its "input_ids", without padding)'

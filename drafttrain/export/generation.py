@@ -177,10 +177,20 @@ def read_request(
             f"{left[0]} is not supported in speculative decoding; give input_ids, attention_mask "
             "and the settings of generate"
         )
-    if input_ids is None or input_ids.dim() != 2 or input_ids.is_floating_point():
-        shown = "nothing" if input_ids is None else f"{input_ids.dtype} {tuple(input_ids.shape)}"
+    if not isinstance(input_ids, Tensor):
+        shown = "nothing" if input_ids is None else f"a {type(input_ids).__name__}"
+        raise ValueError(f"input_ids must be a tensor [batch, length], not {shown}")
+    if input_ids.dim() != 2 or input_ids.is_floating_point():
+        shown = f"{input_ids.dtype} {tuple(input_ids.shape)}"
         raise ValueError(f"input_ids must be integers of shape [batch, length], not {shown}")
     rows = _without_padding(model, config, input_ids, mask)
+    size = model.get_input_embeddings().num_embeddings
+    for number, row in enumerate(rows):
+        if outside := [token for token in row.tolist() if not 0 <= token < size]:
+            raise ValueError(
+                f"row {number} of the inputs has the token {outside[0]}, but the target has the "
+                f"tokens 0 to {size - 1}; use its own tokenizer"
+            )
     starts = input_ids
     if model.config.is_encoder_decoder:
         starts = torch.full((len(rows), 1), start_token(config), device=model.device)
@@ -222,6 +232,11 @@ def check_config(config: GenerationConfig, given: Collection[str] = ()) -> None:
         raise ValueError(
             f"temperature = {config.temperature} with do_sample=True; give one above 0, or "
             "do_sample=False for greedy decoding"
+        )
+    top_k, min_p = config.top_k or 0, config.min_p or 0.0
+    if config.do_sample and (top_k < 0 or not 0.0 <= min_p <= 1.0):
+        raise ValueError(
+            f"top_k = {top_k}, min_p = {min_p}; give a top_k of at least 0 and a min_p from 0 to 1"
         )
     if (name := unavailable(config, not config.do_sample)) in given:
         raise ValueError(

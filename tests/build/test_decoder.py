@@ -76,11 +76,17 @@ def test_each_call_follows_the_targets_current_generation_config():
         (None, "inputs are a NoneType"),
         ([[5, 6], [5, 10**6]], "input 1 has the token 1000000, but the target has the tokens 0 to"),
         ([[5, -1]], "input 0 has the token -1"),
+        ([[5], 6], "input 1 is 6; give texts only"),
+        ([None], "input 0 is None; give texts only"),
+        (torch.tensor(5), "inputs are a Tensor; give"),
+        (b"ab", "inputs are a bytes; give"),
     ],
 )
 def test_inputs_of_another_kind_are_refused(inputs, message):
     with pytest.raises(ValueError, match=message):
         drafttrain.load(tiny_model("llama"), None).generate(inputs)
+    with pytest.raises(ValueError, match="the target reads input_features, not texts or ids"):
+        drafttrain.load(tiny_model("whisper"), None).generate([[5, 6]])
 
 
 def test_ids_of_one_input_need_no_outer_list():
@@ -91,9 +97,11 @@ def test_ids_of_one_input_need_no_outer_list():
     assert sum(decoder.stream(torch.tensor([5, 9, 20]), 6), []) == expected.tokens
     with pytest.raises(ValueError, match="2 inputs, but `stream` decodes one"):
         next(decoder.stream([[5, 9], [5, 9]]))
-    for wrong in ({"max_new_tokens": 0}, {"max_new_tokens": 8.5}, {"batch_size": 0}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .*; give an integer of at"):
-            decoder.generate([5, 9, 20], **wrong)
+    for wrong in (0, None, 8.5):
+        with pytest.raises(ValueError, match="max_new_tokens = .*; give an integer of at"):
+            decoder.generate([5, 9, 20], max_new_tokens=wrong)
+    with pytest.raises(ValueError, match="batch_size = 0; give an integer of at"):
+        decoder.generate([5, 9, 20], batch_size=0)
 
 
 def test_paths_load_and_wrong_arguments_are_named():

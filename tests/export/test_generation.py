@@ -221,6 +221,11 @@ def test_a_copy_of_a_target_makes_its_own_pair(assistant):
         ({"attention_mask": torch.zeros(1, 3)}, "row 0 of the inputs holds no tokens"),
         ({"input_ids": torch.tensor([3, 9])}, "must be integers of shape"),
         ({"input_ids": None}, "not nothing"),
+        ({"input_ids": [[3, 9]]}, "input_ids must be a tensor .* not a list"),
+        ({"input_ids": torch.tensor([[3, 99]])}, "row 0 .* the token 99, but .* 0 to 39"),
+        ({"input_ids": torch.tensor([[3, -1]])}, "row 0 .* has the token -1"),
+        ({"do_sample": True, "top_k": -1}, "top_k = -1, .*at least 0"),
+        ({"do_sample": True, "min_p": 3.0}, r"min_p = 3\.0; .*from 0 to 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
