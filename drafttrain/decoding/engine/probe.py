@@ -60,7 +60,7 @@ def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | No
             "load it in float32 or bfloat16, or train it again"
         )
     early = reference_logits(model, source, path[:length])
-    if not _close(early[-1:], expected[length - 1 : length], None):
+    if not _close(early[-1:], expected[length - 1 : length], target):
         return "its logits depend on later tokens (it looks ahead, or quantises per call)"
     state = target.encode(source)
     target.score([(state, path[:length], Proposal.chain(path[-3:]))])
@@ -73,7 +73,7 @@ def _compare(target: Any, source: Source, path: Tensor, trees: bool) -> str | No
     # some families compute a single token differently
     [last] = target.score([(state, path, Proposal.empty())])
     logits = torch.cat([chain.logits, last.logits])
-    if not _close(logits, torch.cat([expected[start - 1 :], expected[-1:]]), target.draftable):
+    if not _close(logits, torch.cat([expected[start - 1 :], expected[-1:]]), target):
         return "its logits with a cache differ from those without"
     return _compare_tree(target, source, path[:length]) if trees else None
 
@@ -87,7 +87,7 @@ def _compare_tree(target: Any, source: Source, prefix: Tensor) -> str | None:
         while ancestor >= 0:
             path, ancestor = [ancestor, *path], int(TREE[ancestor])
         expected = reference_logits(target.model, source, torch.cat([prefix, nodes[path]]))
-        if not _close(tree.logits[node + 1 : node + 2], expected[-1:], target.draftable):
+        if not _close(tree.logits[node + 1 : node + 2], expected[-1:], target):
             return "the logits of tree nodes differ from those of their paths"
     return None
 
@@ -105,13 +105,16 @@ def reference_logits(model: PreTrainedModel, source: Source, tokens: Tensor) -> 
     return model(**inputs, use_cache=False).logits[0]
 
 
-def _close(logits: Tensor, expected: Tensor, draftable: Tensor | None) -> bool:
-    """Whether logits agree within 2 % of their standard deviation; minus infinity must be equal."""
+def _close(logits: Tensor, expected: Tensor, target: Any) -> bool:
+    """Whether logits agree within 2 % of their standard deviation, in half precision 50 %, because
+    calls of different lengths round differently (SmolLM2-135M in bfloat16: by up to 19 %). Minus
+    infinity must be equal."""
     if logits.shape[0] != expected.shape[0]:
         return False
     width = min(logits.shape[1], expected.shape[1])
     logits, expected = logits[:, :width].float(), expected[:, :width].float()
-    if draftable is not None:
-        logits, expected = logits[:, draftable], expected[:, draftable]
+    if target.draftable is not None:
+        logits, expected = logits[:, target.draftable], expected[:, target.draftable]
+    share = 0.5 if target.model.dtype in (torch.bfloat16, torch.float16) else 0.02
     spread = float(expected[expected.isfinite()].std(correction=0))
-    return torch.allclose(logits, expected, rtol=0.02, atol=0.02 * spread)
+    return torch.allclose(logits, expected, rtol=0.02, atol=share * spread)
