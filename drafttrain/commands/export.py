@@ -150,20 +150,17 @@ def summary(settings: ExportConfig, parts: Parts, verification: Verification) ->
 def read_measured(file: Path, target: TargetConfig | None) -> Measured:
     """Returns the results for a model card from a report of `drafttrain eval` or `tune`.
 
-    Raises ConfigError for a report of another target than the drafter's.
+    A note names the report's target if it is not the drafter's, which may have been moved.
     """
     report = read_report(file)
-    if target is not None and Path(report.target.path).name != Path(target.path).name:
-        raise ConfigError(
-            f"report = {str(file)!r} is of target {report.target.path!r}, not {target.path!r}; "
-            "give a report of this one with --report"
-        )
     notes = [
         f"{note(report)} `plain` is the target without a drafter in the same engine, `generate` is "
         "Transformers'",
         *parity_lines(report),
         *verdict_lines(report),
     ]
+    if target is not None and (name := Path(report.target.path).name) != Path(target.path).name:
+        notes.insert(0, f"measured with target {name!r}, not {Path(target.path).name!r}")
     data, environment, plot = report.data, report.environment, file.with_suffix(".png")
     versions = [f"{name} {environment.versions[name]}" for name in ("torch", "transformers")]
     machine = environment.gpu or f"{environment.cores} cores of {environment.cpu}"
