@@ -252,8 +252,8 @@ def fastest_fixed(run: Decoded, others: Sequence[Decoded]) -> Decoded | None:
     """
     if run.job.way != "chain" or is_fixed(run):
         return None
-    method, own = run.job.method, [one for one in others if is_fixed(one)]
-    own = [one for one in own if one.job.method.drafter is method.drafter]
+    method = run.job.method
+    own = [one for one in others if is_fixed(one) and one.job.method.drafter is method.drafter]
     if run.job.lossless:
         own = [one for one in own if one.job.lossless]
     else:

@@ -106,15 +106,15 @@ def reference_logits(model: PreTrainedModel, source: Source, tokens: Tensor) -> 
 
 
 def _close(logits: Tensor, expected: Tensor, target: Any) -> bool:
-    """Whether logits agree within 2 % of their standard deviation, in half precision 50 %, because
-    calls of different lengths round differently (SmolLM2-135M in bfloat16: by up to 19 %). Minus
-    infinity must be equal."""
+    """Whether logits agree within 2 % of their standard deviation, in half precision 40 %, because
+    calls of different lengths round differently (SmolLM2-135M in bfloat16: by up to 19 %, wrong
+    masks by 70 % or more). Minus infinity must be equal."""
     if logits.shape[0] != expected.shape[0]:
         return False
     width = min(logits.shape[1], expected.shape[1])
     logits, expected = logits[:, :width].float(), expected[:, :width].float()
     if target.draftable is not None:
         logits, expected = logits[:, target.draftable], expected[:, target.draftable]
-    share = 0.5 if target.model.dtype in (torch.bfloat16, torch.float16) else 0.02
+    share = 0.4 if target.model.dtype in (torch.bfloat16, torch.float16) else 0.02
     spread = float(expected[expected.isfinite()].std(correction=0))
     return torch.allclose(logits, expected, rtol=0.02, atol=share * spread)

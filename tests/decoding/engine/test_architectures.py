@@ -91,9 +91,10 @@ def test_models_that_answer_otherwise_with_a_cache_are_detected():
         CachedModel(model)
 
 
-def test_models_that_answer_otherwise_after_a_single_token_are_detected():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_models_that_answer_otherwise_after_a_single_token_are_detected(dtype):
     """GIT in Transformers 5.15 does so; plain decoding feeds one token per call."""
-    model = tiny_model("llama")
+    model = tiny_model("llama").to(dtype)
 
     def flip(module, arguments, given, output):
         if given["input_ids"].shape[1] == 1:
