@@ -97,8 +97,8 @@ def generate(
             "(Transformers does not pass it to a callable custom_generate: give the folder's name "
             "instead, or call drafttrain.export.generation.generate(model, ...) directly)"
         )
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}; give at least 1, or leave it out")
+    if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+        raise ValueError(f"batch_size = {batch_size!r}; give an integer from 1, or leave it out")
     request = read_request(model, inputs, generation_config, kwargs)
     if streamer is not None and len(request.sources) > 1:
         raise ValueError(
@@ -260,10 +260,10 @@ def _without_padding(
         mask, padding = torch.ones_like(input_ids), config.pad_token_id
         if not model.config.is_encoder_decoder and padding not in (None, *end_tokens(config)):
             mask = input_ids != padding
-    if mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)}, but input_ids {tuple(input_ids.shape)}"
-        )
+    if not isinstance(mask, Tensor) or mask.shape != input_ids.shape:
+        shown = mask if not isinstance(mask, Tensor) else f"shape {tuple(mask.shape)}"
+        expected = f"a tensor of the shape {tuple(input_ids.shape)} of input_ids"
+        raise ValueError(f"attention_mask must be {expected}, not {shown}")
     mask = mask.bool()
     # a run of tokens begins where the mask is set and was not set one column before
     begins = mask & ~torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], dim=1)
