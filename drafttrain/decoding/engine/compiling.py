@@ -154,12 +154,16 @@ class Graphs:
         # torch caches compiled functions by code object, so each gets its own
         code = step.__code__.replace(co_name=f"step_{next(COUNT)}")
         step = FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:  # on a CPU, tensors marked as static would become constants like weights
+            for tensor in static:
+                torch._dynamo.mark_static_address(tensor)
+        # in the options of torch.compile, freezing comes too late for the tracing
+        freezing = torch._inductor.config.patch(freezing=not on_gpu)
         try:
             compiled = _compiled(step, self.device)
-            with warnings.catch_warnings(action="ignore", category=UserWarning):
-                for tensor in static:
-                    torch._dynamo.mark_static_address(tensor)
-                for _ in range(CALLS[self.device.type == "cuda"]):
+            with freezing, warnings.catch_warnings(action="ignore", category=UserWarning):
+                for _ in range(CALLS[on_gpu]):
                     compiled(**arguments)
         except Exception as error:  # torch.compile and C++ compilers may raise anything
             self.failed = True

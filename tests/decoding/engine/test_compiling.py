@@ -13,6 +13,7 @@ from torch import nn
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine import compiling
+from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.compiling import CompiledBody
 from drafttrain.decoding.engine.engine import ENGINES, compile_calls, reserve
@@ -112,6 +113,29 @@ def test_weights_adapters_and_hooks_that_change_are_compiled_again():
     hook.remove()
     logits_after(14)
     assert body.graphs.compilations == 8
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+def test_weights_are_constants_of_a_graph_and_caches_are_not(family, monkeypatch):
+    inputs = []
+
+    def recording(graph, arguments, **settings):
+        inputs.append(arguments)
+        return graph.forward
+
+    monkeypatch.setattr(compiling, "BACKEND", recording)
+    target = CachedModel(tiny_model(family))
+    body, source = compiled(target), sources_of(target.model)[0]
+    for token in (8, 9):
+        path = torch.cat([source.prefix, torch.tensor([token, 7])])
+        state = target.encode(source)
+        extend(target, state, path[:-1])
+        score = extend(target, state, path)
+        close(score.logits[-1], fresh(target.model, source, path.tolist()).logits[0, -1])
+        del state, score
+        release_caches()  # the next call allocates other tensors
+    assert body.graphs.compilations == len(inputs) > 0
+    assert not any(isinstance(one, nn.Parameter) for arguments in inputs for one in arguments)
 
 
 def test_room_that_doubles_is_compiled_once_more():
