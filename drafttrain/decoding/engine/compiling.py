@@ -3,8 +3,8 @@
 A call of a small model is hundreds of operations, and launching them takes most of its time. A
 compiled call is launched as a whole, on a GPU as a CUDA graph. There are few buckets: batch rows
 and tokens are rounded up to `BATCHES` and `TOKENS`, columns to the capacity of the cache, and
-sources to a power of two. Longer calls and first calls of sources run uncompiled. The graphs have
-no guards; instead, every call first checks that the modules have not changed (`Watched`).
+sources to a power of two. Longer calls and the very first call run uncompiled. The graphs have no
+guards; instead, every call first checks that the modules have not changed (`Watched`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from drafttrain.decoding.engine.cache import ColumnCache
+from drafttrain.decoding.engine.cache import ColumnCache, KeysValues
 from drafttrain.decoding.engine.forward import BatchOutput, Body, ForwardBatch, version_of
 from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.models.weight_files import first_line
@@ -182,8 +182,13 @@ class CompiledBody:
     def __init__(self, body: Body) -> None:
         self.body, self.graphs = body, Graphs(body.modules, body.device)
 
-    def bucket_of(self, cache: ColumnCache, requests: Sequence[ForwardRequest]) -> Bucket | None:
-        """Returns the bucket for these requests, or None if they must run uncompiled."""
+    def bucket_of(
+        self, cache: ColumnCache, requests: Sequence[ForwardRequest], first: bool
+    ) -> Bucket | None:
+        """Returns the bucket for these requests, or None if they must run uncompiled.
+
+        first: the call computes the cross-attention of its sources.
+        """
         new = max(request.size for request in requests)
         numbers = [request.state.columns.number for request in requests]
         tokens = next((size for size in TOKENS if size >= new), None)
@@ -194,7 +199,11 @@ class CompiledBody:
         if rows > cache.placement.capacity[0]:
             return None
         source = 0
-        if self.body.cross_attends:
+        if first:
+            source = max(len(request.state.encoded) for request in requests)
+            if self.body.masks_sources:
+                source = source_bucket(source)
+        elif self.body.cross_attends:
             source = cache.source_capacity
             if self.body.masks_sources:
                 source = source_bucket(source)
@@ -207,8 +216,9 @@ class CompiledBody:
         """Runs a call in the shape of a bucket, inside `Body.prepared`."""
         arguments = {field: getattr(call, field) for field in TENSORS}
         present = tuple(value is not None for value in arguments.values())
+        kind = "calls" if call.encoded is None else "first calls"
         name = (
-            f"{type(self.body).__name__}: calls of {bucket.rows} x {bucket.tokens} tokens over "
+            f"{type(self.body).__name__}: {kind} of {bucket.rows} x {bucket.tokens} tokens over "
             f"{bucket.columns} columns"
         )
         static = [one for layer in call.cache.layers for one in (layer.keys, layer.values)]
@@ -250,6 +260,7 @@ TENSORS = (
     "key_positions",
     "sources",
     "source_mask",
+    "encoded",
     "embedded",
 )
 """Fields of `ForwardBatch` that are arguments of a compiled call; some are None."""
@@ -260,10 +271,10 @@ def _make_step(body: Body, like: ForwardBatch) -> Step:
     """Returns a function that runs calls of the same shape as `like`."""
     cache, layers = like.cache, like.layers  # do not keep the tensors of `like` alive
 
-    def step(**arguments: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor]]:
+    def step(**arguments: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor], list[KeysValues]]:
         call = ForwardBatch(scored=None, cache=cache, layers=layers, **arguments)
         output = body.compute(call)
-        return output.logits, output.hidden, output.layers
+        return output.logits, output.hidden, output.layers, output.sources
 
     return step
 

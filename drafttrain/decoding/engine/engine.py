@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from drafttrain.config.commands import Compile
 from drafttrain.decoding.engine.cache import COLUMNS, ColumnCache, KeysValues
@@ -116,8 +115,8 @@ class Engine:
         """Runs one group of requests as a single call, compiled if possible."""
         layers = [layer for layer in layers if layer != -1]
         first, bucket = self._is_first(requests[0].state), None
-        if self.compiled is not None and not first:
-            bucket = self.compiled.bucket_of(self.cache, requests)
+        if self.compiled is not None:
+            bucket = self.compiled.bucket_of(self.cache, requests, first)
         by_row = dict(enumerate(requests))
         if bucket is not None:
             by_row = {request.state.columns.number: request for request in requests}
@@ -125,7 +124,7 @@ class Engine:
         with self.body.prepared(layers):
             output = self.body.compute(call) if bucket is None else self.compiled(call, bucket)
         if first and self.body.cross_attends:
-            self._remember_sources(requests, output.sources)
+            self._remember_sources(by_row, output.sources)
         scored = range(call.ids.shape[1]) if call.scored is None else _scored_tokens(requests)
         results = []
         for b, request in by_row.items():
@@ -136,11 +135,9 @@ class Engine:
             results.append(ForwardOutput(logits, output.hidden[b, :size], states))
         return results
 
-    def _remember_sources(
-        self, requests: Sequence[ForwardRequest], sources: Sequence[KeysValues]
-    ) -> None:
+    def _remember_sources(self, by_row: ByRow, sources: Sequence[KeysValues]) -> None:
         """Caches the cross-attention that a first call computed, without padding."""
-        for b, request in enumerate(requests):
+        for b, request in by_row.items():
             length = len(request.state.encoded)
             layers = [(keys[b, :, :length], values[b, :, :length]) for keys, values in sources]
             self.cache.remember_source(request.state.columns.number, layers)
@@ -217,17 +214,20 @@ class Engine:
         self, call: ForwardBatch, by_row: ByRow, first: bool, bucket: Bucket | None
     ) -> None:
         """Sets the call's source: encoder states in a first call, else cached cross-attention."""
+        count = len(call.ids)
         if first:
-            states = [request.state.encoded for request in by_row.values()]
-            call.encoded = pad_sequence(states, batch_first=True)
-            lengths, size = list(map(len, states)), call.encoded.shape[1]
+            states = {b: request.state.encoded for b, request in by_row.items()}
+            own = {b: len(rows) for b, rows in states.items()}
+            size = max(own.values()) if bucket is None else bucket.source
+            call.encoded = _padded(states, count, size)
         else:
             cached = self.cache.source_lengths
             own = {b: cached[request.state.columns.number] for b, request in by_row.items()}
-            lengths = [own.get(b, 1) for b in range(len(call.ids))]
-            size = max(lengths) if bucket is None else bucket.source
+            size = max(own.values()) if bucket is None else bucket.source
             call.sources = self.cache.sources(self.cache.placement.rows, size)
-        if min(lengths) != size:
+        lengths = [own.get(b, 1) for b in range(count)]
+        # compiled calls always have a mask: without, they would be compiled once more
+        if min(lengths) != size or (bucket is not None and self.body.masks_sources):
             ends = torch.tensor(lengths, device=self.device)[:, None]
             call.source_mask = torch.arange(size, device=self.device) < ends
 

@@ -138,6 +138,17 @@ def test_weights_are_constants_of_a_graph_and_caches_are_not(family, monkeypatch
     assert not any(isinstance(one, nn.Parameter) for arguments in inputs for one in arguments)
 
 
+@pytest.mark.parametrize("family", ["marian", "t5", "whisper"])
+def test_first_calls_of_sources_are_compiled_once(family):
+    target = CachedModel(tiny_model(family))
+    body = compiled(target)
+    for source in sources_of(target.model)[:3]:
+        path = torch.cat([source.prefix, torch.tensor([8])])
+        score = extend(target, target.encode(source), path)
+        close(score.logits[-1], fresh(target.model, source, path.tolist()).logits[0, -1])
+    assert body.graphs.compilations == 1  # the very first call allocates the cache
+
+
 def test_room_that_doubles_is_compiled_once_more():
     model = tiny_model("llama", max_position_embeddings=600)
     target, source = CachedModel(model), make_source([5, 9, 17], model)
