@@ -73,7 +73,7 @@ def drafttrain(
     \b
     Examples:
       drafttrain distill --target t5-small --data texts.txt --out shards
-      drafttrain train spec-drafter target.path=t5-small ...
+      drafttrain train seq2seq target.path=t5-small data.path=texts.txt ...
       drafttrain eval
       drafttrain generate --text "the house is small" --show-rounds
     """
@@ -211,7 +211,7 @@ def generate(
         bool, typer.Option("--json", help="Print one JSON object per input, with all rounds.")
     ] = False,
 ) -> None:
-    """Decode texts and print tokens as they are committed.
+    """Decode texts and print tokens as they are accepted.
 
     Inputs are --text, --data or the lines of standard input. Without --target and --drafter: the
     newest run in checkpoints/.
