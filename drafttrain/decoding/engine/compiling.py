@@ -199,16 +199,14 @@ class CompiledBody:
         if rows > cache.placement.capacity[0]:
             return None
         source = 0
-        if first:
-            source = max(len(request.state.encoded) for request in requests)
-            if self.body.masks_sources:
-                source = source_bucket(source)
-        elif self.body.cross_attends:
+        if self.body.cross_attends:
             source = cache.source_capacity
+            if first:
+                source = max(len(request.state.encoded) for request in requests)
             if self.body.masks_sources:
-                source = source_bucket(source)
+                source = source_bucket(max(source, cache.source_capacity))
                 cache.reserve_sources(source)
-            elif {cache.source_lengths[number] for number in numbers} != {source}:
+            elif not first and {cache.source_lengths[number] for number in numbers} != {source}:
                 return None
         return Bucket(rows, tokens, cache.placement.capacity[1], source)
 
