@@ -219,7 +219,7 @@ def _read_yaml(file: Path) -> DictConfig:
 
 
 def _parse(override: str) -> tuple[str, Any]:
-    """Returns key and value of `a.b=c`; the value is parsed as YAML."""
+    """Returns key and value of `a.b=c`; the value is parsed as YAML, but plain text is kept."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"{override!r} is not key=value; write it as train.seed=1")
@@ -230,8 +230,9 @@ def _parse(override: str) -> tuple[str, Any]:
             f"{override!r}: the value is not valid YAML ({_problem(error)}); put text in quotes, "
             f"as {key}='\"TEXT\"'"
         ) from None
-    is_text = isinstance(value, dict) and not text.lstrip().startswith("{")
-    return key, text if is_text else value  # data.prefix="Question: " is meant as text
+    is_yaml = text.lower() in ("", "~", "null") or text.lstrip().startswith(("{", "'", '"'))
+    is_text = not is_yaml and isinstance(value, dict | str | None)
+    return key, text if is_text else value  # data.prefix="## Question: " is meant as text
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
