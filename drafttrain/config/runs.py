@@ -196,15 +196,16 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
     if decode.get("drafter") is None and path is not None:
         decode["drafter"] = _drafter_for(str(path))
     drafter = decode.get("drafter")
-    trained = named_kind(drafter) is None
+    named = named_kind(drafter)
+    trained = named is None
     if drafter is None or (not trained and path is None):
         run = newest_run()
     else:
         run = run_of(str(drafter)) if trained else None
-    if values.get("policy") is not None or trained:
+    if trained or (values.get("policy") is not None and named is not NONE):
         given = any(decode.get(name) for name in ("stop", "tree", "cascade", "verifier"))
         chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
-        policy = _fill_from_drafter(decode, run, values, chains)
+        policy = _fill_from_drafter(decode, run if trained else None, values, chains)
         slower = policy and not policy.speculate and policy.chosen_for(_is_greedy(decode))
         if slower and not given and not draft_anyway:
             print(f"{POLICY}: plain decoding is faster than all drafts", file=sys.stderr)

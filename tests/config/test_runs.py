@@ -142,6 +142,16 @@ def test_a_run_among_other_methods_is_its_drafter(tmp_path):
     assert same == {"drafter": str(run / "final"), "stop": {"k": 3}}
 
 
+@pytest.mark.parametrize(("name", "stop"), [("max-gram", FIXED), ("none", {})])
+def test_a_policy_never_replaces_a_given_drafter(tmp_path, monkeypatch, drafter, name, stop):
+    finished_run(tmp_path / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+    found = fill_from_run({"decode": {"drafter": name}, "policy": "policy.json"})
+    decode = found["decode"]
+    assert (decode["drafter"], decode.get("stop") or {}) == (name, stop)
+    assert found["target"]["path"] == "t", "that of the newest run"
+
+
 def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
     run = finished_run(tmp_path)
     values = {"decode": {"drafter": str(run)}}
