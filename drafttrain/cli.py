@@ -167,7 +167,8 @@ def train(
     if recipe in ("-h", "--help"):
         print(context.get_help())
     else:
-        call("drafttrain.commands.train:run_recipe", recipe, context.args)
+        arguments = [*context.args, *["--debug"] * context.obj]  # run_command has removed it
+        call("drafttrain.commands.train:run_recipe", recipe, arguments)
 
 
 @app.command("eval")

@@ -106,7 +106,7 @@ def run_command(
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        code = command(args=arguments, prog_name=name, standalone_mode=False)
+        code = command(args=arguments, prog_name=name, standalone_mode=False, obj=debug)
     except typer.TyperException as error:
         _fail(name, error.format_message(), USER_ERROR)
     except KeyboardInterrupt:

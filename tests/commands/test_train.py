@@ -64,6 +64,15 @@ def test_an_interrupted_recipe_ends_with_130(capsys, monkeypatch):
     assert "run the same command again" in capsys.readouterr().err
 
 
+def test_debug_shows_the_traceback_of_a_recipe(monkeypatch):
+    def fail(*_: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("drafttrain.commands.options.load_settings", fail)
+    with pytest.raises(KeyError, match="lost"):
+        ended("train", "--debug", "quickstart")
+
+
 def test_under_a_launcher_our_line_is_the_last(tmp_path):
     variables = os.environ | {"ACCELERATE_MIXED_PRECISION": "no", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", LAUNCHER, FAILING]
