@@ -17,10 +17,14 @@ def run_recipe(recipe: str, arguments: Sequence[str]) -> None:
     """Runs a recipe as `accelerate launch recipes/train_NAME.py ARGUMENTS` would.
 
     recipe: see `find_recipe`. Exits with the recipe's exit code. Raises ConfigError if there is no
-    such recipe.
+    such recipe, or if two settings files are given.
     """
     file = find_recipe(recipe)
     if file.suffix == ".yaml":
+        if any(word.partition("=")[0] == "--config" for word in arguments):
+            raise ConfigError(
+                f"{str(file)!r} is a settings file, and --config is given too; give one of the two"
+            )
         file, arguments = script_of(file), ["--config", str(file), *arguments]
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)

@@ -46,6 +46,9 @@ def test_a_file_of_settings_names_its_script(capsys, tmp_path):
     file.write_text(f"#   accelerate launch recipes/train_causal_drafter.py\n{file.read_text()}")
     assert ended("train", file, "--dry-run", "train.max_steps=4") == 0
     assert "steps        4 of 1 batches" in capsys.readouterr().out
+    for other in (["--config", file], [f"--config={file}"]):
+        assert ended("train", file, *other, "--dry-run") == 2
+        assert "--config is given too; give one of the two" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
