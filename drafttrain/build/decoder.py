@@ -214,8 +214,8 @@ def load(
 
 
 def _path_or_model(value: Any, name: str) -> str | PreTrainedModel:
-    """Returns a path as a string, and a model as it is. Raises ConfigError for anything else."""
-    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    """Returns a path as a string, `~` expanded, and a model as it is. Raises ConfigError else."""
+    value = os.path.expanduser(value) if isinstance(value, str | os.PathLike) else value
     if not isinstance(value, str) and not hasattr(value, "name_or_path"):
         raise ConfigError(
             f"{name} is a {type(value).__name__}; give a folder, a Hub name or a Transformers model"

@@ -22,7 +22,7 @@ from drafttrain.config.decode import (
     TreeName,
     VerifierConfig,
 )
-from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.inputs import DataConfig, ModelName, TargetConfig
 from drafttrain.config.sweep import Swept
 
 DistillMethod = Literal["greedy", "beam", "sample"]
@@ -197,7 +197,7 @@ class CacheConfig(Config):
     """
 
     target: TargetConfig
-    drafter: str
+    drafter: ModelName
     """Folder or Hub name of the drafter."""
     distilled: Path
     """Folder of the target's outputs, made by `drafttrain distill`."""
@@ -230,7 +230,7 @@ class TuneConfig(MeasuringConfig):
     """`drafttrain tune`: decodes your prompts with every candidate, interleaved, and chooses the
     fastest one for each batch size."""
 
-    drafter: str | None = None
+    drafter: ModelName | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: Path | None = None
     """Folder of a head, or a run of heads. Default: the newest run of heads; none if a drafter is
@@ -261,7 +261,7 @@ class TuneConfig(MeasuringConfig):
 class ExportConfig(Config):
     """`drafttrain export`: a drafter, its head and its policy as one folder for other programs."""
 
-    drafter: str
+    drafter: ModelName
     """Folder or Hub name of the drafter, or the run that trained it (RUN means RUN/final)."""
     head: Path | None = None
     """Folder of an acceptance head, or a run of heads, whose policy.json names one."""

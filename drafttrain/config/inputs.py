@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, NonNegativeInt, PositiveInt
 
 from drafttrain.config.base import Config, CountOrZero, Precision
 
@@ -12,6 +13,8 @@ RECORDED = ("path", "revision", "language", "task", "source_language", "target_l
 """Target settings that are recorded in a drafter's config.json: the model and its languages."""
 STDIN = "-"
 """The `data.path` that stands for the lines of standard input."""
+ModelName = Annotated[str, AfterValidator(expanduser)]
+"""Folder or Hub name of a model; Transformers does not expand `~`."""
 Affix = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 """Text that may be empty: `prefix=` on a command line is read as null."""
 
@@ -19,7 +22,7 @@ Affix = Annotated[str, BeforeValidator(lambda value: "" if value is None else va
 class TargetConfig(Config):
     """The large model whose outputs drafttrain reproduces faster."""
 
-    path: str
+    path: ModelName
     """Hub name or local folder of the target model."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from drafttrain.config.base import Config, Count, CountsFor, Few, FewOrZero, Precision, Seed, Width
-from drafttrain.config.inputs import DataConfig, TargetConfig
+from drafttrain.config.inputs import DataConfig, ModelName, TargetConfig
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
 Part = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -204,7 +204,7 @@ def _final_of_run(drafter: str) -> str:
 class HeadRecipe(TargetedRecipe):
     """`recipes/train_acceptance_head.py`: distils and caches if needed, then trains heads."""
 
-    drafter: Annotated[str, AfterValidator(_final_of_run)]
+    drafter: Annotated[ModelName, AfterValidator(_final_of_run)]
     """Folder or Hub name of the drafter, or the run that trained it (RUN means RUN/final)."""
     cache: dict[str, Any] = {}
     """Settings of `drafttrain cache` (mixing, mixes, dtype, ...)."""
@@ -254,7 +254,7 @@ class CausalStart(Config):
     layers: Annotated[Literal["even"] | tuple[FewOrZero, ...], CountsFor("path=null")] = "even"
     """Target layers that are copied: evenly spaced ones, or a list counted from 0. Embeddings,
     final norm and output projection are copied too."""
-    path: str | None = None
+    path: ModelName | None = None
     """A language model with the target's vocabulary to start from, instead of the target's
     layers."""
 

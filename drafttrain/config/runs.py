@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -66,7 +67,7 @@ def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[TrainedRun]:
 
 def run_of(drafter: str) -> TrainedRun | None:
     """Returns the run of a drafter folder (RUN/final or RUN), or None."""
-    folder = Path(drafter)
+    folder = Path(drafter).expanduser()
     run = folder.parent if folder.name == "final" else folder
     return None if _recipe_of(run) in (None, HeadRecipe) else read_run(run)
 
@@ -192,6 +193,9 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
+    for group, name in ((decode, "drafter"), (target, "path")):
+        if group.get(name) is not None:
+            group[name] = expanduser(group[name])
     path = target.get("path")
     if decode.get("drafter") is None and path is not None:
         decode["drafter"] = _drafter_for(str(path))

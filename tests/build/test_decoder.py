@@ -114,12 +114,13 @@ def test_paths_load_and_wrong_arguments_are_named():
         drafttrain.load(torch.nn.Linear(2, 2))
 
 
-def test_the_folder_of_a_run_loads_its_drafter(tmp_path):
+def test_the_folder_of_a_run_loads_its_drafter(tmp_path, monkeypatch):
     save_target(tiny_model("marian").float(), tmp_path / "target")
     run = save_run(tmp_path / "run", tmp_path / "target")
+    monkeypatch.setenv("HOME", str(tmp_path))
     [found], [expected] = (
-        drafttrain.load(tmp_path / "target", folder).generate("w5 w6 w7", 8)
-        for folder in (run, run / "final")
+        drafttrain.load("~/target", folder).generate("w5 w6 w7", 8)
+        for folder in ("~/run", run / "final")
     )
     assert found == expected and found.drafted > 0
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.commands import EvalConfig
 from drafttrain.config.policy import Policy, dump_policy
+from drafttrain.config.reading import load_settings
 from drafttrain.config.runs import fill_eval, fill_from_run, fill_generate
 
 CHOSEN = {
@@ -150,6 +152,16 @@ def test_a_policy_never_replaces_a_given_drafter(tmp_path, monkeypatch, drafter,
     decode = found["decode"]
     assert (decode["drafter"], decode.get("stop") or {}) == (name, stop)
     assert found["target"]["path"] == "t", "that of the newest run"
+
+
+def test_a_tilde_in_the_names_of_models_is_expanded(tmp_path, monkeypatch):
+    run = finished_run(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = ["target.path=~/t", "data.path=d.txt", "decode.drafter=~/run"]
+    given += ["others={m: {drafter: ~/m, cascade: {drafters: [~/s, max-gram]}}}"]
+    found = load_settings(EvalConfig, overrides=given, fill=fill_eval)
+    assert (found.target.path, found.decode.drafter) == (f"{tmp_path}/t", str(run / "final"))
+    assert found.others["m"].drafters == (f"{tmp_path}/m", f"{tmp_path}/s", "max-gram")
 
 
 def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
