@@ -7,6 +7,7 @@ All commands check their settings here, with the tables of `config` and the draf
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from drafttrain.build.drafts import build_shape
 from drafttrain.build.heads import find_head
@@ -170,7 +171,7 @@ def _check_cascade(decode: DecodeConfig) -> None:
                 f"{path!r} ({named.words}) is level {level + 1} of a cascade of {paths}; a cascade "
                 f"has models and, as its last level only, {MAX_GRAM.name!r}"
             )
-        if path in paths[:level]:
+        if Path(path) in map(Path, paths[:level]):
             raise ConfigError(f"{path!r} is twice in the cascade of {paths}; give each level once")
     matrix = decode.cascade.matrix()
     check_increments(matrix, paths)

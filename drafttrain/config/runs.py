@@ -245,7 +245,7 @@ def fill_data(values: dict[str, Any]) -> dict[str, Any]:
         return values
     run = run_of(drafter) if named_kind(drafter) is None else newest_run()
     target = values["target"]["path"]
-    if run is None or run.recipe.held_out is None or run.recipe.target.path != target:
+    if run is None or run.recipe.held_out is None or not _is_for(run, target):
         raise ConfigError(
             f"there is no run for target {target!r} whose held-out inputs could be used; add "
             "--data FILE (or a Hub name)"
@@ -342,11 +342,16 @@ def _is_greedy(decode: Mapping[str, Any]) -> bool:
 def _drafter_for(target: str) -> str:
     """Returns the newest drafter trained for this target, else max-gram; prints the choice."""
     runs = finished_runs(CHECKPOINTS)
-    newest = next((run for run in runs if run.recipe.target.path == target), None)
+    newest = next((run for run in runs if _is_for(run, target)), None)
     drafter = MAX_GRAM.name if newest is None else str(newest.drafter)
     why = "none is trained for this target" if newest is None else "the newest for this target"
     print(f"no drafter is given: using {drafter} ({why})", file=sys.stderr)
     return drafter
+
+
+def _is_for(run: TrainedRun, target: str) -> bool:
+    """Whether a run is for this target; `./MODEL/` is the folder MODEL."""
+    return Path(run.recipe.target.path) == Path(target)
 
 
 def _group(values: dict[str, Any], name: str) -> dict[str, Any]:

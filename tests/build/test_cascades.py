@@ -9,6 +9,7 @@ from drafttrain.build.drafts import level_names
 from drafttrain.build.method import build_method
 from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import load_pair
+from drafttrain.config.base import ConfigError
 from drafttrain.config.decode import CascadeConfig, DecodeConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.runs import fill_from_run
@@ -76,6 +77,12 @@ def test_cascade_levels_have_distinct_names():
     assert level_names(runs) == ["a", "b", "max-gram"]
     paths = ["one/drafter", "two/drafter", "max-gram"]
     assert level_names(paths) == paths
+
+
+@pytest.mark.parametrize("again", ["base", "./base/"])
+def test_a_level_is_not_given_twice(again):
+    with pytest.raises(ConfigError, match="is twice in the cascade"):
+        check_methods(decode_config(drafters=(again,)))
 
 
 def test_without_a_drafter_and_a_run_for_the_target_max_gram_drafts(inside, capsys):

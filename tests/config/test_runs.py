@@ -164,6 +164,17 @@ def test_a_tilde_in_the_names_of_models_is_expanded(tmp_path, monkeypatch):
     assert found.others["m"].drafters == (f"{tmp_path}/m", f"{tmp_path}/s", "max-gram")
 
 
+@pytest.mark.parametrize("target", ["t/", "./t"])
+def test_a_run_is_found_by_any_spelling_of_its_targets_folder(tmp_path, monkeypatch, target):
+    run = finished_run(tmp_path / "checkpoints")
+    with (run / "run.yaml").open("a") as file:
+        file.write("\nheld_out: {path: held.txt}\n")
+    monkeypatch.chdir(tmp_path)
+    found = fill_eval({"target": {"path": target}})
+    assert found["decode"]["drafter"] == "checkpoints/run/final"
+    assert found["data"]["path"] == "held.txt"
+
+
 def test_a_runs_draft_length_is_the_default_of_fixed_lengths_only(tmp_path):
     run = finished_run(tmp_path)
     values = {"decode": {"drafter": str(run)}}
