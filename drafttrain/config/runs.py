@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from os.path import expanduser
@@ -45,8 +45,8 @@ class TrainedRun:
 
 def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> TrainedRun:
     """Returns the newest run of a drafter or of heads. Raises ConfigError if there is none."""
-    if run := next(finished_runs(folder, of_heads), None):
-        return run
+    if run := next(iter(finished_runs(folder, of_heads)), None):
+        return read_run(run)
     recipe, options = "recipes/seq2seq.yaml` or `recipes/causal.yaml", "--target and --drafter"
     if of_heads:
         recipe, options = "quickstart-heads", "--heads"
@@ -56,13 +56,13 @@ def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> TrainedRun
     )
 
 
-def finished_runs(folder: Path, of_heads: bool = False) -> Iterator[TrainedRun]:
-    """Returns the finished runs of drafters, or of heads, newest first."""
+def finished_runs(folder: Path, of_heads: bool = False) -> list[Path]:
+    """Returns the folders of the finished runs of drafters, or of heads, newest first."""
     recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
     runs = [run for run, kind in recipes.items() if kind and (kind is HeadRecipe) is of_heads]
     trained = {run: head_folders(run)[0] if of_heads else run / "final" for run in runs}
     ended = {run: (folder / "config.json").stat().st_mtime for run, folder in trained.items()}
-    return map(read_run, sorted(ended, key=ended.__getitem__, reverse=True))
+    return sorted(ended, key=ended.__getitem__, reverse=True)
 
 
 def run_of(drafter: str) -> TrainedRun | None:
@@ -164,10 +164,13 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
         _fill_from_heads(values, Path(heads))
     _group(values, "sampling")
     given = {name: values[name] for name in ("target", "data") if values.get(name)}
-    known = fill_data(fill_from_run(given | {"decode": {"drafter": values["drafter"]}}))
+    decode = {"drafter": values["drafter"]}
+    known = fill_data(fill_from_run(given | {"decode": decode}, with_policy=False))
     drafter = known["decode"]["drafter"]
+    run = run_of(drafter)
+    drafter = drafter if run is None else str(run.drafter)
     values |= {"target": known["target"], "data": known["data"], "drafter": drafter}
-    run = run_of(drafter) if heads is None else head_run_of(Path(heads))
+    run = run if heads is None else head_run_of(Path(heads))
     folder = Path(heads or "") if run is None else run.folder
     return values | {"report": values.get("report") or str(folder / "tune.json")}
 
@@ -182,14 +185,16 @@ def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"data": {"path": STDIN} | _group(values, "data")}
 
 
-def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str, Any]:
+def fill_from_run(
+    values: dict[str, Any], draft_anyway: bool = True, with_policy: bool = True
+) -> dict[str, Any]:
     """Fills target, drafter, draft length and policy of `eval` and `generate`.
 
     Without drafter and target: from the newest run. With a target only: the drafter is that of the
     newest run for this target, or max-gram, which needs no training. With a drafter: from its run,
     or else the target in its config.json and the policy.json of an export. If target.path is
     given, no other target settings are taken from a run. Raises ConfigError if drafter or target
-    are unknown.
+    are unknown. with_policy=False: reads no policy, and fills drafter and target only.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
@@ -206,7 +211,7 @@ def fill_from_run(values: dict[str, Any], draft_anyway: bool = True) -> dict[str
         run = newest_run()
     else:
         run = run_of(str(drafter)) if trained else None
-    if trained or (values.get("policy") is not None and named is not NONE):
+    if with_policy and (trained or (values.get("policy") is not None and named is not NONE)):
         given = any(decode.get(name) for name in ("stop", "tree", "cascade", "verifier"))
         chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
         policy = _fill_from_drafter(decode, run if trained else None, values, chains)
@@ -340,11 +345,18 @@ def _is_greedy(decode: Mapping[str, Any]) -> bool:
 
 
 def _drafter_for(target: str) -> str:
-    """Returns the newest drafter trained for this target, else max-gram; prints the choice."""
-    runs = finished_runs(CHECKPOINTS)
-    newest = next((run for run in runs if _is_for(run, target)), None)
-    drafter = MAX_GRAM.name if newest is None else str(newest.drafter)
-    why = "none is trained for this target" if newest is None else "the newest for this target"
+    """Returns the newest drafter trained for this target, else max-gram; prints the choice, and the
+    runs that cannot be read."""
+    drafter, why = MAX_GRAM.name, "none is trained for this target"
+    for folder in finished_runs(CHECKPOINTS):
+        try:
+            run = read_run(folder)
+        except ConfigError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+            continue
+        if _is_for(run, target):
+            drafter, why = str(run.drafter), "the newest for this target"
+            break
     print(f"no drafter is given: using {drafter} ({why})", file=sys.stderr)
     return drafter
 

@@ -1,6 +1,7 @@
 """Settings that commands take from policy.json, also by batch size, and from finished runs."""
 
 import json
+import shutil
 from copy import deepcopy
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.policy import Policy, dump_policy
 from drafttrain.config.reading import load_settings
-from drafttrain.config.runs import fill_eval, fill_from_run, fill_generate
+from drafttrain.config.runs import fill_eval, fill_from_run, fill_generate, fill_tune
 
 CHOSEN = {
     "stop": "fixed",
@@ -192,6 +193,20 @@ def test_a_run_of_another_version_is_named_with_the_remedy(tmp_path):
     with (run / "run.yaml").open("a") as file:
         file.write("\nlonger_ago: 1\nlong_ago: 2\n")
     with pytest.raises(ConfigError, match=r"run\.yaml.*'longer_ago', 'long_ago'.*remove these"):
+        fill_from_run({"decode": {"drafter": str(run)}})
+
+
+def test_an_unreadable_run_or_policy_stops_only_what_needs_it(tmp_path, monkeypatch, capsys):
+    run = finished_run(tmp_path / "checkpoints")
+    shutil.copytree(run, run.with_name("newer"))
+    run.with_name("newer").joinpath("run.yaml").write_text("bogus: 1")
+    monkeypatch.chdir(tmp_path)
+    assert fill_from_run({"target": {"path": "t"}})["decode"]["drafter"].endswith("run/final")
+    assert "skipped: checkpoints/newer/run.yaml: " in capsys.readouterr().err
+    (run / "final" / "policy.json").write_text("{broken")
+    values = {"drafter": str(run), "data": {"path": "d"}}
+    assert fill_tune(values)["drafter"] == str(run / "final")
+    with pytest.raises(ConfigError, match="no valid policy"):
         fill_from_run({"decode": {"drafter": str(run)}})
 
 
