@@ -297,7 +297,7 @@ def _fill_from_drafter(
     file, policy = Path(values.get("policy") or folder / POLICY), None
     if values.get("policy") or file.is_file():
         batch = values.get("batch_size") or 1
-        policy = read_policy(file).at(int(batch))
+        policy = read_policy(file).at(int(float(batch)))  # "4.0" is a count too
         _fill_from_policy(decode, policy, chains)
     if run is not None:
         _draft_with(decode, run)

@@ -61,6 +61,7 @@ CHAINS = {"tree": {}}
         (CHOSEN, {}, {"batch_size": 4}, {"stop": CUMULATIVE}),
         (CHOSEN, {}, {"batch_size": 15}, {"stop": CUMULATIVE}),
         (CHOSEN, {}, {"batch_size": "32"}, {"stop": {"kind": "fixed", "k": 2}}),
+        (CHOSEN, {}, {"batch_size": "4.0"}, {"stop": CUMULATIVE}),
         # a lossless verifier is used for sampled chains; greedy, all names mean the same rule
         (CHOSEN, SAMPLED, {}, {"verifier": {"kind": "block"}}),
         (CHOSEN, {}, {}, {"verifier": {}}),
