@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from drafttrain.build.pairing import check_methods
@@ -257,6 +258,18 @@ def test_an_index_of_shards_names_safetensors_of_its_own_folder_only(target, tmp
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match="is not a safetensors file in the model's own folder"):
         check_target(target_at(target))
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "own.safetensors.index.json", "../x"])
+def test_weights_that_config_json_names_are_safetensors_of_its_own_folder(target, name):
+    change(target / "config.json", transformers_weights=name)
+    torch.save(load_file(target / "model.safetensors"), target / "adapter_model.bin")
+    for read in (lambda: load_target(target_at(target)), lambda: read_drafter_settings("target")):
+        with pytest.raises(ConfigError, match=f"transformers_weights .* names '{name}', which"):
+            read()
+    shutil.copyfile(target / "model.safetensors", target / "own.safetensors")
+    change(target / "config.json", transformers_weights="own.safetensors")
+    load_target(target_at(target))
 
 
 def test_a_sharded_model_of_plain_names_loads(target):

@@ -40,6 +40,7 @@ from drafttrain.config.inputs import TargetConfig
 from drafttrain.models.languages import choose_languages, generation_settings
 from drafttrain.models.speech import check_speech, set_language_and_task, takes_audio
 from drafttrain.models.weight_files import (
+    check_own_file,
     check_weight_files,
     first_line,
     other_weights,
@@ -214,6 +215,8 @@ def read_config(
             raise ConfigError(
                 f"{name} needs its own Python code (auto_map in its config.json); {remedy}"
             )
+        if (file := settings.get("transformers_weights")) is not None:  # read without other checks
+            check_own_file(file, name, "transformers_weights in its config.json")
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trusted)
     except ConfigError:
         raise

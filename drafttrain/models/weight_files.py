@@ -173,13 +173,18 @@ def _shards(index: Path, name: str) -> list[str]:
             f"{error}); save the model again with save_pretrained"
         ) from None
     for shard in sorted(shards, key=str):
-        plain = isinstance(shard, str) and Path(shard).name == shard and "\\" not in shard
-        if not (plain and shard.endswith(".safetensors")):
-            raise ConfigError(
-                f"{name}: {index.name} names {shard!r}, which is not a safetensors file in the "
-                "model's own folder; save the model again with save_pretrained"
-            )
+        check_own_file(shard, name, index.name)
     return sorted(shards)
+
+
+def check_own_file(file: object, name: str, named_by: str) -> None:
+    """Checks that a model's file names a safetensors file next to it. Raises ConfigError."""
+    plain = isinstance(file, str) and Path(file).name == file and "\\" not in file
+    if not (plain and file.endswith(".safetensors")):
+        raise ConfigError(
+            f"{name}: {named_by} names {file!r}, which is not a safetensors file in the model's "
+            "own folder; save the model again with save_pretrained"
+        )
 
 
 def other_weights(folder: Path) -> list[str]:
