@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
+from transformers.utils import WEIGHTS_INDEX_NAME
 
 from drafttrain.config.base import ConfigError
 from drafttrain.data.shards.writing import whole_folder
 from drafttrain.models.loading import auto_class, first_line, is_language_model, read_config
-from drafttrain.models.weight_files import OTHERS, PICKLES, other_weights, read_weights
+from drafttrain.models.weight_files import OTHERS, PICKLES, other_weights, read_weights, shards_of
 
 LEFT_OUT = (*PICKLES, *OTHERS, ".safetensors", ".index.json", "/config.json")
 """Suffixes of files that are not copied: those written again, and weights for other programs."""
@@ -25,7 +26,7 @@ def convert(model: str, out: Path, revision: str | None = None) -> None:
     their dtype unchanged, and copies of all other files.
 
     The folder is renamed when complete. Raises ConfigError if `out` exists, if the model is not a
-    language model, and if its pickles are damaged or contain more than tensors.
+    language model, and if its pickles are damaged, outside its folder or hold more than tensors.
     """
     name = f"model {model!r}"
     if out.exists():
@@ -42,6 +43,8 @@ def convert(model: str, out: Path, revision: str | None = None) -> None:
             raise ConfigError(f"{name} cannot be downloaded ({first_line(error)})") from error
     if not any(file.endswith(PICKLES) for file in other_weights(folder)):
         raise ConfigError(f"{name} holds no pickled weights ({', '.join(PICKLES)})")
+    if (index := folder / WEIGHTS_INDEX_NAME).is_file():
+        shards_of(index, name, ".bin")
     config.dtype = None  # use the dtype of the weights
     safe = {"use_safetensors": False, "weights_only": True, "trust_remote_code": False}
     try:

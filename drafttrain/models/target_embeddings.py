@@ -25,6 +25,7 @@ from drafttrain.models.weight_files import (
     check_finite,
     first_line,
     read_weights,
+    shards_of,
 )
 
 
@@ -118,6 +119,7 @@ def _read_tensor(path: str, revision: str | None, key: str) -> Tensor:
             _raise_exceptions_for_missing_entries=False,
         )
     if index is not None:
+        shards_of(Path(index), f"target {path!r}")
         file = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"][key]
     with safe_open(cached_file(path, file, revision=revision), framework="pt") as weights:
         return weights.get_tensor(key)

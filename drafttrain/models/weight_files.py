@@ -143,13 +143,13 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
     folder, files = Path(path).expanduser(), []
     if not folder.is_dir():
         try:
-            _shards(Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision)), name)
+            shards_of(Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision)), name)
         except OSError:  # not sharded
             return
     elif (folder / SAFE_WEIGHTS_NAME).is_file():
         files = [SAFE_WEIGHTS_NAME]
     elif (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        files = _shards(folder / SAFE_WEIGHTS_INDEX_NAME, name)
+        files = shards_of(folder / SAFE_WEIGHTS_INDEX_NAME, name)
     else:
         _refuse_others(folder, name)
     for file in files:
@@ -163,7 +163,7 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
             ) from None
 
 
-def _shards(index: Path, name: str) -> list[str]:
+def shards_of(index: Path, name: str, suffix: str = ".safetensors") -> list[str]:
     """Returns the files named by an index. Raises ConfigError if one is outside its folder."""
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -173,16 +173,16 @@ def _shards(index: Path, name: str) -> list[str]:
             f"{error}); save the model again with save_pretrained"
         ) from None
     for shard in sorted(shards, key=str):
-        check_own_file(shard, name, index.name)
+        check_own_file(shard, name, index.name, suffix)
     return sorted(shards)
 
 
-def check_own_file(file: object, name: str, named_by: str) -> None:
-    """Checks that a model's file names a safetensors file next to it. Raises ConfigError."""
+def check_own_file(file: object, name: str, named_by: str, suffix: str = ".safetensors") -> None:
+    """Checks that a model's file names a weight file next to it. Raises ConfigError."""
     plain = isinstance(file, str) and Path(file).name == file and "\\" not in file
-    if not (plain and file.endswith(".safetensors")):
+    if not (plain and file.endswith(suffix)):
         raise ConfigError(
-            f"{name}: {named_by} names {file!r}, which is not a safetensors file in the model's "
+            f"{name}: {named_by} names {file!r}, which is not a {suffix[1:]} file in the model's "
             "own folder; save the model again with save_pretrained"
         )
 

@@ -55,6 +55,15 @@ def test_every_weight_is_kept_to_the_bit_and_every_other_file_as_it_is(pickled):
     assert load_target(TargetConfig(path="whole", dtype="float16")).model.dtype == torch.float16
 
 
+def test_pickles_outside_the_folder_are_refused(pickled, capsys):
+    index = pickled / "pytorch_model.bin.index.json"
+    index.write_text(index.read_text().replace("pytorch_model-0.bin", "../pytorch_model-0.bin"))
+    (pickled / "pytorch_model-0.bin").rename("pytorch_model-0.bin")
+    assert ended("convert", "--model", "pickled", "--out", "whole") == 2
+    assert "names '../pytorch_model-0.bin', which is not a bin file" in capsys.readouterr().err
+    assert not Path("whole").exists()
+
+
 @pytest.mark.parametrize("how", [torch.save, lambda one, file: file.write_bytes(pickle.dumps(one))])
 def test_pickles_that_hold_more_than_tensors_are_refused_and_not_run(pickled, how):
     (pickled / "pytorch_model.bin.index.json").unlink()

@@ -148,6 +148,15 @@ def test_a_missing_target_and_missing_layers_are_named(folders):
         drafter_of(final, None)
 
 
+def test_an_index_of_the_target_names_files_of_its_own_folder_only(folders):
+    target, final = folders
+    (target / "model.safetensors").rename(target.parent / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(THEIRS, "../model.safetensors")}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"names '\.\./model\.safetensors', which is not"):
+        drafter_of(final, None)
+
+
 def test_the_family_class_loads_it_without_drafting(folders):
     target, final = folders
     torn = AutoModelForCausalLM.from_pretrained(final)
