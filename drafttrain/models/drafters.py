@@ -148,10 +148,12 @@ def check_fit(
             f"{target_size}; train a drafter for this target, or give the target that the drafter "
             "was trained for"
         )
-    states, width = "hidden", state_size(target, "token")
-    if reads_encoder(drafter):
-        states, width = "encoder", target.hidden_size
-    if reads_states(drafter) and drafter.hidden_size != width:
+    if not reads_states(drafter):
+        return
+    states = "encoder" if reads_encoder(drafter) else "hidden"
+    if states == "encoder":  # T5Gemma has one configuration each for encoder and decoder
+        drafter, target = (getattr(one, "encoder", one) for one in (drafter, target))
+    if drafter.hidden_size != (width := state_size(target, "token")):
         raise ConfigError(
             f"{drafter_name} ({kind.words}) reads {states} states of size {drafter.hidden_size}, "
             f"but those of {target_name} have size {width}; train {kind.words} for this target, or "

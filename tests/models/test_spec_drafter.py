@@ -291,8 +291,11 @@ def test_audio_is_read_by_the_targets_encoder_and_texts_by_the_drafters_own():
         assert shape_of(config).encoder == expected
 
 
-def test_an_encoder_of_another_width_is_refused():
-    drafter = tiny_drafter("bart", encoder="target").config
-    drafter.d_model = 99
+@pytest.mark.parametrize("family", ["bart", "t5gemma"])
+def test_an_encoder_of_another_width_is_refused(family):
+    target = target_of(family).config
+    drafter = make_config(target, DrafterConfig(encoder="target"), 3)
+    check_fit(drafter, target, "drafter 'd'", "target 't'")
+    getattr(drafter, "encoder", drafter).hidden_size = 99
     with pytest.raises(ConfigError, match="encoder states of size 99"):
-        check_fit(drafter, shared("bart").config, "drafter 'd'", "target 't'")
+        check_fit(drafter, target, "drafter 'd'", "target 't'")
