@@ -64,7 +64,7 @@ def main(settings: ParallelDrafterRecipe, dry_run: DryRun = False) -> None:
     size, ends = drafter.config.vocab_size, drafter.generation_config.eos_token_id
     if (count := settings.drafter.output_tokens) is not None:
         drafter.config.draftable_tokens = frequent_tokens(rows, count, size, ends)
-    trained = getattr(drafter.config, "pard_token", None)
+    trained = getattr(planned.config, "pard_token", None)
     mask = choose_mask(trained, target.tokenizer, size, rows)
     keep_start(accelerator, settings, drafter, target.tokenizer)
     drafter.config.pard_token, drafter.config.k = mask, settings.drafter.k

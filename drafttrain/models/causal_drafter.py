@@ -179,6 +179,8 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
         config = read_config(path, name)
         drafter = read_whole(AutoModelForCausalLM, path, name, config, target, False, **options)
         fit_vocabulary(drafter, target.get_output_embeddings().out_features)
+    for entry in ("pard_token", "k", "draftable_tokens"):  # of an earlier training
+        vars(drafter.config).pop(entry, None)
     drafter.config.target = settings.target.recorded()
     if settings.drafter.embeddings == "target":
         drafter.config.embeddings = "target"

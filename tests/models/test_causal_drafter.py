@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from drafttrain.config.base import ConfigError
+from drafttrain.config.kinds import CAUSAL, kind_of
 from drafttrain.config.recipes import CausalDrafterRecipe
 from drafttrain.models.causal_drafter import (
     chosen_layers,
@@ -117,6 +118,16 @@ def test_draftable_tokens_are_read_from_the_configuration():
         config.draftable_tokens = wrong
         with pytest.raises(ConfigError, match="not a rising list of tokens below 40; delete"):
             draftable_tokens(config, VOCAB)
+
+
+def test_a_parallel_drafter_to_start_from_becomes_one_that_drafts_any_token_by_token(tmp_path):
+    donor = tiny_model("llama")
+    donor.config.pard_token, donor.config.k, donor.config.draftable_tokens = 3, 4, [1, 5]
+    save_target(donor, tmp_path)
+    settings = recipe(initialise={"path": str(tmp_path)})
+    config = start_drafter(settings, deep()).config
+    assert kind_of(config) is CAUSAL and draftable_tokens(config, VOCAB) is None
+    assert empty_drafter(settings, deep().config).config.pard_token == 3  # which the next may keep
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
