@@ -94,9 +94,10 @@ def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> N
     target = drafter.config.target if path is None else {"path": path}
     keys = _names(drafter)
     tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings
+    prefix = f"{drafter.base_model_prefix}."
     try:
         for key in keys[:1] if tied else keys:  # files hold tied weights once, as embeddings
-            tensors[key].copy_(_read_tensor(target["path"], target.get("revision"), key))
+            tensors[key].copy_(_read_tensor(target["path"], target.get("revision"), key, prefix))
         if tied:
             drafter.get_output_embeddings().weight = drafter.get_input_embeddings().weight
     except (*WEIGHT_ERRORS, KeyError) as error:
@@ -106,8 +107,9 @@ def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> N
         ) from None
 
 
-def _read_tensor(path: str, revision: str | None, key: str) -> Tensor:
-    """Reads a single tensor from a model's files."""
+def _read_tensor(path: str, revision: str | None, key: str, prefix: str) -> Tensor:
+    """Reads a single tensor from a model's files, whose names may lack the prefix."""
+    bare = key.removeprefix(prefix)
     file, folder = SAFE_WEIGHTS_NAME, Path(path).expanduser()
     local = folder / SAFE_WEIGHTS_INDEX_NAME
     index = str(local) if local.is_file() else None
@@ -120,9 +122,10 @@ def _read_tensor(path: str, revision: str | None, key: str) -> Tensor:
         )
     if index is not None:
         shards_of(Path(index), f"target {path!r}")
-        file = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"][key]
+        files = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        file = files.get(bare) or files[key]
     with safe_open(cached_file(path, file, revision=revision), framework="pt") as weights:
-        return weights.get_tensor(key)
+        return weights.get_tensor(bare if bare in weights.keys() else key)
 
 
 def _parts(model: PreTrainedModel) -> nn.Module:

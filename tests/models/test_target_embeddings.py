@@ -148,6 +148,18 @@ def test_a_missing_target_and_missing_layers_are_named(folders):
         drafter_of(final, None)
 
 
+def test_names_of_a_target_without_its_base_models_prefix_are_read(folders):
+    target, final = folders
+    expected, file = drafter_of(final, loaded(target)), target / "model.safetensors"
+    bare = {name.removeprefix("model."): value for name, value in load_file(file).items()}
+    save_file(bare, file, metadata={"format": "pt"})
+    assert same_weights(drafter_of(final, None), expected)
+    file.rename(target / "part.safetensors")
+    index = {"weight_map": dict.fromkeys(bare, "part.safetensors")}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert same_weights(drafter_of(final, None), expected)
+
+
 def test_an_index_of_the_target_names_files_of_its_own_folder_only(folders):
     target, final = folders
     (target / "model.safetensors").rename(target.parent / "model.safetensors")
