@@ -25,7 +25,7 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.inputs.rows import describe_inputs, usable
 from drafttrain.data.inputs.tokens import tokenize_texts
 from drafttrain.models.language_models import family_defaults, random_model
-from drafttrain.models.loading import check_target, load_target, load_tokenizer
+from drafttrain.models.loading import check_target, load_target, load_tokenizer, outline_target
 from drafttrain.training.loop import Task, count_steps, make_plan
 from drafttrain.training.losses import constant_loss
 from drafttrain.training.objectives.language_modelling import LanguageModelling
@@ -137,7 +137,9 @@ def main(settings: TargetRecipe, dry_run: DryRun = False) -> None:
         others = tokenize(settings.held_out.path, others)
         held_out = others.select(range(min(VALIDATION_ROWS, len(others))))
     model = build_model(settings, tokenizer, pairs)
-    task = make_task(settings, model, rows, held_out, pairs)
+    load = outline_target if dry_run else load_target
+    teacher = None if settings.teacher is None else load(settings.teacher).model
+    task = make_task(settings, model, teacher, rows, held_out)
     accelerator = Accelerator() if dry_run else begin_run(settings)
     plan = make_plan(task.lengths, settings.train)
     accelerator.print(f"{settings.data.path}: {describe_inputs(inputs)}")
@@ -182,12 +184,12 @@ def tokenize_rows(
 def make_task(
     settings: TargetRecipe,
     model: PreTrainedModel,
+    teacher: PreTrainedModel | None,
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
-    pairs: bool,
 ) -> Task:
+    pairs = model.config.is_encoder_decoder
     collate = PairCollator(model.config.pad_token_id or 0, joined=not pairs)
-    teacher = None if settings.teacher is None else load_target(settings.teacher).model
     objective = LanguageModelling(model, settings.label_smoothing, teacher)
     validate = None if held_out is None else partial(perplexity, rows=held_out, collate=collate)
     constant = None

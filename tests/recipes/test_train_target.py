@@ -96,7 +96,7 @@ def test_texts_start_with_one_bos_and_pairs_without_reference_are_left_out():
 
 
 def test_a_drafter_learns_from_its_target_and_validation_reports_acceptance(
-    settings, tmp_path, capsys
+    settings, tmp_path, capsys, monkeypatch
 ):
     settings |= {"model": LANGUAGE_MODEL, "vocab_size": 300}
     run(capsys, settings)
@@ -106,6 +106,9 @@ def test_a_drafter_learns_from_its_target_and_validation_reports_acceptance(
     other.save_pretrained(tmp_path / "run/final")
     settings |= {"run": str(tmp_path / "drafter"), "teacher": {"path": str(tmp_path / "run/final")}}
     settings["train"] |= {"max_steps": 40, "learning_rate": 1e-2, "validate_every": 20}
+    with monkeypatch.context() as dry:
+        dry.setattr("recipes.train_target.load_target", None)
+        assert "steps" in run(capsys, settings, "--dry-run")
     run(capsys, settings)
     found = logged(tmp_path / "drafter", "acceptance")
     assert 0 < found[0] < found[-1] <= 1
