@@ -27,7 +27,7 @@ from drafttrain.config.recipes import (
     ParallelDrafterRecipe,
     StateDrafterRecipe,
 )
-from drafttrain.models.draftable import draftable_tokens
+from drafttrain.models.draftable import check_output_tokens, draftable_tokens
 from drafttrain.models.drafters import check_tokenizers, vocabulary_size
 from drafttrain.models.language_models import (
     SPECIAL_TOKENS,
@@ -74,17 +74,13 @@ def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> Pretra
     Raises ConfigError for other targets, for more draftable tokens than the target's vocabulary
     has, and for an objective without weights.
     """
-    target, tokens = check_target(settings.target), settings.drafter.output_tokens
+    target = check_target(settings.target)
     if target.is_encoder_decoder:
         raise ConfigError(
             f"target.path = {settings.target.path!r} is an encoder-decoder model, but this recipe "
             "is for decoder-only ones; start from recipes/seq2seq.yaml"
         )
-    if tokens is not None and tokens > (size := vocabulary_size(target)):
-        raise ConfigError(
-            f"drafter.output_tokens = {tokens} is more than the target's {size} tokens; give "
-            "fewer, or leave it out"
-        )
+    check_output_tokens(settings.drafter.output_tokens, vocabulary_size(target))
     weights = settings.objective.model_dump(include=LOSSES)
     if not any(weights.values()):
         raise ConfigError(

@@ -13,6 +13,15 @@ UNDRAFTED = -1e4
 and it is finite, so that no result becomes NaN."""
 
 
+def check_output_tokens(tokens: int | str | None, vocabulary: int) -> None:
+    """Raises ConfigError for more draftable tokens than the target's vocabulary has."""
+    if isinstance(tokens, int) and tokens > vocabulary:
+        raise ConfigError(
+            f"drafter.output_tokens = {tokens} is more than the target's {vocabulary} tokens; give "
+            "fewer, or leave it out"
+        )
+
+
 def draftable_tokens(config: PretrainedConfig, vocabulary: int) -> Tensor | None:
     """Returns the tokens that a drafter can draft, in rising order; None: all.
 

@@ -26,6 +26,7 @@ WRONG = {
         "objective.blocks=1",
     ),
     f"{SPEC} drafter.overrides.d_model=8": ("drafter.initialise=none",),
+    f"{SPEC} drafter.output_tokens=41": ("drafter.output_tokens = 41", "40 tokens", "fewer"),
     f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),
     f"{HEADS} heads.depths=[]": ("heads.depths = []",),

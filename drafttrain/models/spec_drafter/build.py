@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import DrafterConfig
+from drafttrain.models.draftable import check_output_tokens
 from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.language_models import SPECIAL_TOKENS, shallow_config, spread
 from drafttrain.models.spec_drafter.model import SpecDrafter, class_of, family_class
@@ -74,6 +75,7 @@ def make_config(
     encoder = _choose_encoder(target, settings)
     config = _of_depth(target, settings, 0 if encoder == "target" else None)
     vocabulary = vocabulary_size(target)
+    check_output_tokens(settings.output_tokens, vocabulary)
     if mask_id is None:
         mask_id = vocabulary
         _set_vocabulary(config, vocabulary + 1)
