@@ -13,8 +13,10 @@ made first. Running the same command again continues a stopped run.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from operator import itemgetter
 
 from drafttrain.commands.options import DryRun
@@ -31,6 +33,7 @@ from drafttrain.data.hidden.states import HiddenCache, open_cache
 from drafttrain.data.shards.outputs import Manifest
 from drafttrain.data.shards.store import MANIFEST
 from drafttrain.evaluation.calibration import binary_kl
+from drafttrain.models.acceptance_head import head_name
 from drafttrain.models.draft_states import state_size
 from drafttrain.models.drafters import check_drafter, load_checked_drafter
 from drafttrain.models.loading import check_target, load_target
@@ -77,6 +80,10 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
             f"train.precision = {settings.train.precision!r}: heads are trained in fp32; leave it "
             "out"
         )
+    shapes = product(settings.heads.depths, settings.heads.rejection_weights)
+    (name, count), *_ = Counter(head_name(*shape) for shape in shapes).most_common(1)
+    if count > 1:
+        raise ConfigError(f"heads: {count} of them are {name!r}, rounded; leave all but one out")
     distillations(settings)
     target = check_target(settings.target)
     drafter = check_drafter(settings.drafter, settings.target, target)

@@ -30,6 +30,7 @@ WRONG = {
     f"{BLOCKS} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
     f"{HEADS} heads.depths=[-1]": ("heads.depths.0 = -1", "greater than or equal to 0"),
     f"{HEADS} heads.depths=[]": ("heads.depths = []",),
+    f"{HEADS} heads.rejection_weights=[6.0000001,6]": ("2 of them are 'D3-w6'", "but one"),
     f"{HEADS} cache.mixin=0.1": ("did you mean 'cache.mixing'",),
     f"{HEADS} cache.drafter=x": ("give it as drafter=",),
     f"{HEADS} train.precision=bf16": ("heads are trained in fp32",),
