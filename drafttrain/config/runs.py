@@ -199,7 +199,7 @@ def fill_from_run(
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
     for group, name in ((decode, "drafter"), (target, "path")):
-        if group.get(name) is not None:
+        if isinstance(group.get(name), str):
             group[name] = expanduser(group[name])
     path = target.get("path")
     if decode.get("drafter") is None and path is not None:
