@@ -167,7 +167,7 @@ def train(
     if recipe in ("-h", "--help"):
         print(context.get_help())
     else:
-        arguments = [*context.args, *["--debug"] * context.obj]  # run_command has removed it
+        arguments = [*context.args, *["--debug"] * bool(context.obj)]  # run_command has removed it
         call("drafttrain.commands.train:run_recipe", recipe, arguments)
 
 

@@ -109,7 +109,7 @@ def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> N
 
 def _read_tensor(path: str, revision: str | None, key: str, prefix: str) -> Tensor:
     """Reads a single tensor from a model's files, whose names may lack the prefix."""
-    bare = key.removeprefix(prefix)
+    spellings = (key, key.removeprefix(prefix))
     file, folder = SAFE_WEIGHTS_NAME, Path(path).expanduser()
     local = folder / SAFE_WEIGHTS_INDEX_NAME
     index = str(local) if local.is_file() else None
@@ -123,9 +123,10 @@ def _read_tensor(path: str, revision: str | None, key: str, prefix: str) -> Tens
     if index is not None:
         shards_of(Path(index), f"target {path!r}")
         files = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        file = files.get(bare) or files[key]
+        file = files[next((one for one in spellings if one in files), key)]
     with safe_open(cached_file(path, file, revision=revision), framework="pt") as weights:
-        return weights.get_tensor(bare if bare in weights.keys() else key)
+        names = weights.keys()
+        return weights.get_tensor(next((one for one in spellings if one in names), key))
 
 
 def _parts(model: PreTrainedModel) -> nn.Module:

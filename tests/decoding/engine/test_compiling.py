@@ -15,8 +15,9 @@ from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine import compiling
 from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.compiling import CompiledBody
+from drafttrain.decoding.engine.compiling import SOURCES, CompiledBody
 from drafttrain.decoding.engine.engine import ENGINES, compile_calls, reserve
+from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.types import Proposal, Source
@@ -138,15 +139,33 @@ def test_weights_are_constants_of_a_graph_and_caches_are_not(family, monkeypatch
     assert not any(isinstance(one, nn.Parameter) for arguments in inputs for one in arguments)
 
 
-@pytest.mark.parametrize("family", ["marian", "t5", "whisper"])
-def test_first_calls_of_sources_are_compiled_once(family):
+def checked(target: CachedModel, state: SequenceState, source: Source, *tokens: int) -> None:
+    path = torch.cat([source.prefix, torch.tensor(tokens)])
+    score = extend(target, state, path)
+    close(score.logits[-1], fresh(target.model, source, path.tolist()).logits[0, -1])
+
+
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_first_calls_of_any_source_in_a_bucket_are_one_graph(family):
     target = CachedModel(tiny_model(family))
     body = compiled(target)
-    for source in sources_of(target.model)[:3]:
-        path = torch.cat([source.prefix, torch.tensor([8])])
-        score = extend(target, target.encode(source), path)
-        close(score.logits[-1], fresh(target.model, source, path.tolist()).logits[0, -1])
-    assert body.graphs.compilations == 1  # the very first call allocates the cache
+    for length in (5, SOURCES, 9):
+        source = make_source(torch.arange(length) + 4, target.model)
+        checked(target, target.encode(source), source, 8)
+    assert body.graphs.compilations == 1
+
+
+@pytest.mark.parametrize("family", ["marian", "t5", "whisper"])
+def test_first_calls_fill_the_rows_of_newcomers(family):
+    target = CachedModel(tiny_model(family))
+    body, sources = compiled(target), sources_of(target.model)[:3]
+    states = []
+    for source in sources:
+        states.append(target.encode(source))
+        checked(target, states[-1], source, 8)
+    assert body.graphs.compilations == 3  # of one, two and four rows
+    for state, source in zip(states, sources, strict=True):
+        checked(target, state, source, 8, 9)
 
 
 def test_room_that_doubles_is_compiled_once_more():
