@@ -160,6 +160,15 @@ def test_names_of_a_target_without_its_base_models_prefix_are_read(folders):
     assert same_weights(drafter_of(final, None), expected)
 
 
+def test_the_exact_name_goes_before_the_one_without_prefix(folders):
+    target, final = folders
+    expected, file = drafter_of(final, loaded(target)), target / "model.safetensors"
+    weights = load_file(file)
+    wrong = {name.removeprefix("model."): value + 1.0 for name, value in weights.items()}
+    save_file(wrong | weights, file, metadata={"format": "pt"})
+    assert same_weights(drafter_of(final, None), expected)
+
+
 def test_an_index_of_the_target_names_files_of_its_own_folder_only(folders):
     target, final = folders
     (target / "model.safetensors").rename(target.parent / "model.safetensors")
