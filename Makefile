@@ -29,10 +29,10 @@ lint: $(STAMP)  ## Check style
 
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-test: lint  ## Check style, run the tests of laws and parts, one process a core (3 to 10 min on 2 cores)
+test: lint  ## Check style, run the tests of laws and parts, one process a core (5 min on 2 cores)
 	@$(PYTEST) -m "not end_to_end"
 
-test-all: lint  ## The same, and compiled calls, commands, recipes, launches, pages (6 to 30 min)
+test-all: lint  ## Every test: commands, recipes, launches, pages, all cases of the laws too (10 to 30 min)
 	@$(PYTEST)
 
 families: $(STAMP)  ## Try every model class of Transformers, write docs/models.md (1 to 2 min)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,18 +22,35 @@ torch.set_num_threads(THREADS)
 
 
 TESTS = Path(__file__).parent
-END_TO_END = ("benchmarks", "commands", "faults", "recipes")
+END_TO_END = ("benchmarks/", "commands/", "data/distill/", "export/", "faults/", "recipes/")
 END_TO_END += ("test_docs.py", "test_extending.py", "test_launch.py", "test_page_commands.py")
-"""Folders and files with end-to-end tests of commands, recipes, launches and documentation."""
+"""Folders and files with tests of commands, recipes, launches, documentation and of what reads and
+writes folders."""
 COMPILED = "test_compiling.py"
 """Name of the files that wait for torch.compile, which takes seconds a graph; same tier."""
 
 
+def is_end_to_end(path: Path) -> bool:
+    """Whether a test file or folder belongs to `make test-all` alone."""
+    name = path.relative_to(TESTS).as_posix() + "/" * path.is_dir()
+    return name.startswith(END_TO_END) or path.name == COMPILED
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not even import what `make test` leaves to `make test-all`."""
+    left = config.option.markexpr == "not end_to_end" and TESTS in collection_path.parents
+    return True if left and is_end_to_end(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `make test-all` alone by their folder or file. Skips tests marked gpu if
-    there is no CUDA device."""
+    """Marks the tests of `make test-all` alone: by folder or file, and cases that `one_case_in`
+    leaves to it. Skips tests marked gpu if there is no CUDA device."""
+    cases: Counter[str] = Counter()
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in END_TO_END or item.path.name == COMPILED:
+        test, one_in = item.nodeid.split("[")[0], item.get_closest_marker("one_case_in")
+        further = one_in is not None and cases[test] % one_in.args[0] > 0
+        cases[test] += 1
+        if further or is_end_to_end(item.path):
             item.add_marker("end_to_end")
         if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
