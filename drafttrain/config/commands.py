@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
@@ -22,7 +21,7 @@ from drafttrain.config.decode import (
     TreeName,
     VerifierConfig,
 )
-from drafttrain.config.inputs import DataConfig, ModelName, TargetConfig
+from drafttrain.config.inputs import DataConfig, LocalPath, Location, TargetConfig
 from drafttrain.config.sweep import Swept
 
 DistillMethod = Literal["greedy", "beam", "sample"]
@@ -72,7 +71,7 @@ class DistillConfig(Config):
 
     target: Annotated[TargetConfig, _OURS]
     data: DataConfig
-    out: Path
+    out: LocalPath
     """Folder for the shards and manifest.json. Encoder states of clips are kept next to it."""
     method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
@@ -113,9 +112,9 @@ class DistillConfig(Config):
 class BigramsConfig(Config):
     """`drafttrain bigrams`: the most frequent next token of each token, for Max-Gram."""
 
-    distilled: Path
+    distilled: LocalPath
     """Folder made by `drafttrain distill`."""
-    out: Path
+    out: LocalPath
     """The table, a .safetensors file."""
 
 
@@ -138,7 +137,7 @@ class MeasuringConfig(OnTarget):
     batch_sizes: BatchSizes = (1,)
     """Batch sizes to measure, for example 1,4,8,16,32; 1 is always included. `tune` chooses a
     policy for each."""
-    report: Path | None = None
+    report: LocalPath | None = None
     """File of the report (JSON); plot, page and samples are written next to it. `eval` keeps an
     existing report of more inputs or methods and writes NAME.smaller.json. Default: report.json or
     tune.json in the run's folder, else in the current one."""
@@ -148,7 +147,7 @@ class DecodingConfig(OnTarget):
     """The method of `eval` and `generate`."""
 
     decode: DecodeConfig = DecodeConfig()
-    policy: Path | None = None
+    policy: LocalPath | None = None
     """A policy.json of `drafttrain tune`, used if no stop policy, tree or cascade is given.
     Default: the one in the drafter's folder."""
 
@@ -197,11 +196,11 @@ class CacheConfig(Config):
     """
 
     target: TargetConfig
-    drafter: ModelName
+    drafter: Location
     """Folder or Hub name of the drafter."""
-    distilled: Path
+    distilled: LocalPath
     """Folder of the target's outputs, made by `drafttrain distill`."""
-    out: Path
+    out: LocalPath
     """Folder for the shards and manifest.json."""
     state: Literal["drawn", "token"] = "drawn"
     """drawn: the hidden state from which a token is drawn. token: the state at the token's own
@@ -230,9 +229,9 @@ class TuneConfig(MeasuringConfig):
     """`drafttrain tune`: decodes your prompts with every candidate, interleaved, and chooses the
     fastest one for each batch size."""
 
-    drafter: ModelName | None = None
+    drafter: Location | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
-    heads: Path | None = None
+    heads: LocalPath | None = None
     """Folder of a head, or a run of heads. Default: the newest run of heads; none if a drafter is
     given."""
     report_data: DataConfig | None = None
@@ -261,11 +260,11 @@ class TuneConfig(MeasuringConfig):
 class ExportConfig(Config):
     """`drafttrain export`: a drafter, its head and its policy as one folder for other programs."""
 
-    drafter: ModelName
+    drafter: Location
     """Folder or Hub name of the drafter, or the run that trained it (RUN means RUN/final)."""
-    head: Path | None = None
+    head: LocalPath | None = None
     """Folder of an acceptance head, or a run of heads, whose policy.json names one."""
-    policy: Path | None = None
+    policy: LocalPath | None = None
     """The policy.json. Default: the one next to the head or in the drafter's folder, if any."""
     verifier: VerifierConfig | None = None
     """The verifier in policy.json. Default: the policy's, else auto (lossless)."""
@@ -275,9 +274,9 @@ class ExportConfig(Config):
     """Licence of the drafter, as the Hub names it (apache-2.0, cc-by-4.0, other)."""
     training_data: str | None = None
     """Training data of the drafter: a Hub name or a description. Default: that of its run."""
-    report: Path | None = None
+    report: LocalPath | None = None
     """Report of `eval` or `tune` for the model card. Default: that of the drafter's run."""
-    out: Path
+    out: LocalPath
     """The folder to write."""
     engines: Annotated[tuple[EngineName, ...], Listed] = ()
     """Programs that will use the export, such as vllm,llama.cpp: their requirements are checked and

@@ -19,7 +19,7 @@ from drafttrain.config.base import (
     Listed,
     Seed,
 )
-from drafttrain.config.inputs import ModelName
+from drafttrain.config.inputs import Location
 from drafttrain.config.kinds import copies_text
 from drafttrain.config.methods import RULES, STOPS, TREES, StopKind, TreeKind, VerifierRule
 
@@ -110,7 +110,7 @@ class TreeConfig(Config):
     by_rank: tuple[float, ...] | None = Field(default=None, min_length=1)
     """sequoia: share of positions where the target's token is the drafter's first, second, ...
     choice. Default: measured by `drafttrain eval` on rank_data."""
-    drafters: tuple[ModelName, ...] = ()
+    drafters: tuple[Location, ...] = ()
     """paths: additional drafters, each of which adds `width` paths (SpecInfer)."""
     draft_temperature: PositiveFloat | None = None
     """Temperature of the drafter's distribution, from which tokens are drawn or which scores an
@@ -128,7 +128,7 @@ class CascadeConfig(Config):
     """Smaller drafters that draft for the drafter (CS Drafting), the largest first; each language
     model reviews what the ones after it draft."""
 
-    drafters: Annotated[tuple[ModelName, ...], Listed] = Field(min_length=1)
+    drafters: Annotated[tuple[Location, ...], Listed] = Field(min_length=1)
     """Folders or Hub names from the largest to the smallest; the last one is usually `max-gram`."""
     increments: Annotated[
         tuple[tuple[FewOrZero, ...], ...] | None, BeforeValidator(_split_rows)
@@ -155,7 +155,7 @@ class CascadeConfig(Config):
 class DecodeConfig(Config):
     """A method: a drafter, a stop policy and a verifier."""
 
-    drafter: ModelName | None = None
+    drafter: Location | None = None
     """Folder or Hub name of the drafter. none: plain decoding. max-gram: copies the tokens that
     followed the longest earlier match of the text's end (CS Drafting)."""
     bigrams: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os.path import expanduser
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, NonNegativeInt, PositiveInt
@@ -13,8 +14,10 @@ RECORDED = ("path", "revision", "language", "task", "source_language", "target_l
 """Target settings that are recorded in a drafter's config.json: the model and its languages."""
 STDIN = "-"
 """The `data.path` that stands for the lines of standard input."""
-ModelName = Annotated[str, AfterValidator(expanduser)]
-"""Folder or Hub name of a model; Transformers does not expand `~`."""
+Location = Annotated[str, AfterValidator(expanduser)]
+"""File, folder or Hub name; a leading `~` is the home folder."""
+LocalPath = Annotated[Path, AfterValidator(lambda path: Path(expanduser(path)))]
+"""The same for files and folders of this machine."""
 Affix = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 """Text that may be empty: `prefix=` on a command line is read as null."""
 
@@ -22,7 +25,7 @@ Affix = Annotated[str, BeforeValidator(lambda value: "" if value is None else va
 class TargetConfig(Config):
     """The large model whose outputs drafttrain reproduces faster."""
 
-    path: ModelName
+    path: Location
     """Hub name or local folder of the target model."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
@@ -57,9 +60,9 @@ class DataConfig(Config):
     data set with an Audio column. Clips are at most 30 s long; they are resampled to 16 kHz mono if
     needed."""
 
-    path: str
+    path: Location
     """Hub name, file or folder of the inputs."""
-    reference_path: str | None = None
+    reference_path: Location | None = None
     """Second file, line-aligned with `path`, that holds the references."""
     config_name: str | None = None
     """Configuration of a Hub data set (wmt14: de-en)."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from drafttrain.config.base import Config, Count, CountsFor, Few, FewOrZero, Precision, Seed, Width
-from drafttrain.config.inputs import DataConfig, ModelName, TargetConfig
+from drafttrain.config.inputs import DataConfig, LocalPath, Location, TargetConfig
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
 Part = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -71,7 +71,7 @@ class TrainConfig(Config):
 class Recipe(Config):
     """Settings shared by all recipes."""
 
-    run: Path
+    run: LocalPath
     """Folder of the run: checkpoints, run.yaml, metrics.jsonl and final/."""
     data: DataConfig
     """Training inputs; a target trained from scratch also needs references."""
@@ -92,7 +92,7 @@ class TargetedRecipe(Recipe):
 class DistillingRecipe(TargetedRecipe):
     """Settings shared by recipes of drafters, which distil the target first if needed."""
 
-    distilled: Path | None = None
+    distilled: LocalPath | None = None
     """Folder of distilled shards; missing ones are generated. Default: RUN/distilled."""
 
 
@@ -204,7 +204,7 @@ def _final_of_run(drafter: str) -> str:
 class HeadRecipe(TargetedRecipe):
     """`recipes/train_acceptance_head.py`: distils and caches if needed, then trains heads."""
 
-    drafter: Annotated[ModelName, AfterValidator(_final_of_run)]
+    drafter: Annotated[Location, AfterValidator(_final_of_run)]
     """Folder or Hub name of the drafter, or the run that trained it (RUN means RUN/final)."""
     cache: dict[str, Any] = {}
     """Settings of `drafttrain cache` (mixing, mixes, dtype, ...)."""
@@ -254,7 +254,7 @@ class CausalStart(Config):
     layers: Annotated[Literal["even"] | tuple[FewOrZero, ...], CountsFor("path=null")] = "even"
     """Target layers that are copied: evenly spaced ones, or a list counted from 0. Embeddings,
     final norm and output projection are copied too."""
-    path: ModelName | None = None
+    path: Location | None = None
     """A language model with the target's vocabulary to start from, instead of the target's
     layers."""
 

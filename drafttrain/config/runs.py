@@ -67,7 +67,7 @@ def finished_runs(folder: Path, of_heads: bool = False) -> list[Path]:
 
 def run_of(drafter: str) -> TrainedRun | None:
     """Returns the run of a drafter folder (RUN/final or RUN), or None."""
-    folder = Path(drafter).expanduser()
+    folder = Path(expanduser(drafter))
     run = folder.parent if folder.name == "final" else folder
     return None if _recipe_of(run) in (None, HeadRecipe) else read_run(run)
 
@@ -91,9 +91,10 @@ def head_folders(path: Path) -> list[Path]:
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the config.json in a folder; empty if there is none."""
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return config if isinstance(config, dict) else {}
 
 
 def recorded_target(folder: Path) -> dict[str, Any]:
@@ -160,8 +161,9 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("heads") is None and values.get("drafter") is None:
         values["heads"] = str(newest_run(of_heads=True).folder)
     heads = values.get("heads")
+    heads = None if heads is None else Path(expanduser(str(heads)))
     if heads is not None:
-        _fill_from_heads(values, Path(heads))
+        _fill_from_heads(values, heads)
     _group(values, "sampling")
     given = {name: values[name] for name in ("target", "data") if values.get(name)}
     decode = {"drafter": values["drafter"]}
@@ -170,8 +172,8 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
     run = run_of(drafter)
     drafter = drafter if run is None else str(run.drafter)
     values |= {"target": known["target"], "data": known["data"], "drafter": drafter}
-    run = run if heads is None else head_run_of(Path(heads))
-    folder = Path(heads or "") if run is None else run.folder
+    run = run if heads is None else head_run_of(heads)
+    folder = (heads or Path()) if run is None else run.folder
     return values | {"report": values.get("report") or str(folder / "tune.json")}
 
 
@@ -294,7 +296,7 @@ def _fill_from_drafter(
     Returns the policy or None. chains: leaves out a tree or cascade of policy.json.
     """
     folder = Path(str(decode["drafter"])) if run is None else run.drafter
-    file, policy = Path(values.get("policy") or folder / POLICY), None
+    file, policy = Path(expanduser(str(values.get("policy") or folder / POLICY))), None
     if values.get("policy") or file.is_file():
         batch = values.get("batch_size") or 1
         policy = read_policy(file).at(int(float(batch)))  # "4.0" is a count too

@@ -34,7 +34,7 @@ def convert(model: str, out: Path, revision: str | None = None) -> None:
     config = read_config(model, name, revision)
     if not is_language_model(config):
         raise ConfigError(f"{name} is a {config.model_type!r} model, not a language model")
-    folder = Path(model).expanduser()
+    folder = Path(model)
     if not folder.is_dir():
         try:
             ignored = [f"*{suffix}" for suffix in (*OTHERS, ".safetensors")]

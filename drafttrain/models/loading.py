@@ -197,7 +197,7 @@ def read_config(
     `name`: the model's name in messages. `trusted`: run Python code that the model brings along;
     else such models are refused. `switch`: the setting that allows it, for the message.
     """
-    folder = Path(path).expanduser()
+    folder = Path(path)
     _check_exists(path, name, revision)
     if folder.is_dir():
         _check_folder(folder, name)
@@ -277,7 +277,7 @@ def _check_exists(path: str, name: str, revision: str | None = None) -> None:
 
     Queries the Hub once, and only for models that are not in its cache. Raises ConfigError.
     """
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if folder.is_dir() and path:
         return
     if folder.is_file():

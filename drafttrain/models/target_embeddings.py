@@ -110,7 +110,7 @@ def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> N
 def _read_tensor(path: str, revision: str | None, key: str, prefix: str) -> Tensor:
     """Reads a single tensor from a model's files, whose names may lack the prefix."""
     spellings = (key, key.removeprefix(prefix))
-    file, folder = SAFE_WEIGHTS_NAME, Path(path).expanduser()
+    file, folder = SAFE_WEIGHTS_NAME, Path(path)
     local = folder / SAFE_WEIGHTS_INDEX_NAME
     index = str(local) if local.is_file() else None
     if not folder.is_dir():

@@ -140,7 +140,7 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
     `name`: the model's name in messages. Reads only names and headers. A folder without weights
     passes; reading it fails later. Raises ConfigError.
     """
-    folder, files = Path(path).expanduser(), []
+    folder, files = Path(path), []
     if not folder.is_dir():
         try:
             shards_of(Path(cached_file(path, SAFE_WEIGHTS_INDEX_NAME, revision=revision)), name)

@@ -2,11 +2,12 @@
 
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from annotated_types import Le, Lt
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from drafttrain.config import commands, decode, inputs, policy, recipes
 from drafttrain.config.base import Config, ConfigError, CountsFor
@@ -140,3 +141,20 @@ def test_a_draft_longer_than_any_machine_verifies_is_refused(name, value):
         validate_settings(EvalConfig, {"decode": {"stop": {name: value}}})
     with pytest.raises(ValidationError):
         policy.Policy(stop="entropy", entropy=1.0, **{name: value})
+
+
+def has_path(annotation: Any) -> bool:
+    return annotation is Path or any(map(has_path, get_args(annotation)))
+
+
+def test_a_leading_tilde_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    fields = [
+        one for kind in KINDS for one in kind.model_fields.values() if has_path(one.annotation)
+    ]
+    for field in fields:
+        adapter = TypeAdapter(Annotated[field.annotation, field])
+        assert adapter.validate_python("~/x") == Path("/home/me/x")
+    assert len(fields) > 10
+    given = inputs.DataConfig(path="~/a.en", reference_path="~/a.de")
+    assert (given.path, given.reference_path) == ("/home/me/a.en", "/home/me/a.de")

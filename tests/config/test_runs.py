@@ -11,7 +11,13 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.policy import Policy, dump_policy
 from drafttrain.config.reading import load_settings
-from drafttrain.config.runs import fill_eval, fill_from_run, fill_generate, fill_tune
+from drafttrain.config.runs import (
+    fill_eval,
+    fill_from_run,
+    fill_generate,
+    fill_tune,
+    read_config,
+)
 
 CHOSEN = {
     "stop": "fixed",
@@ -224,3 +230,8 @@ def test_an_export_records_its_target_and_draft_settings(drafter, capsys):
     Path(drafter, "config.json").write_text(json.dumps({"target": {"path": "org/base"}}))
     assert fill_from_run({"decode": {"drafter": drafter}})["target"] == {"path": "org/base"}
     assert capsys.readouterr().err == ""
+
+
+def test_a_config_that_is_no_mapping_is_none(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    assert read_config(tmp_path) == {}
