@@ -4,9 +4,9 @@ import contextlib
 import io
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -42,15 +42,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left and is_end_to_end(collection_path) else None
 
 
+def further_cases(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Returns the cases of tests marked `covered` that show no value of a parameter for the first
+    time. The order is mixed, so that values meet in many combinations."""
+    seen: set[tuple[str, str, str]] = set()
+    further = set()
+    for item in sorted(items, key=lambda item: crc32(item.nodeid.encode())):
+        if item.get_closest_marker("covered") is not None:
+            test = item.nodeid.split("[")[0]
+            values = {(test, name, repr(value)) for name, value in item.callspec.params.items()}
+            if values <= seen:
+                further.add(item)
+            seen |= values
+    return further
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `make test-all` alone: by folder or file, and cases that `one_case_in`
-    leaves to it. Skips tests marked gpu if there is no CUDA device."""
-    cases: Counter[str] = Counter()
+    """Marks the tests of `make test-all` alone. Skips tests marked gpu without a CUDA device."""
+    further = further_cases(items)
     for item in items:
-        test, one_in = item.nodeid.split("[")[0], item.get_closest_marker("one_case_in")
-        further = one_in is not None and cases[test] % one_in.args[0] > 0
-        cases[test] += 1
-        if further or is_end_to_end(item.path):
+        if item in further or is_end_to_end(item.path):
             item.add_marker("end_to_end")
         if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -62,7 +62,7 @@ class StopConfig(Config):
     max_draft: Few = 20
     """Other kinds: largest number of draft tokens per round (levels of a tree). Default: the value
     in policy.json for a head; for block drafters the k of training."""
-    head: str | None = None
+    head: Location | None = None
     """head: folder of the acceptance head. Default: the head in the drafter's folder, if any."""
     h: Fraction | None = None
     """head: stop when the predicted probability of a rejection exceeds this. Default: the value in
@@ -158,7 +158,7 @@ class DecodeConfig(Config):
     drafter: Location | None = None
     """Folder or Hub name of the drafter. none: plain decoding. max-gram: copies the tokens that
     followed the longest earlier match of the text's end (CS Drafting)."""
-    bigrams: str | None = None
+    bigrams: Location | None = None
     """max-gram: table of the most frequent next token of each token, written by `drafttrain
     bigrams`."""
     cascade: CascadeConfig | None = None

@@ -158,3 +158,5 @@ def test_a_leading_tilde_is_the_home_folder(monkeypatch):
     assert len(fields) > 10
     given = inputs.DataConfig(path="~/a.en", reference_path="~/a.de")
     assert (given.path, given.reference_path) == ("/home/me/a.en", "/home/me/a.de")
+    assert decode.DecodeConfig(bigrams="~/x").bigrams == "/home/me/x"
+    assert decode.StopConfig(head="~/x").head == "/home/me/x"

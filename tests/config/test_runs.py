@@ -235,3 +235,16 @@ def test_an_export_records_its_target_and_draft_settings(drafter, capsys):
 def test_a_config_that_is_no_mapping_is_none(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     assert read_config(tmp_path) == {}
+
+
+def test_a_policy_and_heads_in_the_home_folder_are_found(drafter, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = {"decode": {"drafter": "max-gram"}, "target": TARGET, "policy": "~/policy.json"}
+    assert fill_from_run(values)["decode"]["stop"] == FIXED
+    head = {"model_type": "acceptance-head", "sampling": {"temperature": 0.5}}
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text(json.dumps(head))
+    given = {"drafter": "max-gram", "target": TARGET, "data": {"path": "d"}, "heads": "~/head"}
+    filled = fill_tune(given)
+    assert filled["sampling"] == {"temperature": 0.5}
+    assert filled["report"] == str(tmp_path / "head" / "tune.json")

@@ -291,7 +291,7 @@ def bias(
     return total_variation(law, autoregressive_law(target, sampling, method.stop.longest + 1))
 
 
-@pytest.mark.one_case_in(2)
+@pytest.mark.covered
 @pytest.mark.parametrize(("name", "setting"), CASES)
 def test_sampling_follows_the_target_exactly(name, setting):
     method, (sampling, excluded) = METHODS[name], (SETTINGS | FURTHER)[setting]
@@ -317,7 +317,7 @@ PROCESSED = [*CHAINS][1:7]
 PROCESSED += ["paths multi-round", "paths walk", "rsd-c", "opt-tree"]
 
 
-@pytest.mark.one_case_in(3)
+@pytest.mark.covered
 @pytest.mark.parametrize("name", PROCESSED)
 @pytest.mark.parametrize("setting", PROCESSORS)
 def test_sampling_under_logits_processors_follows_the_target_exactly(setting, name):

@@ -79,7 +79,7 @@ CASES = [(family, name) for family, names in EVERY.items() for name in names]
 CASES += [("whisper", name) for name in ("slots in turn", "rsd-c over slots")]
 
 
-@pytest.mark.one_case_in(3)
+@pytest.mark.covered
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_sequences_of_a_batch_are_decoded_as_alone(family, name, sampling):
@@ -147,7 +147,7 @@ def law_of_model(model: PreTrainedModel, source: Source, sampling: Sampling, lon
     return law_of_sampling(logits, sampling, longest)
 
 
-@pytest.mark.one_case_in(4)
+@pytest.mark.covered
 @pytest.mark.parametrize(("family", "place", "batch_size", "name"), CASES)
 def test_a_row_in_a_batch_follows_the_target_exactly(family, place, batch_size, name):
     model = small(family)
@@ -166,7 +166,7 @@ def test_a_row_in_a_batch_follows_the_target_exactly(family, place, batch_size, 
 PADDED = ["causal", "few tokens", "masks", "cascade", "models in turn", "opt-tree", "rsd-c"]
 
 
-@pytest.mark.one_case_in(4)
+@pytest.mark.covered
 @pytest.mark.parametrize("rows", [3, 6], ids=["smaller", "larger"])
 @pytest.mark.parametrize("name", [*PADDED, "several"])
 def test_outputs_of_drafters_with_other_embeddings_follow_the_target_exactly(name, rows):
@@ -180,7 +180,7 @@ def test_outputs_of_drafters_with_other_embeddings_follow_the_target_exactly(nam
     assert total_variation(law, expected) < 1e-12
 
 
-@pytest.mark.one_case_in(4)
+@pytest.mark.covered
 @pytest.mark.parametrize("rows", [VOCAB - 7, VOCAB + 8], ids=["smaller", "larger"])
 @pytest.mark.parametrize("name", [*PADDED, "all siblings"])
 def test_drafters_with_other_embeddings_draft_no_strange_token(name, rows):

@@ -89,7 +89,6 @@ def test_values_of_a_device_and_the_host_return_in_their_order():
     assert to_host([one, torch.tensor([7, 8, 9]), other]) == [[3, 1], [7, 8, 9], [4]]
 
 
-@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "several"])
 def test_a_greedy_round_runs_on_one_device_and_waits_for_it_seldom(name):
     found = waits_of_rounds(name, Sampling())
@@ -97,7 +96,6 @@ def test_a_greedy_round_runs_on_one_device_and_waits_for_it_seldom(name):
         assert found == [WAITS[name]] * len(found)
 
 
-@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITS or name == "causal"])
 def test_a_sampled_round_runs_on_one_device(name):
     waits_of_rounds(name, SAMPLED)

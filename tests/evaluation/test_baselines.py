@@ -51,7 +51,6 @@ def test_assisted_generation_with_another_number_of_rows_is_refused(tmp_path):
         check_assisted(["max-gram", padded], target)
 
 
-@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize(
     ("family", "pad"), [*((family, None) for family in CAUSAL_FAMILIES), ("llama", EOS)]
 )

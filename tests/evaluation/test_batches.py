@@ -26,7 +26,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_case_in(4)
+@pytest.mark.covered
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "marian", "t5"])
 def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperature):

@@ -124,7 +124,7 @@ def compare(model: CachedModel, kind: str, family: str) -> Parity:
     return compare_outputs(model, prompts, *outputs, 16, "batch size 1")
 
 
-@pytest.mark.one_case_in(4)
+@pytest.mark.covered
 @pytest.mark.parametrize("kind", ["plain", "chain"])
 @pytest.mark.parametrize("family", ["llama", "marian"])
 def test_differences_of_batches_are_ties_in_bfloat16(family, kind):

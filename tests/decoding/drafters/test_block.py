@@ -42,7 +42,7 @@ CASES = [(family, name) for family in ("marian", "bart", "t5") for name in CONVE
 CASES += [(family, name) for family in ("marian", "t5", "whisper") for name in SHARED]
 
 
-@pytest.mark.one_case_in(4)
+@pytest.mark.covered
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass(
     family, name, monkeypatch

@@ -130,7 +130,7 @@ def endless(model):
     return model
 
 
-@pytest.mark.one_case_in(3)
+@pytest.mark.covered
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
 def test_greedy_trees_equal_plain_decoding_and_keep_accepted_nodes(family, name):

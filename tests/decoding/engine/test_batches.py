@@ -23,7 +23,7 @@ from tests.tiny_models import BOS, VOCAB, tiny_model, tiny_seq2seq, tiny_source
 FURTHER_FAMILIES = [(family, None) for family in FURTHER]
 
 
-@pytest.mark.one_case_in(3)
+@pytest.mark.covered
 @pytest.mark.parametrize(("family", "attention"), [*ATTENTIONS, *FURTHER_FAMILIES])
 def test_rounds_of_a_batch_equal_fresh_passes_of_each_sequence(family, attention):
     model = any_family(family)

@@ -60,7 +60,7 @@ CASES += [("qwen2", name) for name in PROMPTED]
 CASES += [("opt", "several eos"), ("gpt2", "minimal new tokens"), ("llama", "repetition")]
 
 
-@pytest.mark.one_case_in(3)
+@pytest.mark.covered
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_decoding_equals_generate_under_the_targets_own_settings(family, name):
     model = tiny_model(family)

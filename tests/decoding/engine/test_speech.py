@@ -86,7 +86,6 @@ STARTS = {
 }
 
 
-@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("name", STARTS)
 def test_decoding_starts_and_goes_on_as_generate_does(name):
     settings, expected = STARTS[name]

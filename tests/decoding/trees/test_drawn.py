@@ -146,7 +146,7 @@ def beam_bias(
     return float((found - law).abs().max())
 
 
-@pytest.mark.one_case_in(3)
+@pytest.mark.covered
 @pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
 @pytest.mark.parametrize("verifier", [RecursiveRejection, TargetWalk], ids=lambda v: v.name)
 @pytest.mark.parametrize("width", [2, 3])
@@ -178,7 +178,7 @@ def levels_of(proposal: Proposal) -> Levels:
     return tuple(tuple(path for path in found if len(path) == level) for level in (1, 2))
 
 
-@pytest.mark.one_case_in(4)
+@pytest.mark.covered
 @pytest.mark.parametrize(
     ("shape", "end"),
     [(Branching((2, 2)), None), (Branching((2, 2)), 1), (Beam(2), 1), (Beam(3), None)],

@@ -89,7 +89,7 @@ LOSSLESS = {
 }
 
 
-@pytest.mark.one_case_in(3)
+@pytest.mark.covered
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
 @pytest.mark.parametrize("name", LOSSLESS)

@@ -89,7 +89,6 @@ def test_prefix_rows_have_the_set_weight_and_slots_weight_1():
     assert weights[6:].tolist() == [1.0] * inside + [0.0] * (3 - inside)
 
 
-@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("changes", [{}, {"previous_token_rank": 8}, {"slots": "paper"}], ids=str)
 def test_one_batch_is_learned_by_heart(changes):
     objective = MaskPredict(slot_drafter(**changes), ObjectiveConfig(label_smoothing=0.0)).train()
