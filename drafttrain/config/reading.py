@@ -6,9 +6,10 @@ OmegaConf reads and merges; text such as `${name}` is kept literally and never r
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,8 +36,9 @@ def load_settings(
     naming the key, the value and the nearest known name, also for settings that are given but not
     used (`check_read`).
     """
-    written, typed = merge_values(file), merge_values(None, overrides, flags)
-    values = merge_values(file, overrides, flags)
+    texts = [name for name, field in fields_of(kind).items() if _is_text(field.annotation)]
+    written, typed = merge_values(file), merge_values(None, overrides, flags, texts)
+    values = merge_values(file, overrides, flags, texts)
     if fill is not None:
         check_settings(kind, values)
         values = fill(values)
@@ -81,10 +83,14 @@ def merge_values(
     file: Path | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    texts: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns the given settings as nested mappings, before defaults and types are applied."""
+    """Returns the given settings as nested mappings, before defaults and types are applied.
+
+    texts: names of settings whose overrides are text, also if YAML reads `no` or `012` otherwise.
+    """
     values = OmegaConf.create() if file is None else _read_yaml(file)
-    given = [(*_parse(override), override) for override in overrides]
+    given = [(*_parse(override, texts), override) for override in overrides]
     overridden = dict(leaf for key, value, _ in given for leaf in _leaves(key, value))
     for name, whole in (flags or {}).items():
         for key, value in _leaves(name, whole) if whole is not None else ():
@@ -171,6 +177,8 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
         return f"setting {needed!r} is missing; give {needed}=VALUE or put it in the YAML file"
     message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    if first["type"] == "string_type":
+        message = "a string is needed; put it in quotes"
     if below and first["type"] == "model_type":
         message = f"this is a group of settings; give one of them, as {needed}={first['input']}"
     return f"{name} = {first['input']!r}: {message}"
@@ -218,7 +226,15 @@ def _read_yaml(file: Path) -> DictConfig:
     return values
 
 
-def _parse(override: str) -> tuple[str, Any]:
+def _is_text(annotation: Any) -> bool:
+    """Whether a setting's value is text or a path, or such a value or null."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        members = [one for one in get_args(annotation) if one is not NoneType]
+        return _is_text(members[0]) and (len(members) == 1 or get_origin(annotation) is Annotated)
+    return annotation in (str, Path)
+
+
+def _parse(override: str, texts: Collection[str] = ()) -> tuple[str, Any]:
     """Returns key and value of `a.b=c`; the value is parsed as YAML, but plain text is kept."""
     key, separator, text = override.partition("=")
     if not separator or not key:
@@ -231,7 +247,7 @@ def _parse(override: str) -> tuple[str, Any]:
             f"as {key}='\"TEXT\"'"
         ) from None
     is_yaml = text.lower() in ("", "~", "null") or text.lstrip().startswith(("{", "'", '"'))
-    is_text = not is_yaml and isinstance(value, dict | str | None)
+    is_text = not is_yaml and (key in texts or isinstance(value, dict | str | None))
     return key, text if is_text else value  # data.prefix="## Question: " is meant as text
 
 

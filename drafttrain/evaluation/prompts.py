@@ -57,30 +57,29 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
 
     Raises ConfigError for chats without a chat template, ValueError if no row is left.
     """
-    target, chat = pair.target, CHAT in rows.column_names
-    prompts: list[Prompt] = []
-    skipped: list[Skipped] = []
-    for row, ids in zip(rows, usable_tokens(target, rows, pair.model.source_limit), strict=True):
-        if isinstance(ids, Refused):
-            skipped.append(Skipped(row["row"], ids.reason))
-            continue
-        source = clip_source(target, row) if AUDIO in row else make_source(ids, target.model)
+    rows, skipped, tokens = _usable(pair, rows)
+    prompts = []
+    for row, ids in zip(rows, tokens, strict=True):
+        is_clip = AUDIO in row
+        source = clip_source(pair.target, row) if is_clip else make_source(ids, pair.target.model)
         texts = row["source"], row["reference"]
-        prompts.append(Prompt(row["row"], *texts, source, chat, row.get(SECONDS)))
+        prompts.append(Prompt(row["row"], *texts, source, CHAT in row, row.get(SECONDS)))
     return prompts, skipped
 
 
 def usable_rows(pair: Pair, rows: Dataset) -> tuple[Dataset, list[Skipped]]:
     """Returns the rows that `read_prompts` does not skip, and those that it skips; prints and
     raises as it does, but reads no audio."""
+    return _usable(pair, rows)[:2]
+
+
+def _usable(pair: Pair, rows: Dataset) -> tuple[Dataset, list[Skipped], list[list[int]]]:
+    """Returns the usable rows, those that are skipped, and the tokens of the usable ones."""
     tokens = usable_tokens(pair.target, rows, pair.model.source_limit)
-    usable, skipped = [], []
-    for index, (row, ids) in enumerate(zip(rows["row"][:], tokens, strict=True)):
-        if isinstance(ids, Refused):
-            skipped.append(Skipped(row, ids.reason))
-        else:
-            usable.append(index)
-    return rows.select(usable), skipped
+    usable = [index for index, ids in enumerate(tokens) if not isinstance(ids, Refused)]
+    numbered = zip(rows["row"][:], tokens, strict=True)
+    skipped = [Skipped(row, ids.reason) for row, ids in numbered if isinstance(ids, Refused)]
+    return rows.select(usable), skipped, [tokens[index] for index in usable]
 
 
 def say_training_inputs(drafter: str, rows: Dataset) -> None:

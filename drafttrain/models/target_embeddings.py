@@ -9,7 +9,6 @@ config.json. Once loaded, the drafter is an ordinary model; `drafttrain export` 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +120,7 @@ def _read_tensor(path: str, revision: str | None, key: str, prefix: str) -> Tens
             _raise_exceptions_for_missing_entries=False,
         )
     if index is not None:
-        shards_of(Path(index), f"target {path!r}")
-        files = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        files = shards_of(Path(index), f"target {path!r}")
         file = files[next((one for one in spellings if one in files), key)]
     with safe_open(cached_file(path, file, revision=revision), framework="pt") as weights:
         names = weights.keys()

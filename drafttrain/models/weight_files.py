@@ -149,7 +149,7 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
     elif (folder / SAFE_WEIGHTS_NAME).is_file():
         files = [SAFE_WEIGHTS_NAME]
     elif (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        files = shards_of(folder / SAFE_WEIGHTS_INDEX_NAME, name)
+        files = sorted(set(shards_of(folder / SAFE_WEIGHTS_INDEX_NAME, name).values()))
     else:
         _refuse_others(folder, name)
     for file in files:
@@ -163,10 +163,12 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
             ) from None
 
 
-def shards_of(index: Path, name: str, suffix: str = ".safetensors") -> list[str]:
-    """Returns the files named by an index. Raises ConfigError if one is outside its folder."""
+def shards_of(index: Path, name: str, suffix: str = ".safetensors") -> dict[str, str]:
+    """Returns the file of each weight that an index names. Raises ConfigError for a file outside
+    its folder."""
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = set(file_of.values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"{name}: {index.name} is not a list of weight files ({type(error).__name__}: "
@@ -174,7 +176,7 @@ def shards_of(index: Path, name: str, suffix: str = ".safetensors") -> list[str]
         ) from None
     for shard in sorted(shards, key=str):
         check_own_file(shard, name, index.name, suffix)
-    return sorted(shards)
+    return file_of
 
 
 def check_own_file(file: object, name: str, named_by: str, suffix: str = ".safetensors") -> None:

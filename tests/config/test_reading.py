@@ -1,5 +1,6 @@
 """Settings: types of overrides, and errors that name the field and the remedy."""
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,22 @@ def test_overrides_take_lists_booleans_and_null():
 )
 def test_a_value_is_read_as_yaml_and_never_resolved(text, value):
     assert merge_values(overrides=[f"data.prefix={text}"]) == {"data": {"prefix": value}}
+
+
+@pytest.mark.parametrize("text", ["no", "on", "012", "12345", "1e3", "[a]"])
+@pytest.mark.parametrize("name", ["target.language", "data.prefix", "out", "data.reference_path"])
+def test_the_value_of_a_setting_that_is_text_is_not_read_as_yaml(name, text):
+    given = {"target.path": "T", "data.path": "D", "out": "shards"} | {name: text}
+    settings = load_settings(
+        DistillConfig, None, [f"{key}={value}" for key, value in given.items()]
+    )
+    assert str(attrgetter(name)(settings)) == text
+
+
+def test_text_in_a_file_that_yaml_reads_otherwise_needs_quotes(tmp_path):
+    file = yaml_file(tmp_path, "target: {path: T, language: no}\ndata: {path: D}\nout: O\n")
+    with pytest.raises(ConfigError, match="target.language = False: .* put it in quotes"):
+        load_settings(DistillConfig, file)
 
 
 def test_references_in_a_file_stay_text_and_are_never_resolved(tmp_path):

@@ -226,9 +226,23 @@ def test_other_sizes_than_the_targets_are_fields_of_its_family():
     settings = DrafterConfig(initialise="none", overrides=sizes)
     config = make_config(target, settings, None)
     assert (config.d_model, config.num_heads, config.d_ff) == (24, 6, 40)
-    unknown = DrafterConfig(initialise="none", overrides={"ffn": 3})
-    with pytest.raises(ConfigError, match="drafter.overrides.ffn"):
-        make_config(target, unknown, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "override", "named"),
+    [
+        ("t5", {"ffn": 3}, "drafter.overrides.ffn is not a field"),
+        ("t5", {"d_model": "wide"}, "wide.* gives no model: "),
+        ("t5", {"d_model": -8}, "gives no model"),
+        ("bart", {"encoder_attention_heads": 7}, "gives no model"),
+        ("bart", {"vocab_size": 3}, "drafter.overrides.vocab_size: drafter and target must agree"),
+        ("bart", {"pad_token_id": 7}, "must agree"),
+    ],
+)
+def test_wrong_overrides_are_refused_before_anything_is_made(family, override, named):
+    settings = DrafterConfig(initialise="none", overrides=override)
+    with pytest.raises(ConfigError, match=named):
+        make_config(shared(family).config, settings, None)
 
 
 def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from drafttrain.models.language_models import SPECIAL_TOKENS, shallow_config, sp
 from drafttrain.models.spec_drafter.model import SpecDrafter, class_of, family_class
 from drafttrain.models.spec_drafter.shape import DraftShape, mark
 from drafttrain.models.speech import takes_audio
+from drafttrain.models.weight_files import first_line
 
 DEPTHS = (
     ("encoder_layers", "decoder_layers"),
@@ -79,7 +81,6 @@ def make_config(
     if mask_id is None:
         mask_id = vocabulary
         _set_vocabulary(config, vocabulary + 1)
-    _override(config, settings)
     for part in (config, *_parts(config)):
         for names, value in ((DROPOUTS, settings.dropout), (NO_DROPOUTS, 0.0)):
             for name in names:
@@ -96,6 +97,7 @@ def make_config(
     mark(config, shape)
     config.k, config.target = settings.k, identity
     config.draftable_tokens = None
+    _override(config, settings.overrides)
     return config
 
 
@@ -142,15 +144,29 @@ def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
                 setattr(part, name, size)
 
 
-def _override(config: PretrainedConfig, settings: DrafterConfig) -> None:
-    """Applies `drafter.overrides`. Raises ConfigError for unknown fields."""
-    for name, value in settings.overrides.items():
+def _override(config: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
+    """Applies `drafter.overrides`. Raises ConfigError for unknown fields, fields in which drafter
+    and target must agree, and fields of which Transformers cannot make a model."""
+    for name in overrides:
         if not hasattr(config, name):
             raise ConfigError(
                 f"drafter.overrides.{name} is not a field of a {config.model_type!r} "
                 "configuration; see its config.json"
             )
-        setattr(config, name, value)
+        if "vocab" in name or name.endswith("_token_id") or name == "is_encoder_decoder":
+            raise ConfigError(
+                f"drafter.overrides.{name}: drafter and target must agree in it; leave it out"
+            )
+    try:
+        for name, value in overrides.items():
+            setattr(config, name, value)
+        if overrides:
+            with torch.device("meta"):
+                empty_drafter(config)
+    except Exception as error:  # of many classes
+        raise ConfigError(
+            f"drafter.overrides = {dict(overrides)} gives no model: {first_line(error)}; correct it"
+        ) from None
 
 
 def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
