@@ -105,13 +105,13 @@ def distillations(settings: HeadRecipe) -> dict[str, DistillConfig]:
 def caches(settings: HeadRecipe) -> dict[str, CacheConfig]:
     """Returns the caches of the run by the setting of their inputs. The cache of held-out prompts
     is always in the run's folder."""
-    run, given = settings.run, settings.cache
+    run, given = settings.run, {"out": settings.run / "cache"} | settings.cache
     fixed = {"target": settings.target, "drafter": settings.drafter}
-    folders = {"distilled": run / "distilled", "out": run / "cache"}
-    groups = {"data": settings_of_group(CacheConfig, "cache", folders | given, fixed)}
+    fixed["distilled"] = settings.distilled or run / "distilled"
+    groups = {"data": settings_of_group(CacheConfig, "cache", given, fixed)}
     if settings.held_out is not None:
-        folders = {"distilled": run / "held_out", "out": run / "held_out_cache", "mixes": 1}
-        groups["held_out"] = settings_of_group(CacheConfig, "cache", given | folders, fixed)
+        fixed["distilled"], given = run / "held_out", given | {"out": run / "held_out_cache"}
+        groups["held_out"] = settings_of_group(CacheConfig, "cache", given | {"mixes": 1}, fixed)
     return groups
 
 

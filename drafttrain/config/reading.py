@@ -87,7 +87,7 @@ def merge_values(
 ) -> dict[str, Any]:
     """Returns the given settings as nested mappings, before defaults and types are applied.
 
-    texts: names of settings whose overrides are text, also if YAML reads `no` or `012` otherwise.
+    texts: names of settings whose overrides are text, even where it is YAML: `no`, `{question}`.
     """
     values = OmegaConf.create() if file is None else _read_yaml(file)
     given = [(*_parse(override, texts), override) for override in overrides]
@@ -235,10 +235,14 @@ def _is_text(annotation: Any) -> bool:
 
 
 def _parse(override: str, texts: Collection[str] = ()) -> tuple[str, Any]:
-    """Returns key and value of `a.b=c`; the value is parsed as YAML, but plain text is kept."""
+    """Returns key and value of `a.b=c`. The value is parsed as YAML, but plain text is kept, and
+    every value of `texts` that is not null or quoted."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"{override!r} is not key=value; write it as train.seed=1")
+    is_null, is_quoted = text.lower() in ("", "~", "null"), text.lstrip().startswith(("'", '"'))
+    if key in texts and not is_null and not is_quoted:
+        return key, text
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
     except UNREADABLE as error:
@@ -246,8 +250,8 @@ def _parse(override: str, texts: Collection[str] = ()) -> tuple[str, Any]:
             f"{override!r}: the value is not valid YAML ({_problem(error)}); put text in quotes, "
             f"as {key}='\"TEXT\"'"
         ) from None
-    is_yaml = text.lower() in ("", "~", "null") or text.lstrip().startswith(("{", "'", '"'))
-    is_text = not is_yaml and (key in texts or isinstance(value, dict | str | None))
+    is_yaml = is_null or is_quoted or text.lstrip().startswith("{")
+    is_text = not is_yaml and isinstance(value, dict | str | None)
     return key, text if is_text else value  # data.prefix="## Question: " is meant as text
 
 

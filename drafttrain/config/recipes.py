@@ -80,18 +80,13 @@ class Recipe(Config):
     train: TrainConfig = TrainConfig()
 
 
-class TargetedRecipe(Recipe):
-    """Settings shared by recipes that learn from a target's outputs."""
+class DistillingRecipe(Recipe):
+    """Settings shared by recipes that learn from a target's outputs, distilled if missing."""
 
     target: TargetConfig
     distill: dict[str, Any] = {}
     """Settings of `drafttrain distill` (method, sampling, batch_tokens, ...). For drafters its
     target.dtype=bfloat16 applies only to generating the target's outputs."""
-
-
-class DistillingRecipe(TargetedRecipe):
-    """Settings shared by recipes of drafters, which distil the target first if needed."""
-
     distilled: LocalPath | None = None
     """Folder of distilled shards; missing ones are generated. Default: RUN/distilled."""
 
@@ -201,7 +196,7 @@ def _final_of_run(drafter: str) -> str:
     return str(folder / "final") if is_run else drafter
 
 
-class HeadRecipe(TargetedRecipe):
+class HeadRecipe(DistillingRecipe):
     """`recipes/train_acceptance_head.py`: distils and caches if needed, then trains heads."""
 
     drafter: Annotated[Location, AfterValidator(_final_of_run)]

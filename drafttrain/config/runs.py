@@ -36,7 +36,7 @@ class TrainedRun:
     """A finished run: final/ is a drafter for one target, or has a folder per acceptance head."""
 
     folder: Path
-    recipe: DistillingRecipe | HeadRecipe
+    recipe: DistillingRecipe
 
     @property
     def drafter(self) -> Path:
@@ -121,7 +121,7 @@ def read_run(folder: Path) -> TrainedRun:
         ) from None
 
 
-def _recipe_of(run: Path) -> type[DistillingRecipe | HeadRecipe] | None:
+def _recipe_of(run: Path) -> type[DistillingRecipe] | None:
     """Returns the settings class of the recipe of a finished run; None for other folders."""
     if not (run / "run.yaml").is_file():
         return None

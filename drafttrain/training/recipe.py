@@ -88,7 +88,7 @@ def already_finished(settings: Recipe) -> bool:
 
 
 def begin_run(
-    settings: DistillingRecipe | HeadRecipe | TargetRecipe,
+    settings: DistillingRecipe | TargetRecipe,
     wanted: Mapping[str, DistillConfig] | None = None,
 ) -> Accelerator:
     """Runs all checks, joins the launch's processes and opens the run's folder.

@@ -70,6 +70,14 @@ def test_held_out_measures_of_every_head_are_logged(made):
     assert CacheManifest.read(made.run / "held_out_cache").mixes == 1
 
 
+def test_other_heads_are_trained_on_the_outputs_of_a_run(made, tmp_path):
+    given = [f"run={tmp_path / 'run'}", f"distilled={made.run / 'distilled'}", "train.max_steps=1"]
+    assert exit_code(main, "--config", str(made.file), *given, "cache.mixing=0.4") == 0
+    assert not (tmp_path / "run" / "distilled").exists()
+    cache = CacheManifest.read(tmp_path / "run" / "cache").settings
+    assert (cache.mixing, cache.distilled) == (0.4, made.run / "distilled")
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(made, tmp_path, capsys):
     run = tmp_path / "run"
     assert exit_code(main, "--config", str(made.file), f"run={run}", "--dry-run") == 0

@@ -33,9 +33,7 @@ def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
     return plans
 
 
-def distill_settings(
-    settings: DistillingRecipe | HeadRecipe, data: DataConfig, out: Path
-) -> DistillConfig:
+def distill_settings(settings: DistillingRecipe, data: DataConfig, out: Path) -> DistillConfig:
     """Returns the settings of the distillation of `data` into the folder `out`.
 
     distill.target.dtype may differ from the recipe's dtype, e.g. to distil in bfloat16 if that is
@@ -44,7 +42,7 @@ def distill_settings(
     given, target = dict(settings.distill), settings.target
     fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
     only_dtype = set(given.get("target") or ()) == {"dtype"}
-    if only_dtype and isinstance(settings, DistillingRecipe):
+    if only_dtype and not isinstance(settings, HeadRecipe):
         fixed["target"] = {**target.model_dump(), **given.pop("target")}
     return settings_of_group(DistillConfig, "distill", given, fixed)
 
