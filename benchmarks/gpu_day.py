@@ -145,16 +145,16 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
     plain = decoders["plain, eager"]
     expected = generated(plain, texts, 1, longest, 1)
     for batch in (2,) if given.rehearse else (1, 8, 32):
-        ways: dict[str, Callable[[], list[list[int]]]] = {
+        methods: dict[str, Callable[[], list[list[int]]]] = {
             name: partial(decoded, decoder, texts, batch, longest)
             for name, decoder in decoders.items()
         }
         for name, beams in (("generate", 1), ("beam 5", 5)):
-            ways[name] = partial(generated, plain, texts, batch, longest, beams)
-        outputs = {name: decode() for name, decode in ways.items()}  # the first run compiles
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for name in list(ways) * (1 if given.rehearse else 3):
-            times[name].append(seconds_of(ways[name], given.device, 1))
+            methods[name] = partial(generated, plain, texts, batch, longest, beams)
+        outputs = {name: decode() for name, decode in methods.items()}  # the first run compiles
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        for name in list(methods) * (1 if given.rehearse else 3):
+            times[name].append(seconds_of(methods[name], given.device, 1))
         for name, output in outputs.items():
             tokens, equal = sum(map(len, output)), map(list.__eq__, output, expected)
             row = {"way": name, "batch": batch, "texts": len(texts), "tokens": tokens}

@@ -169,7 +169,7 @@ class VerifierRule:
     """The value of `verifier.kind` and the name in reports."""
     function: str
     accepts_draws: frozenset[DrawKind]
-    """The ways of drawing siblings that it is valid for."""
+    """How siblings must be drawn for it to be valid."""
     takes_trees: bool = True
     """Whether it is valid for draft trees."""
     settings: tuple[str, ...] = ()

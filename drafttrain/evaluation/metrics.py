@@ -231,8 +231,8 @@ def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dic
         "tokens_per_second": Ratio(tokens, run.cost_seconds),
         "ms_per_token": median(1e3 * run.median_seconds / tokens),
     }
-    ways = {PLAIN: "speedup", GENERATE: "speedup_vs_generate", BEAM: "speedup_vs_beam"}
-    peers = {ways[other.job.way]: other for other in others if other.job.way in ways}
+    names = {PLAIN: "speedup", GENERATE: "speedup_vs_generate", BEAM: "speedup_vs_beam"}
+    peers = {names[other.job.way]: other for other in others if other.job.way in names}
     if (best := fastest_fixed(run, others)) is not None:
         peers["speedup_vs_fixed"] = best
     for name, other in peers.items():

@@ -52,8 +52,8 @@ class BlockRowsCollator:
             random = np.random.default_rng((self.seed, 1, epoch, row))
             tokens = np.asarray(target)
             for j in range(1, min(self.heads, len(target) - 1) + 1):
-                room = len(target) - j  # head j predicts y_{i + j} from the state before y_i
-                chosen = random.permutation(room)[: -(-self.positions // j)]
+                count = len(target) - j  # head j predicts y_{i + j} from the state before y_i
+                chosen = random.permutation(count)[: -(-self.positions // j)]
                 rows[j - 1].append(start + chosen)
                 labels[j - 1].append(tokens[chosen + j])
             start += len(target)

@@ -50,13 +50,13 @@ def pack(lengths: np.ndarray, most: int) -> list[list[int]]:
     A row longer than `most` gets its own sequence. Shapes: lengths [rows].
     """
     sequences: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (free tokens, sequence), fullest first
+    free: list[tuple[int, int]] = []  # (free tokens, sequence), fullest first
     for row in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[row])
-        index = bisect_left(room, (length, -1))
-        left, number = room.pop(index) if index < len(room) else (most, len(sequences))
+        index = bisect_left(free, (length, -1))
+        left, number = free.pop(index) if index < len(free) else (most, len(sequences))
         if number == len(sequences):
             sequences.append([])
         sequences[number].append(row)
-        insort(room, (left - length, number))
+        insort(free, (left - length, number))
     return sequences
