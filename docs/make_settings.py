@@ -26,9 +26,11 @@ Generated from [drafttrain/config](../drafttrain/config) by `python docs/make_se
 
 A setting is a line of a YAML file (`--config FILE`) or a `key=value` on the command line, which
 overrides the file. A dot leads into a group: `train.learning_rate=3e-4`,
-`server.extra_body={min_p: 0.1}`. Options such as `--k` are short names of settings. An unknown name
-is an error that suggests the nearest known one. A run writes all its settings to `run.yaml`. The
-fields of `policy.json`, which `drafttrain tune` writes, are in [evaluate](evaluate.md#policyjson).
+`server.extra_body={min_p: 0.1}`. A setting that is text takes what is typed; in a file, text that
+YAML reads otherwise (`no`, `012`) needs quotes. Options such as `--k` are short names of settings.
+An unknown name is an error that suggests the nearest known one. A run writes all its settings to
+`run.yaml`. The fields of `policy.json`, which `drafttrain tune` writes, are in
+[evaluate](evaluate.md#policyjson).
 """
 WORDS = {
     str: "text",
