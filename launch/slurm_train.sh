@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a recipe, or distil, on machines of a Slurm cluster; goes on by itself after pre-emption.
+# Train a recipe, or distil, on machines of a Slurm cluster; continues by itself after pre-emption.
 #   sbatch launch/slurm_train.sh recipes/train_spec_drafter.py --config my.yaml train.precision=bf16
 #   sbatch launch/slurm_train.sh -m drafttrain distill --config distill.yaml
 #   sbatch --nodes 4 --export ALL,LAUNCH_FILE=launch/fsdp2.yaml launch/slurm_train.sh recipes/...
@@ -43,7 +43,7 @@ srun --kill-on-bad-exit=1 bash -c \
   'exec accelerate launch $launch_options --machine_rank "$SLURM_NODEID" "$@"' launch "$@" &
 step=$!
 # Not to srun itself, which would kill its step at once: scancel signals the processes in it. In
-# the background, as it goes on trying where Slurm is ending the job and signals them by itself.
+# the background, as it keeps trying where Slurm is ending the job and signals them by itself.
 trap 'stopped=yes; scancel --quiet --signal=TERM "$SLURM_JOB_ID" &' TERM
 wait "$step" || code=$?
 while kill -0 "$step" 2> /dev/null; do  # the trap ended the wait before the command had ended

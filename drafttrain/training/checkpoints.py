@@ -182,10 +182,10 @@ def _broken(folder: Path, what: str) -> CheckpointError:
     folders = checkpoint_folders(folder.parent.parent)
     before = [other for other in folders if other.name < folder.name]
     later = " and every later one" if folders[-1].name > folder.name else ""
-    goes_on = "starts from its beginning"
+    resumes = "starts from its beginning"
     if before:
-        goes_on = f"goes on from {before[-1].name}, to the same weights"
-    return CheckpointError(f"checkpoint {folder} {what}; delete it{later}: the run {goes_on}")
+        resumes = f"continues from {before[-1].name}, to the same weights"
+    return CheckpointError(f"checkpoint {folder} {what}; delete it{later}: the run {resumes}")
 
 
 def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str, Tensor]:

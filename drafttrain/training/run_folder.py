@@ -58,14 +58,14 @@ def check_run(run: Path, settings: Config) -> None:
             raise ValueError("it holds no settings")
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
-            f"{file} cannot be read ({error}); delete this file to go on with the settings given "
-            "now (the checkpoints check them), or give run=ANOTHER_FOLDER"
+            f"{file} cannot be read ({error}); delete this file to continue with the given "
+            "settings (the checkpoints check them), or give run=ANOTHER_FOLDER"
         ) from None
     free = LOOSE if checkpoint_folders(run) else LOOSE | {"train", "limit"}
     for key, old, new in differences(before, settings.model_dump(mode="json"), free):
         raise ConfigError(
             f"run = {str(run)!r} was begun with {key}={old!r}, not {new!r}; give "
-            "run=ANOTHER_FOLDER, or the old value to go on with it"
+            "run=ANOTHER_FOLDER, or the old value to continue it"
         )
 
 

@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(copied, damage):
 def test_without_the_damaged_checkpoint_the_run_ends_with_the_same_weights(copied, tmp_path):
     newest = copied / "checkpoints" / "step-00000003"
     flip(newest / "state" / "optimizer.bin")
-    with pytest.raises(CheckpointError, match="delete it: the run goes on from step-00000002"):
+    with pytest.raises(CheckpointError, match="delete it: the run continues from step-00000002"):
         run_training(copied)
     shutil.rmtree(newest)
     assert same_weights(run_training(copied), run_training(tmp_path / "whole"))
