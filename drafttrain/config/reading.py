@@ -228,10 +228,10 @@ def _read_yaml(file: Path) -> DictConfig:
 
 def _is_text(annotation: Any) -> bool:
     """Whether a setting's value is text or a path, or such a value or null."""
-    if get_origin(annotation) in (Annotated, Union, UnionType):
-        members = [one for one in get_args(annotation) if one is not NoneType]
-        return _is_text(members[0]) and (len(members) == 1 or get_origin(annotation) is Annotated)
-    return annotation in (str, Path)
+    if get_origin(annotation) in (Union, UnionType):
+        return all(one is NoneType or _is_text(one) for one in get_args(annotation))
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return plain in (str, Path)
 
 
 def _parse(override: str, texts: Collection[str] = ()) -> tuple[str, Any]:

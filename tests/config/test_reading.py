@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.commands import DistillConfig, EvalConfig, ServerConfig
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.reading import dump_settings, load_settings, merge_values, validate_settings
@@ -69,6 +69,24 @@ def test_the_value_of_a_setting_that_is_text_is_not_read_as_yaml(name, text):
         DistillConfig, None, [f"{key}={value}" for key, value in given.items()]
     )
     assert str(attrgetter(name)(settings)) == text
+
+
+class Mixed(Config):
+    number: int | str = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "value"),
+    [
+        (DataConfig, "prefix='no # text'", "no # text"),
+        (DataConfig, "reference_path=null", None),
+        (DataConfig, "reference_path=", None),
+        (Mixed, "number=012", 10),
+    ],
+)
+def test_null_quotes_and_settings_that_may_be_numbers_are_read_as_yaml(kind, override, value):
+    name, needed = override.partition("=")[0], ["path=D"] if kind is DataConfig else []
+    assert getattr(load_settings(kind, None, [*needed, override]), name) == value
 
 
 def test_text_in_a_file_that_yaml_reads_otherwise_needs_quotes(tmp_path):
