@@ -21,7 +21,7 @@ from operator import itemgetter
 
 from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.commands import CacheConfig, DistillConfig
 from drafttrain.config.reading import settings_of_group
 from drafttrain.config.recipes import HeadRecipe
@@ -62,10 +62,11 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
     cache, held_out = cached_rows(settings)
     task = make_task(settings, cache, held_out)
     manifest, heads = cache.manifest, task.objective
+    size = sum(parameter.numel() for parameter in heads.parameters())
     accelerator.print(
-        f"{len(heads.parts)} heads with {sum(p.numel() for p in heads.parameters()):,} parameters "
-        f"in total; {len(cache.rows):,} rows, {sum(manifest.counts):,} positions in "
-        f"{manifest.mixes} mixes, mean acceptance {manifest.mean_acceptance:.3f}"
+        f"{counted(len(heads.parts), 'head')} with {size:,} parameters; {len(cache.rows):,} rows, "
+        f"{sum(manifest.counts):,} positions in {manifest.mixes} mixes, mean acceptance "
+        f"{manifest.mean_acceptance:.3f}"
     )
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:

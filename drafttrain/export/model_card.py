@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain import __version__
+from drafttrain.config.base import counted
 from drafttrain.config.command_line import hide_folders, without_folders
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.kinds import kind_of
@@ -156,13 +157,14 @@ def describe_policy(policy: Policy) -> str:
     """Returns a description of the stop policy."""
     cap = f", at most {policy.max_draft} tokens"
     kinds = {
-        "fixed": f"always {policy.k} tokens per round",
+        "fixed": f"always {counted(policy.k or 0, 'token')} per round",
         "head": f"stop when the head predicts a rejection with more than h = {policy.h}{cap}",
         "entropy": f"stop after a row with entropy above {policy.entropy} nats{cap}",
         "confidence": f"stop after a token with probability below {policy.confidence}{cap}",
         "cumulative": f"stop when the draft's probability is below {policy.cumulative}{cap}",
     }
     words = kinds.get(policy.stop, f"by {policy.stop}{cap}")
+    words += "" if policy.speculate else "; plain decoding was as fast when it was chosen"
     return words + _warping("; chosen for ", policy.sampling)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers.integrations import unset_hf_deepspeed_config
 
-from drafttrain.config.base import ConfigError, Interrupted
+from drafttrain.config.base import ConfigError, Interrupted, counted
 from drafttrain.config.progress import tracking
 from drafttrain.config.recipes import TrainConfig
 from drafttrain.data.batches.batch_plan import BatchPlan
@@ -208,8 +208,8 @@ def closing_lines(
     """Yields the final status lines of a run. best: `Task.constant_loss`."""
     if steps:
         seconds, waited = batches.seconds()
-        share, rate = waited / seconds, steps / seconds
-        yield f"{steps} steps at {rate:.3g} a second; waiting for batches took {share:.1%}"
+        rate = f"{counted(steps, 'step')} at {steps / seconds:.3g} a second"
+        yield f"{rate}; waiting for batches took {waited / seconds:.1%}"
     if loss is not None and best is not None and loss >= best:
         yield (
             f"the loss, {loss:.3f}, is not below that of the best constant prediction, {best:.3f}: "

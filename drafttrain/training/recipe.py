@@ -222,6 +222,6 @@ def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) 
     disk = (checkpoints * 12 + 4) * parameters  # weights and two Adam moments each; final/
     steps = count_steps(plan, settings, world)
     print(f"batches      {plan.batches_per_epoch:,} an epoch of {settings.batch_tokens:,} tokens")
-    print(f"steps        {steps:,} of {settings.accumulation * world} batches")
-    print(f"disk         {disk / mib:,.0f} MiB for {checkpoints} checkpoints")
+    print(f"steps        {steps:,}; batches per step: {settings.accumulation * world}")
+    print(f"disk         {disk / mib:,.0f} MiB for {counted(checkpoints, 'checkpoint')}")
     print(f"memory       {16 * parameters / mib:,.0f} MiB for weights, gradients and optimizer")

@@ -35,7 +35,7 @@ def test_a_script_is_found_by_its_name_in_any_folder(name, capsys, tmp_path, mon
     given = language_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert ended("train", name, *given, "--dry-run") == 0
-    assert "steps        6 of 1 batches" in capsys.readouterr().out
+    assert "steps        6; batches per step: 1" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 
@@ -45,7 +45,7 @@ def test_a_file_of_settings_names_its_script(capsys, tmp_path):
     assert "train spec-drafter --config" in capsys.readouterr().err
     file.write_text(f"#   accelerate launch recipes/train_causal_drafter.py\n{file.read_text()}")
     assert ended("train", file, "--dry-run", "train.max_steps=4") == 0
-    assert "steps        4 of 1 batches" in capsys.readouterr().out
+    assert "steps        4; batches per step: 1" in capsys.readouterr().out
     for other in (["--config", file], [f"--config={file}"]):
         assert ended("train", file, *other, "--dry-run") == 2
         assert "--config is given too; give one of the two" in capsys.readouterr().err

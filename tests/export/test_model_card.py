@@ -6,7 +6,8 @@ from pathlib import Path
 import yaml
 
 from drafttrain.config.commands import ExportConfig
-from drafttrain.export.model_card import Measured, front_matter, write_card
+from drafttrain.config.policy import Policy
+from drafttrain.export.model_card import Measured, describe_policy, front_matter, write_card
 from drafttrain.export.parts import load_parts
 from drafttrain.export.verify import Verification
 from tests.export.pairs import noisy_copy, save_drafter, save_head
@@ -38,6 +39,14 @@ def card_of(
 def export_of(**given: object) -> ExportConfig:
     common = {"drafter": "d", "out": "exports/mine", "target": {"path": "org/big"}}
     return ExportConfig(**common | given)
+
+
+def test_a_policy_slower_than_plain_decoding_says_so():
+    policy = Policy(stop="fixed", k=1, speculate=False)
+    assert describe_policy(policy).startswith(
+        "always 1 token per round; plain decoding was as fast"
+    )
+    assert "plain" not in describe_policy(Policy(stop="fixed", k=2))
 
 
 def test_commands_for_every_engine_have_real_values(tmp_path):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import datasets
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.inputs.clips import AUDIO, SECONDS, check_unread
@@ -88,7 +88,7 @@ def plan_distillation(config: DistillConfig) -> DistillPlan:
     described = describe_prompts(load_tokenizer(config.target), inputs)
     text = (
         f"{config.data.path}: {described}\n{rows:,} rows, about {tokens:,} source tokens and "
-        f"{new_tokens:,} generated ones, in {ceil(rows / config.shard_rows)} shards, "
+        f"{new_tokens:,} generated ones, in {counted(ceil(rows / config.shard_rows), 'shard')}, "
         f"about {disk / 2**20:,.1f} MiB on disk"
     )
     return DistillPlan(rows, tokens, new_tokens, text)

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.commands import CacheConfig
 from drafttrain.data.distill.batches import sampling_of
 from drafttrain.data.hidden.labels import Labelling, label_outputs
@@ -171,7 +171,7 @@ def plan_cache(config: CacheConfig) -> str:
     return (
         f"{rows:,} rows, {tokens:,} output tokens, about {positions * config.mixes:,} "
         f"{config.state} states of {state_size(settings, config.state)} numbers in "
-        f"{ceil(rows / config.shard_rows)} shards, about {disk / 2**20:,.1f} MiB on disk"
+        f"{counted(ceil(rows / config.shard_rows), 'shard')}, about {disk / 2**20:,.1f} MiB on disk"
     )
 
 

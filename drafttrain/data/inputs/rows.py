@@ -15,7 +15,7 @@ from typing import Any
 
 import datasets
 
-from drafttrain.config.base import ConfigError
+from drafttrain.config.base import ConfigError, counted
 from drafttrain.config.inputs import DataConfig
 from drafttrain.data.inputs.chats import (
     CHAT,
@@ -292,5 +292,6 @@ def check_some(rows: datasets.Dataset, path: str) -> None:
 
 def describe_inputs(rows: datasets.Dataset) -> str:
     """Describes inputs: their number, columns, and the first usable source, shortened."""
-    first = rows[rows[REASON][:].index(None)]["source"]
-    return f"{len(rows):,} inputs of {rows.info.description}, the first: {shortened(first)!r}"
+    first = rows[REASON][:].index(None)
+    number, columns = counted(len(rows), "input"), rows.info.description
+    return f"{number} of {columns}, the first: {shortened(rows[first]['source'])!r}"

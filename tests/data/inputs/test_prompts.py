@@ -303,6 +303,8 @@ def test_inputs_are_described_by_their_columns_and_the_first_of_them(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", {"prompt": None}, {"prompt": "one two", "target": "y"})
     line = describe_inputs(load_inputs(DataConfig(path=str(path))))
     assert "'prompt'" in line and "'target'" in line and "one two" in line
+    assert line.startswith("2 inputs of")
+    assert describe_inputs(load_inputs(DataConfig(path=str(path), skip=1))).startswith("1 input of")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
