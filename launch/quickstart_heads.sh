@@ -14,8 +14,8 @@ step "1/3 Sample the target, cache the drafter's states, train the heads" \
 # Models so small are decoded fastest by one thread: waking a second takes longer than it saves.
 export OMP_NUM_THREADS=1
 step "2/3 Decode held-out prompts with every candidate, choose, report on unseen ones" \
-  drafttrain tune --write --heads "$run" --report-data "$test" --minutes 2 \
-  "sweep={k: [3, 4], confidence: [], entropy: []}" "trees=[]"
+  drafttrain tune --write --heads "$run" --report-data "$test" --minutes 3 \
+  "sweep={k: [3, 4], h: [0.3, 0.5], cumulative: [0.2], confidence: [], entropy: []}" "trees=[]"
 step "3/3 Decode unseen prompts with the chosen head and with fixed lengths, interleaved" \
   drafttrain eval --target checkpoints/gsm8k-target --drafter checkpoints/gsm8k-drafter \
   --head "$run" --stop head --sweep k=3,4 --temperature 1 decode.sampling.top_k=50 \
