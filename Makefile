@@ -41,7 +41,7 @@ families: $(STAMP)  ## Try every model class of Transformers, write docs/models.
 quickstart: $(STAMP)  ## Distil, train and measure a small drafter on the embedded data (10 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh
 
-quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (6 to 8 min)
+quickstart-heads: $(STAMP)  ## Train acceptance heads for the embedded GSM8K pair, measure (6 to 11 min)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart_heads.sh
 
 results: quickstart quickstart-heads  ## Measure all tables of docs/results.md that need no other data (1 h)
