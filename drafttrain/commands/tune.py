@@ -85,7 +85,7 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
     """
     settings = plan.settings
     prompts, skipped = read_prompts(pair, plan.rows)
-    reported, unreported = usable_rows(pair, plan.reported)
+    reported, unreported, _ = usable_rows(pair, plan.reported)
     for usable in (prompts, reported):
         check_batches(settings.batch_sizes, len(usable))
     compile_calls(settings.compile)

@@ -57,7 +57,7 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
 
     Raises ConfigError for chats without a chat template, ValueError if no row is left.
     """
-    rows, skipped, tokens = _usable(pair, rows)
+    rows, skipped, tokens = usable_rows(pair, rows)
     prompts = []
     for row, ids in zip(rows, tokens, strict=True):
         is_clip = AUDIO in row
@@ -67,14 +67,9 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
     return prompts, skipped
 
 
-def usable_rows(pair: Pair, rows: Dataset) -> tuple[Dataset, list[Skipped]]:
-    """Returns the rows that `read_prompts` does not skip, and those that it skips; prints and
-    raises as it does, but reads no audio."""
-    return _usable(pair, rows)[:2]
-
-
-def _usable(pair: Pair, rows: Dataset) -> tuple[Dataset, list[Skipped], list[list[int]]]:
-    """Returns the usable rows, those that are skipped, and the tokens of the usable ones."""
+def usable_rows(pair: Pair, rows: Dataset) -> tuple[Dataset, list[Skipped], list[list[int]]]:
+    """Returns the rows that `read_prompts` does not skip, those that it skips, and the tokens of
+    the former; prints and raises as it does, but reads no audio."""
     tokens = usable_tokens(pair.target, rows, pair.model.source_limit)
     usable = [index for index, ids in enumerate(tokens) if not isinstance(ids, Refused)]
     numbered = zip(rows["row"][:], tokens, strict=True)

@@ -232,6 +232,7 @@ def test_other_sizes_than_the_targets_are_fields_of_its_family():
     ("family", "override", "named"),
     [
         ("t5", {"ffn": 3}, "drafter.overrides.ffn is not a field"),
+        ("t5", {"k": 3}, "drafter.overrides.k is not a field"),
         ("t5", {"d_model": "wide"}, "wide.* gives no model: "),
         ("t5", {"d_model": -8}, "gives no model"),
         ("bart", {"encoder_attention_heads": 7}, "gives no model"),

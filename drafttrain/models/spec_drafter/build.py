@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -97,7 +96,7 @@ def make_config(
     mark(config, shape)
     config.k, config.target = settings.k, identity
     config.draftable_tokens = None
-    _override(config, settings.overrides)
+    _override(config, target, settings.overrides)
     return config
 
 
@@ -144,11 +143,11 @@ def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
                 setattr(part, name, size)
 
 
-def _override(config: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
+def _override(config: PretrainedConfig, target: PretrainedConfig, overrides: dict) -> None:
     """Applies `drafter.overrides`. Raises ConfigError for unknown fields, fields in which drafter
     and target must agree, and fields of which Transformers cannot make a model."""
     for name in overrides:
-        if not hasattr(config, name):
+        if not hasattr(target, name):  # `config` has our own entries too, such as k
             raise ConfigError(
                 f"drafter.overrides.{name} is not a field of a {config.model_type!r} "
                 "configuration; see its config.json"
@@ -165,7 +164,7 @@ def _override(config: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
                 empty_drafter(config)
     except Exception as error:  # of many classes
         raise ConfigError(
-            f"drafter.overrides = {dict(overrides)} gives no model: {first_line(error)}; correct it"
+            f"drafter.overrides = {overrides} gives no model: {first_line(error)}; correct it"
         ) from None
 
 
