@@ -250,7 +250,7 @@ class TuneConfig(MeasuringConfig):
     """Additional candidates by name (at most 40 candidates in all): {deep: {cascade: {drafters:
     [small, max-gram], increments: "5,3,0/4,10/10", leniency: 2}}}."""
     minutes: PositiveFloat = 5.0
-    """Time limit in minutes. With less time the choice is based on fewer prompts."""
+    """Time in minutes. With less time the choice is based on fewer prompts, but on 4 at least."""
     write: bool = False
     """Write the choice to policy.json in the folder of the heads or the drafter, where generate,
     eval and export find it. Otherwise it is written next to the report as tune.policy.json, for

@@ -20,7 +20,7 @@ from datasets import Dataset
 
 from drafttrain.build.method import Method, build_method
 from drafttrain.build.pairs import Pair
-from drafttrain.config.base import ConfigError, counted
+from drafttrain.config.base import counted
 from drafttrain.config.command_line import hide_folders
 from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
@@ -93,13 +93,15 @@ def search(
     left: Left,
     first_seconds: float,
     batch_size: int = 1,
+    required: bool = False,
 ) -> list[Rung]:
     """Runs the rungs at a batch size until at most the fastest candidate and the best fixed length
     remain, and one is significantly faster or all prompts were decoded.
 
     fixed: names of fixed lengths. first_seconds: estimated time of all candidates per prompt for
     the first rung. If time is short, the remaining rungs share it equally and have fewer prompts;
-    the search ends at a rung for which it is too short.
+    the search ends at a rung for which it is too short. required: the first rung has the fewest
+    prompts then.
     """
     order, alive, rungs = np.random.default_rng(0).permutation(prompts), list(names), []
     sums = {name: np.zeros((len(FACTS), prompts)) for name in names}
@@ -110,7 +112,14 @@ def search(
         share = left() / max(1.0, np.ceil(np.log2(len(alive))))  # of each remaining rung
         least, count = min(fewest, prompts - start), min(size, prompts - start)
         if least * seconds > left():
-            break
+            if rungs or not required:
+                break
+            print(
+                f"minutes is too small: all {len(names)} candidates together take {seconds:.0f} s "
+                f"a prompt, and {counted(least, 'prompt')} are decoded all the same; give more "
+                "minutes, or fewer candidates (sweep, trees=[])",
+                file=sys.stderr,
+            )
         count = min(count, max(least, int(share / seconds)))
         rows = order[start : start + count].tolist()
         for name, facts in decode(alive, rows, turn).items():
@@ -166,7 +175,7 @@ class Bench:
 
 def search_all(bench: Bench, left: Left) -> list[Rung]:
     """Runs a search at every batch size, each with an equal share of the remaining time; skips
-    batch sizes for which there is no time. Raises ConfigError if there is none for the first."""
+    batch sizes but the first for which there is no time."""
     fixed = [one.name for one in bench.candidates if one.is_fixed]
     names, sizes = [PLAIN, *(one.name for one in bench.candidates)], bench.settings.batch_sizes
     rungs: list[Rung] = []
@@ -178,12 +187,9 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
         began = perf_counter()
         decode(names, range(size), 0)  # warm-up before anything is timed
         warmed = (perf_counter() - began) / size
-        new = search(names, fixed, len(bench.prompts), decode, share, warmed, size)
-        if not new and not rungs:
-            raise ConfigError(
-                f"minutes is too small: all {len(names)} candidates together take {warmed:.0f} s a "
-                "prompt; give more minutes, or fewer candidates (sweep, trees=[])"
-            )
+        new = search(
+            names, fixed, len(bench.prompts), decode, share, warmed, size, required=not rungs
+        )
         if not new:
             print(f"no time for batch size {size}: it is left out", file=sys.stderr)
         rungs += new

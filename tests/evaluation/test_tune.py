@@ -11,7 +11,7 @@ from drafttrain.config.kinds import CAUSAL, KINDS, SPEC_DRAFTER, DrafterKind
 from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import dump_policy
 from drafttrain.evaluation.report import Choice
-from drafttrain.evaluation.tune import FIRST, choose, finalists, halve, policy_of, search
+from drafttrain.evaluation.tune import FEWEST, FIRST, choose, finalists, halve, policy_of, search
 from drafttrain.evaluation.tune_plan import MOST, Candidate, Drafting, make_candidates
 from tests.evaluation.reports import tried
 
@@ -101,6 +101,11 @@ def test_the_time_is_kept():
     assert 300.0 < slow.time <= 400.0
     assert rungs[0].prompts == 6 < FIRST and len(rungs[-1].candidates) == 2
     assert Race(many(16)).run(seconds=50.0) == [], "no time to compare on four prompts"
+
+
+def test_a_required_search_compares_on_the_fewest_prompts_however_little_time_there_is():
+    [rung] = Race(many(16)).run(seconds=50.0, required=True)
+    assert rung.prompts == FEWEST and len(rung.candidates) == 16
 
 
 def test_prompts_come_again_from_other_seeds_once_all_were_decoded():
