@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -33,6 +33,21 @@ class Config(BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,  # neither can be written to JSON
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
+        """Refuses true and false for numbers; pydantic would read them as 1 and 0."""
+        kinds = _plain_types(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and bool not in kinds and not {int, float}.isdisjoint(kinds):
+            raise ValueError("a number is needed, not true or false")
+        return value
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    """Returns the types of which a setting's value, or its elements, can be."""
+    inner = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
+    return set().union(*map(_plain_types, inner)) if inner else {annotation}
 
 
 def _split_at_commas(value: object) -> object:

@@ -134,6 +134,13 @@ def integers(annotation: Any, bounds: list[Any]) -> Iterator[list[Any]]:
             yield from integers(part, [])
 
 
+@pytest.mark.parametrize("name", ["data.limit", "decode.stop.k", "decode.sampling.temperature"])
+def test_true_is_no_number(name):
+    with pytest.raises(ConfigError, match=f"{name} = True: a number is needed"):
+        load_settings(EvalConfig, None, [*EVAL, f"{name}=true"])
+    assert load_settings(EvalConfig, None, [*EVAL, "data.chat=true"]).data.chat
+
+
 @pytest.mark.parametrize("name", ["k", "max_draft"])
 @pytest.mark.parametrize("value", [1025, 10**9, 10**30])
 def test_a_draft_longer_than_any_machine_verifies_is_refused(name, value):
