@@ -15,7 +15,7 @@ from drafttrain.data.inputs.clips import AUDIO, SECONDS, check_unread
 from drafttrain.data.inputs.prompts import load_prompts
 from drafttrain.data.inputs.tokens import describe_prompts, tokenize_prompts
 from drafttrain.data.shards.outputs import Manifest
-from drafttrain.data.shards.store import MANIFEST, check_folder
+from drafttrain.data.shards.store import MANIFEST, check_folder, check_same_settings
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
     position_limit,
@@ -67,7 +67,10 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
             f"{positions - prompt} or less (in a recipe: distill.sampling.max_new_tokens)"
         )
     if (config.out / MANIFEST).is_file():
-        Manifest.read(config.out)
+        there = Manifest.read(config.out)
+        grown = config.data.model_copy(update={"limit": there.settings.data.limit})  # may grow
+        wanted = config.model_copy(update={"data": grown})
+        check_same_settings(config.out, there, there.model_copy(update={"settings": wanted}))
     return load_prompts(config.data, config.target, group)
 
 
