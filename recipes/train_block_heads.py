@@ -17,7 +17,7 @@ from drafttrain.commands.options import DryRun
 from drafttrain.commands.shell import recipe_command
 from drafttrain.config.recipes import BlockHeadsRecipe
 from drafttrain.data.batches.block_rows import BlockRowsCollator
-from drafttrain.data.batches.examples import Examples
+from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.distill.recipe_rows import row_lengths
 from drafttrain.decoding.drafters.block_heads import predict_blocks
 from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation
@@ -83,20 +83,12 @@ def make_task(
     collate = BlockRowsCollator(
         heads.config.heads, settings.objective.positions, settings.train.seed
     )
-    validate = None
-    if held_out is not None:
-        validate = BlockValidation(
-            Examples(held_out),
-            collate,
-            lambda objective, example: BlockDrafts(
-                predict_blocks(
-                    objective.model,
-                    objective.teacher.model,
-                    torch.tensor(example.source_ids),
-                    torch.tensor(example.target_ids),
-                )
-            ),
-        )
+
+    def draft(objective: PredictAhead, example: Example) -> BlockDrafts:
+        ids = map(torch.tensor, (example.source_ids, example.target_ids))
+        return BlockDrafts(predict_blocks(objective.model, objective.teacher.model, *ids))
+
+    validate = None if held_out is None else BlockValidation(Examples(held_out), collate, draft)
     return Task(objective, Examples(rows), row_lengths(rows).sum(axis=1), collate, validate)
 
 

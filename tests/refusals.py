@@ -33,7 +33,6 @@ from recipes import (
     train_acceptance_head,
     train_block_heads,
     train_causal_drafter,
-    train_parallel_drafter,
     train_spec_drafter,
     train_state_drafter,
     train_target,
@@ -51,7 +50,6 @@ RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
         train_acceptance_head,
         train_block_heads,
         train_causal_drafter,
-        train_parallel_drafter,
         train_state_drafter,
         train_target,
     )
@@ -149,7 +147,6 @@ def _write_runs(root: Path, small: PreTrainedModel) -> None:
         "train_spec_drafter": {"target": {"path": "target"}},
         "train_block_heads": {"target": {"path": "target"}},
         "train_causal_drafter": {"target": {"path": "llama"}},
-        "train_parallel_drafter": {"target": {"path": "llama"}},
         "train_state_drafter": {"target": {"path": "llama"}},
         "train_acceptance_head": {"target": {"path": "llama"}, "drafter": "small"},
         "train_target": {"data": {"path": "rows.jsonl"}, "model": LANGUAGE_MODEL},

@@ -152,7 +152,7 @@ PARALLEL = _Slots(
     opens=f"{_AT}.parallel:ParallelDrafter.of",
     marked_by="pard_token",
     checks=f"{_MODELS}.parallel_drafter:check_blocks",
-    recipe=f"{_SETTINGS}.recipes:ParallelDrafterRecipe",
+    recipe=f"{_SETTINGS}.recipes:CausalDrafterRecipe",
     exports=("custom_generate", "parallel_servers"),
 )
 """A decoder-only language model that predicts a block per call from mask tokens (PARD)."""

@@ -229,12 +229,15 @@ class TargetRecipe(Recipe):
 
 
 class CausalDrafterShape(Config):
-    """Shape of a drafter that drafts token by token for a decoder-only target."""
+    """Shape of a language model that drafts for a decoder-only target."""
 
+    drafts: Literal["tokens", "blocks"] = "tokens"
+    """tokens: one call per draft token. blocks: one call for k tokens (PARD): the last committed
+    token predicts the first one, k - 1 masks the others."""
     layers: Few = 2
     """Number of layers, if it starts from the target's layers."""
     k: Few = 5
-    """Draft tokens per round in validation and in an export's settings."""
+    """Draft tokens per block, per round in validation, and in an export's settings."""
     output_tokens: Count | None = None
     """Number of tokens that it can draft: EOS tokens, then the most frequent ones of the distilled
     outputs; in an export the others get scores that never win. Outputs stay exact. Default: all."""
@@ -255,9 +258,12 @@ class CausalStart(Config):
 
 
 class FollowTargetConfig(Config):
-    """The objective of a causal drafter: divergences from the target's rows, each with a weight.
+    """The objective of a drafter: divergences from the target's rows, each with a weight.
 
     p is the target's row and q the drafter's, both unwarped, at every token of the target's output.
+    If the drafter drafts blocks, one begins after each token of the output; its first token is
+    learned everywhere, later ones in fewer blocks. Masks count towards the tokens of batches and of
+    packed sequences.
     """
 
     forward_kl: NonNegativeFloat = 1.0
@@ -270,6 +276,11 @@ class FollowTargetConfig(Config):
     packed_tokens: Count | None = None
     """Pack several rows into sequences of this many tokens. Rows do not see each other, and the
     loss is the same. Default: one row per sequence, padded."""
+    kept: float = Field(default=0.7, gt=0.0, le=1.0)
+    """Share of blocks that are trained at their k-th token: kept^(k - 1) (PARD's conditional
+    drop)."""
+    kept_floor: Part = 0.2
+    """Lower bound of this share."""
 
 
 _CACHED = CountsFor("kind=cached")
@@ -287,48 +298,19 @@ class TeacherConfig(Config):
 
 
 _COPIED = CountsFor("initialise.path=null", ("layers",))
+_BLOCKS = CountsFor("drafter.drafts=blocks", ("kept", "kept_floor"))
 
 
 class CausalDrafterRecipe(DistillingRecipe):
     """`recipes/train_causal_drafter.py`: distils the target if needed, then trains a language
-    model that drafts for it token by token."""
+    model that drafts for it."""
 
     drafter: Annotated[CausalDrafterShape, _COPIED] = CausalDrafterShape()
     initialise: CausalStart = CausalStart()
-    objective: FollowTargetConfig = FollowTargetConfig()
+    objective: Annotated[FollowTargetConfig, _BLOCKS] = FollowTargetConfig()
     teacher: TeacherConfig = TeacherConfig()
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""
-
-
-class ParallelDrafterShape(CausalDrafterShape):
-    """Shape of a language model that drafts a block in one call (PARD)."""
-
-    k: int = Field(default=8, ge=2, le=1024)
-    """Draft tokens per call: the last committed token predicts the first one, k - 1 masks the
-    others."""
-
-
-class FollowInBlocksConfig(FollowTargetConfig):
-    """The objective of a parallel drafter: that of a causal one, at every token of every block.
-
-    A block begins after each token of the output; its first token is learned everywhere, later ones
-    in fewer blocks. Masks count towards the tokens of batches and of packed sequences.
-    """
-
-    kept: float = Field(default=0.7, gt=0.0, le=1.0)
-    """Share of blocks that are trained at their k-th token: kept^(k - 1) (PARD's conditional
-    drop)."""
-    kept_floor: Part = 0.2
-    """Lower bound of this share."""
-
-
-class ParallelDrafterRecipe(CausalDrafterRecipe):
-    """`recipes/train_parallel_drafter.py`: distils the target if needed, then trains a language
-    model that drafts several tokens in one call."""
-
-    drafter: Annotated[ParallelDrafterShape, _COPIED] = ParallelDrafterShape()
-    objective: FollowInBlocksConfig = FollowInBlocksConfig()
 
 
 class StateDrafterShape(Config):
@@ -355,6 +337,6 @@ class StateDrafterRecipe(DistillingRecipe):
     that reads the target's states."""
 
     drafter: StateDrafterShape = StateDrafterShape()
-    objective: FollowInBlocksConfig = FollowInBlocksConfig()
+    objective: FollowTargetConfig = FollowTargetConfig()
     save_dtype: Precision = "float32"
     """Type of the weights in start/ and final/."""

@@ -23,8 +23,6 @@ from transformers import (
 from drafttrain.config.base import ConfigError
 from drafttrain.config.recipes import (
     CausalDrafterRecipe,
-    FollowTargetConfig,
-    ParallelDrafterRecipe,
     StateDrafterRecipe,
 )
 from drafttrain.models.draftable import check_output_tokens, draftable_tokens
@@ -40,9 +38,6 @@ from drafttrain.models.language_models import (
 from drafttrain.models.loading import check_target, is_language_model, read_config
 from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 
-LOSSES = FollowTargetConfig.model_fields.keys() - {"frozen", "packed_tokens"}
-"""Settings of the objective that are loss weights."""
-
 
 def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
     """Checks the settings without reading weights; returns the target's config.
@@ -57,13 +52,16 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
         chosen_layers(settings, target)
     _check_embeddings(settings)
     packed = settings.objective.packed_tokens is not None
-    drafts = [start] if packed or isinstance(settings, ParallelDrafterRecipe) else []
+    blocks = settings.drafter.drafts == "blocks"
+    if blocks and settings.drafter.k == 1:
+        raise ConfigError("drafter.k = 1 with drafter.drafts = 'blocks'; give 2 or more")
+    drafts = [start] if packed or blocks else []
     for config in (*drafts, *([target] if packed else [])):
         kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if kind is not None and not takes_positions(kind, config):
             raise ConfigError(
                 f"a {config.model_type!r} model takes no positions, which packed rows and masked "
-                "blocks need; use recipes/train_causal_drafter.py with objective.packed_tokens=null"
+                "blocks need; give drafter.drafts=tokens objective.packed_tokens=null"
             )
     return target
 
@@ -81,7 +79,7 @@ def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> Pretra
             "is for decoder-only ones; start from recipes/seq2seq.yaml"
         )
     check_output_tokens(settings.drafter.output_tokens, vocabulary_size(target))
-    weights = settings.objective.model_dump(include=LOSSES)
+    weights = settings.objective.model_dump(include={"forward_kl", "total_variation"})
     if not any(weights.values()):
         raise ConfigError(
             f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "

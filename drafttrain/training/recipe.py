@@ -21,7 +21,6 @@ from drafttrain.config.recipes import (
     CausalDrafterRecipe,
     DistillingRecipe,
     HeadRecipe,
-    ParallelDrafterRecipe,
     Recipe,
     StateDrafterRecipe,
     TargetRecipe,
@@ -48,10 +47,10 @@ from drafttrain.training.objective import Objective
 from drafttrain.training.objectives.follow_target import FollowTarget
 from drafttrain.training.run_folder import check_run, open_run, save_final
 
-BlocksRecipe = ParallelDrafterRecipe | StateDrafterRecipe
 SHARED = 0.5
 """Maximal share of held-out inputs that may also be training inputs."""
-KeptRecipe = CausalDrafterRecipe | StateDrafterRecipe | TargetRecipe
+BlocksRecipe = CausalDrafterRecipe | StateDrafterRecipe
+KeptRecipe = BlocksRecipe | TargetRecipe
 """Recipes with a setting for the dtype of the saved model."""
 
 
@@ -199,7 +198,8 @@ def print_plan(settings: DistillingRecipe, drafter: nn.Module, more_tokens: int 
     """Prints a run's distillation, sizes, steps, disk and memory. more_tokens: tokens of each row
     besides source and output; computed for recipes with blocks, from the mean output length."""
     plan = plan_distillation(distillations(settings)["data"])
-    if isinstance(settings, BlocksRecipe):
+    causal = isinstance(settings, CausalDrafterRecipe)
+    if isinstance(settings, StateDrafterRecipe) or (causal and settings.drafter.drafts == "blocks"):
         own, output = settings.objective, plan.target_tokens // max(plan.rows, 1)
         lengths = np.array([[1, output]])
         columns = lengths_with_masks(lengths, settings.drafter.k, own.kept, own.kept_floor)

@@ -9,7 +9,6 @@ SPEC = "train_spec_drafter.py --config train_spec_drafter.yaml"
 BLOCKS = "train_block_heads.py --config train_block_heads.yaml"
 HEADS = "train_acceptance_head.py --config train_acceptance_head.yaml"
 CAUSAL = "train_causal_drafter.py --config train_causal_drafter.yaml"
-PARALLEL = "train_parallel_drafter.py --config train_parallel_drafter.yaml"
 STATES = "train_state_drafter.py --config train_state_drafter.yaml"
 SMALL = "train_target.py --config train_target.yaml"
 WRONG = {
@@ -53,14 +52,14 @@ WRONG = {
     f"{CAUSAL} drafter.embeddings=target objective.frozen=[output]": ("embeddings=own",),
     f"{CAUSAL} drafter.embeddings=target initialise.path=small": ("has its own embeddings",),
     f"{CAUSAL} target.path=alibi objective.packed_tokens=9": ("'bloom'", "packed_tokens=null"),
-    f"{PARALLEL} initialise.path=alibi": ("'bloom' model takes no positions", "causal_drafter"),
+    f"{CAUSAL} drafter.drafts=blocks initialise.path=alibi": ("'bloom'", "drafter.drafts=tokens"),
+    f"{CAUSAL} drafter.drafts=blocks drafter.k=1": ("drafter.k = 1", "give 2 or more"),
+    f"{CAUSAL} objective.kept=0.5": ("objective.kept = 0.5", "drafter.drafts=blocks"),
     f"{STATES} drafter.layers=[4]": ("drafter.layers = [4]", "layers of the target, 0 to 1"),
     f"{STATES} drafter.states=[7]": ("drafter.states = [7]", "layers of the target, 0 to 1"),
     f"{STATES} drafter.output_tokens=99": ("drafter.output_tokens = 99", "the target's 40"),
     f"{STATES} objective.forward_kl=0": ("so nothing is learned",),
     f"{STATES} target.path=unknown": ("cannot have a state drafter",),
-    f"{PARALLEL} drafter.k=1": ("drafter.k = 1", "greater than or equal to 2"),
-    f"{PARALLEL} objective.forward_kl=0": ("forward_kl", "are 0", "weight"),
     f"{SMALL} model.model_type=lama": ("model.model_type = 'lama'", "'llama'"),
     f"{SMALL} model.model_type=xlnet": ("'xlnet' attends to later tokens", "llama"),
     f"{SMALL} teacher.path=target": ("unlike model.model_type",),

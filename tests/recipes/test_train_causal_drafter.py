@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from drafttrain.config.kinds import CAUSAL, PARALLEL, kind_of
 from recipes.train_causal_drafter import main
 from tests.commanding import ended, exit_code
-from tests.comparing import same_but_undrafted
+from tests.comparing import same_but_undrafted, same_weights
 from tests.recipes.tiny_recipe import (
     QUICK,
     decodes_as_validated,
@@ -71,6 +72,30 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_pat
     assert out.config.draftable_tokens == tokens
     logits = out(torch.tensor([[5, 6], [7, 8]])).logits
     assert logits.isfinite().all() and torch.isin(logits.argmax(-1), torch.tensor(tokens)).all()
+
+
+def test_a_drafter_of_blocks_fills_in_masks_and_starts_without_them(tmp_path, capsys):
+    arguments, run = language_project(tmp_path, initialise={"layers": [0, 3]}), tmp_path / "run"
+    printed = trained_once(main, [*arguments, "drafter.drafts=blocks"], run, capsys)
+    drafter, start = (AutoModelForCausalLM.from_pretrained(run / n) for n in ("final", "start"))
+    assert kind_of(drafter.config) is PARALLEL and kind_of(start.config) is CAUSAL
+    mask = drafter.config.pard_token
+    assert f"mask: token {mask}, " in printed
+    assert drafter.config.k == 3 and 0 <= mask < drafter.config.vocab_size
+    assert not same_weights(drafter, start)
+
+    own = decodes_as_validated(run, capsys)
+    assert own["name"].startswith("run k=3") and own["drafter"] == "parallel"
+    assert all(0 < own["validation"][f"acceptance/{slot}"] < 1 for slot in (1, 2, 3))
+
+    exported(run, capsys)
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (settings["pard_token"], settings["k"], settings["model_type"]) == (mask, 3, "llama")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert '"parallel_drafting": true' in card and "custom_generate" in card
+    assert "SGLang" not in card and "SpecDrafter" not in card
+    out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert same_but_undrafted(drafter, out)
 
 
 def layer(model, number: int) -> torch.Tensor:

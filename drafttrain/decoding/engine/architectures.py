@@ -133,7 +133,7 @@ def check_states(config: PretrainedConfig) -> None:
         raise ValueError(
             f"a {config.model_type!r} model cannot have a state drafter: its layers have other "
             "than rotary positions, or attend to a window; use Llama, Mistral, Qwen2 or Qwen3, or "
-            "a drafter that reads the text itself (recipes/train_parallel_drafter.py)"
+            "a drafter that reads the text itself (recipes/train_causal_drafter.py)"
         )
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttrain.config.recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.engine.forward import additive
 from drafttrain.decoding.sampling import at_least_float32
@@ -49,7 +49,7 @@ class FollowStates(FollowTarget):
     def __init__(
         self,
         model: StateDrafter,
-        settings: FollowInBlocksConfig,
+        settings: FollowTargetConfig,
         target: PreTrainedModel,
         draftable: Tensor | None = None,
     ):

@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, PreTrainedModel
 
 from drafttrain.build.pairs import make_drafter
-from drafttrain.config.recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.examples import Example
 from drafttrain.data.batches.masked_blocks import BlocksCollator, blocks_of_rows
 from drafttrain.decoding.batching import run_single
@@ -50,7 +50,7 @@ def test_decoding_drafts_as_the_teacher_forced_pass(mode):
     batch = BlocksCollator(pad_token_id=0, mask_token=0, k=K, reads_prompt=False).alone(
         [Example(0, 0, list(prompt), output.tokens)]
     )
-    objective = FollowStates(model, FollowInBlocksConfig(), target)
+    objective = FollowStates(model, FollowTargetConfig(), target)
     with torch.no_grad():
         logits, _ = objective.rows(batch)
     blocks = blocks_of_rows(batch, logits.argmax(-1), K, len(tokens))

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drafttrain.config.recipes import FollowInBlocksConfig
+from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.masked_blocks import BlocksCollator
 from drafttrain.models.state_drafter import read_target
 from drafttrain.training.objectives.follow_states import FollowStates
@@ -24,7 +24,7 @@ MODES = ["blocks", "linked"]
 def objective_of(mode: str, draftable=None, **settings: object) -> FollowStates:
     target = tiny_model("llama", num_hidden_layers=4)
     drafter = state_drafter(target, [1, 3], mode, k=K).train()
-    return FollowStates(drafter, FollowInBlocksConfig(**settings), target, draftable).train()
+    return FollowStates(drafter, FollowTargetConfig(**settings), target, draftable).train()
 
 
 @pytest.mark.parametrize("mode", MODES)

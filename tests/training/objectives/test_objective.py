@@ -7,12 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from drafttrain.config.recipes import (
-    FollowInBlocksConfig,
-    FollowTargetConfig,
-    HeadConfig,
-    ObjectiveConfig,
-)
+from drafttrain.config.recipes import FollowTargetConfig, HeadConfig, ObjectiveConfig
 from drafttrain.data.batches.block_rows import BlockRowsCollator
 from drafttrain.data.batches.examples import Example, PairCollator
 from drafttrain.data.batches.masked_blocks import BlocksCollator
@@ -30,7 +25,7 @@ from tests.tiny_models import tiny_model
 from tests.training.tiny_runs import examples, slot_drafter
 
 EXAMPLES = [Example(*example) for example in examples()]
-BLOCKS = FollowInBlocksConfig(forward_kl=1.0)
+BLOCKS = FollowTargetConfig(forward_kl=1.0)
 Made = tuple[Objective, Callable[[Sequence[Example]], Batch]]
 """An objective without dropout, and what makes its batches."""
 
