@@ -22,7 +22,7 @@ def tracking(
 ) -> tqdm:
     """Returns a progress bar for a number of units (steps, rows), or over a sequence of items.
 
-    done: units that were finished earlier. shown: true only in the process that prints. out:
+    done: units finished earlier. shown: true only in the process that prints; no work: no bar. out:
     default is standard error. `set_postfix_str(text, refresh=False)` sets text after the count.
     """
     out = sys.stderr if out is None else out
@@ -30,7 +30,7 @@ def tracking(
     if not out.isatty():
         style = {"file": Lines(out), "mininterval": 30.0, "miniters": 1, "ncols": 0}
     style |= {"total": work} if isinstance(work, int) else {"iterable": work}
-    return tqdm(initial=done, desc=description, unit=unit, disable=not shown, **style)
+    return tqdm(initial=done, desc=description, unit=unit, disable=not (shown and work), **style)
 
 
 class Lines:

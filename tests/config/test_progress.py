@@ -22,8 +22,10 @@ def test_a_file_gets_a_line_every_half_minute_and_one_at_each_end(monkeypatch):
     assert "\r" not in out.getvalue()
 
 
-def test_nothing_is_written_where_another_process_prints():
+def test_nothing_is_written_where_another_process_prints_or_without_work():
     out = io.StringIO()
     with tracking(9, "distil", "row", shown=False, out=out) as work:
         work.update(9)
+    with tracking(0, "distil", "row", out=out):
+        pass
     assert out.getvalue() == ""
