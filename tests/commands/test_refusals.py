@@ -108,6 +108,13 @@ PAIRINGS = {
     f"{CAUSAL} --stop head --head absent": ("'absent'", "no such folder"),
     f"{CAUSAL} --stop head --head small": ("'llama' model, not an acceptance head",),
     f"{DISTILL} --backend engine --method beam": ("method = 'beam'", "backend=transformers"),
+    f"{DISTILL} --out shards --data rows.jsonl --method beam": (
+        "shards/manifest.json",
+        "method",
+        "'greedy'",
+        "'beam'",
+        "out=",
+    ),
     f"{SAMPLED} --verifier greedy": ("greedy", "temperature", ";"),
     f"{CAUSAL} --drafter max-gram baselines=generate,assisted": (
         "'assisted'",
@@ -187,13 +194,6 @@ PLACES = {
 READ_FIRST = {
     f"{CONVERT} pickled --out new": ("'pickled'", "are damaged, or hold more than tensors"),
     f"{FORCED} --sweep k=2,4 {TWICE}": ("small k=4 greedy", "give each once"),
-    f"{DISTILL} --out shards --data rows.jsonl --method beam": (
-        "shards/manifest.json",
-        "method",
-        "'greedy'",
-        "'beam'",
-        "out=",
-    ),
     f"{CACHE} --out cache seed=7": ("cache/manifest.json", "seed = 0", "7", "out="),
     f"{CAUSAL} --stop head --head other-head": ("'other-head'", "'another-drafter'", "give the"),
 }
