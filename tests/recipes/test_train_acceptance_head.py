@@ -76,9 +76,10 @@ def test_other_heads_are_trained_on_the_outputs_of_a_run(made, tmp_path):
     assert not (tmp_path / "run" / "distilled").exists()
     cache = CacheManifest.read(tmp_path / "run" / "cache").settings
     assert (cache.mixing, cache.distilled) == (0.4, made.run / "distilled")
-    other = [*given[1:], f"run={tmp_path / 'refused'}", "distill.shard_rows=7"]
-    assert exit_code(main, "--config", str(made.file), *other) == 2
-    assert not (tmp_path / "refused").exists(), "the corrected command begins a run of its own"
+    for wrong in ("distill.shard_rows=7", "data.limit=2"):
+        other = [*given[1:], f"run={tmp_path / 'refused'}", wrong]
+        assert exit_code(main, "--config", str(made.file), *other) == 2
+        assert not (tmp_path / "refused").exists(), "the corrected command begins a run of its own"
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(made, tmp_path, capsys):

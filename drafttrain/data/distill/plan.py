@@ -67,9 +67,11 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
             f"{positions - prompt} or less (in a recipe: distill.sampling.max_new_tokens)"
         )
     if (config.out / MANIFEST).is_file():
-        there = Manifest.read(config.out)
-        grown = config.data.model_copy(update={"limit": there.settings.data.limit})  # may grow
-        wanted = config.model_copy(update={"data": grown})
+        there, wanted = Manifest.read(config.out), config
+        before, limit = there.settings.data.limit, config.data.limit
+        if before is not None and (limit is None or limit > before):  # a limit may grow
+            data = config.data.model_copy(update={"limit": before})
+            wanted = config.model_copy(update={"data": data})
         check_same_settings(config.out, there, there.model_copy(update={"settings": wanted}))
     return load_prompts(config.data, config.target, group)
 
