@@ -55,6 +55,7 @@ WRONG = {
     f"{CAUSAL} drafter.drafts=blocks initialise.path=alibi": ("'bloom'", "drafter.drafts=tokens"),
     f"{CAUSAL} drafter.drafts=blocks drafter.k=1": ("drafter.k = 1", "give 2 or more"),
     f"{CAUSAL} objective.kept=0.5": ("objective.kept = 0.5", "drafter.drafts=blocks"),
+    f"{CAUSAL} objective.kept_floor=0.5": ("kept_floor = 0.5", "drafter.drafts=blocks"),
     f"{STATES} drafter.layers=[4]": ("drafter.layers = [4]", "layers of the target, 0 to 1"),
     f"{STATES} drafter.states=[7]": ("drafter.states = [7]", "layers of the target, 0 to 1"),
     f"{STATES} drafter.output_tokens=99": ("drafter.output_tokens = 99", "the target's 40"),

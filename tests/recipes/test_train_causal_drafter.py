@@ -1,6 +1,7 @@
 """The recipe end to end on a tiny target: one command, resumed bit for bit, measured by `eval`."""
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -76,6 +77,12 @@ def test_one_command_leaves_a_drafter_that_eval_generate_and_export_take(tmp_pat
 
 def test_a_drafter_of_blocks_fills_in_masks_and_starts_without_them(tmp_path, capsys):
     arguments, run = language_project(tmp_path, initialise={"layers": [0, 3]}), tmp_path / "run"
+    batches = []
+    for drafts in ("tokens", "blocks"):
+        own = [f"drafter.drafts={drafts}", "train.batch_tokens=40", "--dry-run"]
+        assert exit_code(main, *arguments, *own) == 0
+        batches.append(int(re.search(r"batches +(\d+)", capsys.readouterr().out)[1]))
+    assert batches[0] < batches[1], "masks count too"
     printed = trained_once(main, [*arguments, "drafter.drafts=blocks"], run, capsys)
     drafter, start = (AutoModelForCausalLM.from_pretrained(run / n) for n in ("final", "start"))
     assert kind_of(drafter.config) is PARALLEL and kind_of(start.config) is CAUSAL
