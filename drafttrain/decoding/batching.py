@@ -46,18 +46,26 @@ def run_batched(tasks: Sequence[BatchedSteps[T] | T]) -> list[T]:
     """
     results: list[Any] = list(tasks)
     pending: list[tuple[int, BatchedCall]] = []
+
+    def advance(index: int, received: Any) -> None:
+        """Resumes a task and runs it up to its next call or its end."""
+        try:
+            pending.append((index, tasks[index].send(received)))
+        except StopIteration as end:
+            results[index] = end.value
+
     for index, task in enumerate(tasks):
         if isinstance(task, Generator):
-            _advance(index, task, None, results, pending)
+            advance(index, None)
     while pending:
         groups: dict[Any, list[tuple[int, Any]]] = {}
         for index, call in pending:
             groups.setdefault(call.function, []).append((index, call.argument))
-        pending = []
+        pending.clear()
         for function, group in groups.items():
             returned = function([argument for _, argument in group])
             for (index, _), result in zip(group, returned, strict=True):
-                _advance(index, tasks[index], result, results, pending)
+                advance(index, result)
     return results
 
 
@@ -135,13 +143,3 @@ def _checked(drafted: list[list[int]]) -> list[list[int]]:
     if any(NOT_FINITE in tokens for tokens in drafted):
         raise NotFinite.of_drafter()
     return drafted
-
-
-def _advance(
-    index: int, task: Any, result: Any, results: list, pending: list[tuple[int, BatchedCall]]
-) -> None:
-    """Resumes a task with a result and runs it up to its next call or its end."""
-    try:
-        pending.append((index, task.send(result)))
-    except StopIteration as end:
-        results[index] = end.value

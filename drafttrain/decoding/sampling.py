@@ -25,9 +25,13 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, best, 1.0)
     scores = scores / sampling.temperature
     if sampling.top_k > 0:
-        scores = _keep_top_k(scores, sampling.top_k)
+        top = scores.topk(min(sampling.top_k, scores.shape[-1]), dim=-1).values
+        scores = scores.masked_fill(scores < top[..., -1:], -torch.inf)
     if sampling.top_p < 1.0:
-        scores = _keep_top_p(scores, sampling.top_p)
+        ascending, order = scores.sort(dim=-1)
+        removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1.0 - sampling.top_p
+        removed[..., -1] = False
+        scores = scores.masked_fill(removed.scatter(-1, order, removed), -torch.inf)
     if sampling.min_p > 0.0:
         probs = scores.softmax(dim=-1)
         lowest = sampling.min_p * probs.amax(dim=-1, keepdim=True)
@@ -74,19 +78,6 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _keep_top_k(scores: Tensor, k: int) -> Tensor:
-    lowest_kept = scores.topk(min(k, scores.shape[-1]), dim=-1).values[..., -1:]
-    return scores.masked_fill(scores < lowest_kept, -torch.inf)
-
-
-def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    ascending, order = scores.sort(dim=-1)
-    mass_up_to = ascending.softmax(dim=-1).cumsum(dim=-1)
-    remove = mass_up_to <= 1.0 - top_p
-    remove[..., -1] = False
-    return scores.masked_fill(remove.scatter(-1, order, remove), -torch.inf)
-
-
 def sequence_randomness(
     seed: int, row: int, device: torch.device | str = "cpu"
 ) -> SampledRandomness:
@@ -106,11 +97,15 @@ def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
     Tokens of probability zero are never drawn. Shapes: probs [R, V], uniforms [R, N] in [0, 1) ->
     [R, N].
     """
-    mass = probs.double().cumsum(dim=-1)
+    return _invert(probs.cumsum(dim=-1, dtype=torch.float64), uniforms)
+
+
+def _invert(mass: Tensor, uniforms: Tensor) -> Tensor:
+    """`draw_tokens` from the cumulative sums [R, V] of the probabilities."""
     total = mass[:, -1:].contiguous()
     tokens = torch.searchsorted(mass, (uniforms.to(mass) * total).contiguous(), right=True)
     last = torch.searchsorted(mass, total)  # first token at which the sum is complete
-    return tokens.minimum(last).clamp(max=probs.shape[-1] - 1)
+    return tokens.minimum(last).clamp(max=mass.shape[-1] - 1)
 
 
 class SampledRandomness:
@@ -121,34 +116,24 @@ class SampledRandomness:
         self._numpy: np.random.Generator | None = None
 
     def categorical(self, probs: Tensor) -> Tensor:
-        """Samples one index per row by inverting its cumulative sum, in float64.
+        """Needs one uniform value per row; `torch.multinomial` draws one for every token.
 
-        Needs one uniform value per row; `torch.multinomial` draws one for every token. Shapes:
-        probs [R, V] -> [R]. Raises NotFinite for probabilities that are not finite.
+        Raises NotFinite for probabilities that are not finite.
         """
         mass = probs.cumsum(dim=-1, dtype=torch.float64)
-        total = mass[:, -1:].contiguous()
-        if not torch.isfinite(total).all():
+        if not torch.isfinite(mass[:, -1]).all():
             raise NotFinite(
                 "the probabilities to sample from are not finite: a model gave NaN or infinite "
                 "logits, or a logits processor excluded every token; load it in float32 or bfloat16"
             )
-        drawn = total * self.uniform(total)
-        indices = torch.searchsorted(mass, drawn, right=True)  # skips tokens of probability 0
-        return torch.minimum(indices, torch.searchsorted(mass, total))[:, 0]
+        return _invert(mass, self.uniform(mass[:, :1]))[:, 0]
 
     def accept_run(self, probs: Tensor) -> int:
-        """Samples N independent events; returns how many occur before the first that does not.
-
-        Shapes: probs [N] -> 0..N.
-        """
         return int((self.uniform(probs) < probs).cumprod(dim=0).sum())
 
     def without_replacement(self, probs: Tensor, count: int) -> Tensor:
-        """Samples distinct indices per row, in the order drawn; -1 if no probability is left.
-
-        Gumbel-top-k trick (Vieira 2014; Kool et al. 2019): the largest log-probabilities plus
-        Gumbel noise, in descending order. Shapes: probs [R, V] -> [R, count].
+        """Gumbel-top-k trick (Vieira 2014; Kool et al. 2019): the largest log-probabilities plus
+        Gumbel noise, in descending order.
         """
         keys = probs.log() + self.gumbel(probs)
         best = keys.topk(count, dim=-1)
@@ -156,15 +141,11 @@ class SampledRandomness:
 
     def uniform(self, like: Tensor) -> Tensor:
         """Samples independent values from [0, 1) in the shape and dtype of `like`."""
-        return torch.rand(
-            like.shape, dtype=like.dtype, device=like.device, generator=self.generator
-        )
+        return torch.empty_like(like).uniform_(generator=self.generator)
 
     def gumbel(self, like: Tensor) -> Tensor:
-        """Samples standard Gumbel values in the shape and dtype of `like`: -log of exponentials.
-
-        On the CPU it uses NumPy, which is several times faster and is seeded from the generator.
-        """
+        """Minus the logarithm of exponential values. On the CPU it uses NumPy, which is several
+        times faster and is seeded from the generator."""
         if like.device.type != "cpu":
             drawn = torch.empty_like(like).exponential_(generator=self.generator)
         else:
