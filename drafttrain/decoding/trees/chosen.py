@@ -8,13 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from drafttrain.decoding.sampling import at_least_float32, warp
-from drafttrain.decoding.trees.shapes import (
-    Array,
-    Likeliest,
-    Shape,
-    Tree,
-    check_not_nan,
-)
+from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree, check_not_nan
 from drafttrain.decoding.types import Sampling
 
 
@@ -48,10 +42,23 @@ class Optimal(Shape):
         return (self.nodes, self._temperature(sampling)) if sampling.keeps_all else None
 
     def grow(self, tree: Tree, logits: Tensor) -> list[int]:
-        return self._add(tree, *self._likely_children(tree, *self._log_probs(tree, logits)))
+        return self.choose(tree, *self._candidates(tree, logits))
 
     def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> list[int]:
-        return self._add(tree, *self._likely_children(tree, log_probs, tokens))
+        parent_scores = np.array(tree.frontier_notes(0.0))
+        # cast, so that the comparison does not promote all of log_probs to float64
+        bounds = (self._least(tree) - parent_scores).astype(log_probs.dtype)
+        indices = np.flatnonzero(log_probs > bounds[:, None])
+        rows, columns = np.divmod(indices, log_probs.shape[1])
+        scores = log_probs[rows, columns] + parent_scores[rows]
+        order = np.argsort(-scores, kind="stable")[: self.nodes]
+        rows, columns = rows[order], columns[order]
+        parents = [tree.frontier[row] for row in rows.tolist()]
+        added = tree.add(tokens[rows, columns].tolist(), parents, scores[order].tolist())
+        best, least = self._best(tree), self._least(tree)
+        tree.expected.append(float(np.exp([tree.notes[node] for node in best]).sum()))
+        # a child scores no more than its parent
+        return [node for node in best if node >= added.start and tree.notes[node] > least]
 
     def kept(self, tree: Tree) -> list[int]:
         return sorted(self._best(tree))
@@ -65,32 +72,10 @@ class Optimal(Shape):
         best = self._best(tree)
         return tree.notes[best[-1]] if len(best) == self.nodes else -np.inf
 
-    def _add(self, tree: Tree, rows: Array, tokens: Array, scores: Array) -> list[int]:
-        """Adds the n best children to the tree, best first; returns those to expand."""
-        order = np.argsort(-scores, kind="stable")[: self.nodes]
-        parents = [tree.frontier[row] for row in rows[order].tolist()]
-        added = tree.add(tokens[order].tolist(), parents, scores[order].tolist())
-        best, least = self._best(tree), self._least(tree)
-        tree.expected.append(float(np.exp([tree.notes[node] for node in best]).sum()))
-        # a child scores no more than its parent
-        return [node for node in best if node >= added.start and tree.notes[node] > least]
+    def _candidates(self, tree: Tree, logits: Tensor) -> tuple[Array, Array]:
+        """Returns tokens [F, C] and their log-probabilities [F, C] in NumPy.
 
-    def _likely_children(
-        self, tree: Tree, log_probs: Array, columns: Array | None
-    ) -> tuple[Array, Array, Array]:
-        """Returns rows, tokens and scores of the children that score enough to enter the tree."""
-        parent_scores = np.array(tree.frontier_notes(0.0))
-        # cast, so that the comparison does not promote all of log_probs to float64
-        bounds = (self._least(tree) - parent_scores).astype(log_probs.dtype)
-        indices = np.flatnonzero(log_probs > bounds[:, None])
-        rows, tokens = np.divmod(indices, log_probs.shape[1])
-        scores = log_probs.ravel()[indices] + parent_scores[rows]
-        return rows, tokens if columns is None else columns[rows, tokens], scores
-
-    def _log_probs(self, tree: Tree, logits: Tensor) -> tuple[Array, Array | None]:
-        """Returns log-probabilities [F, C] in NumPy, and their tokens if C is less than V.
-
-        From a device only the `CANDIDATES` * n most likely tokens of each row are copied.
+        C is V; from a device only the `CANDIDATES` * n most likely tokens of each row are copied.
         """
         sampling = Sampling() if tree.sampling.greedy else tree.sampling
         temperature = self._temperature(sampling)
@@ -98,13 +83,15 @@ class Optimal(Shape):
             log_probs = (at_least_float32(logits) / temperature).log_softmax(dim=-1)
         else:
             log_probs = warp(logits, replace(sampling, temperature=temperature)).log()
-        few, tokens = CANDIDATES * self.nodes, None
+        few = CANDIDATES * self.nodes
         if log_probs.shape[-1] > few and (log_probs.device.type != "cpu" or tree.level == 0):
             best = log_probs.topk(few, dim=-1)
             log_probs, tokens = best.values.cpu(), best.indices.cpu().numpy()
-        scores = log_probs.numpy()
-        check_not_nan(scores)
-        return scores, tokens
+        else:
+            log_probs = log_probs.cpu()
+            tokens = np.broadcast_to(np.arange(log_probs.shape[-1]), log_probs.shape)
+        check_not_nan(log_probs)
+        return tokens, log_probs.numpy()
 
     def _temperature(self, sampling: Sampling) -> float:
         default = GREEDY_SCORES if sampling.greedy else sampling.temperature

@@ -9,12 +9,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from drafttrain.decoding.trees.shapes import (
-    Array,
-    Likeliest,
-    Shape,
-    Tree,
-)
+from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree
 from drafttrain.decoding.types import NOT_FINITE, NotFinite, Sampling
 
 
@@ -51,7 +46,7 @@ class Fixed(Shape):
         ranks = [rank for path in tree.frontier_notes(()) for rank in self._below[path]]
         best = logits.topk(min(1 + max(ranks), logits.shape[-1]), dim=-1)
         finite = best.values[:, :1].isfinite()
-        by_rank = best.indices.where(finite, NOT_FINITE).tolist()
+        by_rank = best.indices.where(finite, NOT_FINITE).tolist()  # one device synchronisation
         if any(NOT_FINITE in row for row in by_rank):
             raise NotFinite.of_drafter()
         return self._add(tree, by_rank)
