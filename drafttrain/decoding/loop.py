@@ -20,6 +20,7 @@ from drafttrain.decoding.engine.logits_processing import TargetProcessors
 from drafttrain.decoding.engine.requests import ForwardOutput
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.inference import without_gradients
+from drafttrain.decoding.padding import cut_after_eos
 from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import (
@@ -125,17 +126,24 @@ class RunningSequence:
         """[T] all committed tokens including the decoder prefix, on the CPU."""
         return self._tokens[: self._length]
 
-    @property
-    def draft_limit(self) -> int:
-        """Maximal draft length; the verifier's bonus token takes the last remaining position."""
-        return self.remaining - 1
+    def propose(self) -> BatchedSteps[Proposal]:
+        """Drafts with the session; returns an empty draft if none is possible.
 
-    def propose(self) -> BatchedSteps[Proposal] | Proposal:
-        """Drafts with the session; returns an empty draft if none is possible."""
-        if self.draft_limit == 0 or self.session is None:
+        Raises ValueError if the draft is too long: the verifier's bonus token takes the last
+        remaining position.
+        """
+        limit = self.remaining - 1
+        if limit == 0 or self.session is None:
             return NO_DRAFT
-        stop = self.decoder.stop.capped(self.draft_limit)
-        return self.session.propose(self.tokens, self.target_state, stop)
+        stop = self.decoder.stop.capped(limit)
+        steps = self.session.propose(self.tokens, self.target_state, stop)
+        proposal = yield from as_steps(steps)
+        if len(proposal.tokens) > limit and proposal.depth > limit:
+            raise ValueError(
+                f"the drafter proposed {proposal.depth} tokens in a row, but the limit was "
+                f"{limit}; it must call stop.should_draft before each token"
+            )
+        return proposal
 
     def verify(self, proposal: Proposal, output: ForwardOutput) -> BatchedSteps[Verdict]:
         """Verifies a draft with the target's logits.
@@ -148,7 +156,7 @@ class RunningSequence:
         logits = zero_after_eos(logits, proposal, decoder.target.eos_ids)
         arguments = proposal, logits, decoder.sampling, self.randomness
         try:
-            return (yield from as_steps(decoder.verifier.verify_steps(*arguments)))
+            return (yield from as_steps(decoder.verifier.steps(*arguments)))
         except NotFinite as error:
             where = f"input {self.index}, new token {self._length - len(self.state.source.prefix)}"
             raise NotFinite(f"{where}: {error}") from None
@@ -160,15 +168,11 @@ class RunningSequence:
         """
         path = verdict.path.tolist()
         emitted = [*(drafted[node] for node in path), verdict.next_token]
-        for i, token in enumerate(emitted):
-            if token in self.decoder.target.eos_ids:
-                emitted = emitted[: i + 1]
-                self.remaining = len(emitted)
-                break
-        new_length = self._length + len(emitted)
-        self._written[self._length : new_length] = emitted
-        self._length = new_length
-        self.remaining -= len(emitted)
+        emitted = cut_after_eos(emitted, self.decoder.target.eos_ids)
+        ended = emitted[-1] in self.decoder.target.eos_ids
+        self._written[self._length : self._length + len(emitted)] = emitted
+        self._length += len(emitted)
+        self.remaining = 0 if ended else self.remaining - len(emitted)
         accepted = path[: len(emitted) - 1]
         before = len(output.hidden) - len(drafted)  # rows before the draft
         rows = [*range(before), *(before + node for node in accepted)]
@@ -191,27 +195,17 @@ def play_round(decoder: Decoder, active: Sequence[RunningSequence]) -> list[Roun
             proposals = on_host(proposals)
     except NotFinite as error:
         raise NotFinite(f"drafter {decoder.drafter.name!r}: {error}") from None
-    for sequence, proposal in zip(active, proposals, strict=True):
-        check_draft_length(sequence, proposal)
     proposals = [proposal.until(target.eos_ids) for proposal in proposals]
     draft_seconds = (perf_counter() - began) / len(active)
     began = perf_counter()
-    drafts = [
-        (sequence.state, sequence.tokens, proposal)
-        for sequence, proposal in zip(active, proposals, strict=True)
-    ]
+    pairs = list(zip(active, proposals, strict=True))
+    drafts = [(sequence.state, sequence.tokens, proposal) for sequence, proposal in pairs]
     outputs = target.score(drafts, decoder.drafter.requires.layers)
-    verdicts = run_batched(
-        [
-            sequence.verify(proposal, output)
-            for sequence, proposal, output in zip(active, proposals, outputs, strict=True)
-        ]
-    )
+    scored = list(zip(active, proposals, outputs, strict=True))
+    verdicts = run_batched([sequence.verify(*draft) for sequence, *draft in scored])
     shared_seconds = (perf_counter() - began) / len(active)
     rounds = []
-    for sequence, proposal, output, verdict in zip(
-        active, proposals, outputs, verdicts, strict=True
-    ):
+    for (sequence, proposal, output), verdict in zip(scored, verdicts, strict=True):
         began = perf_counter()
         drafted = verdict.drafted
         if drafted is None:
@@ -258,15 +252,6 @@ def zero_after_eos(logits: Tensor, proposal: Proposal, eos_ids: frozenset[int]) 
         return logits.masked_fill(F.pad(proposal.ending(eos_ids), (1, 0))[:, None], 0.0)
     ends = [node + 1 for node, token in enumerate(proposal.tokens.tolist()) if token in eos_ids]
     return logits.index_fill(0, torch.tensor(ends, device=logits.device), 0.0) if ends else logits
-
-
-def check_draft_length(sequence: RunningSequence, proposal: Proposal) -> None:
-    """Raises ValueError if a draft is longer than the limit of its sequence."""
-    if len(proposal.tokens) > sequence.draft_limit and proposal.depth > sequence.draft_limit:
-        raise ValueError(
-            f"the drafter proposed {proposal.depth} tokens in a row, but the limit was "
-            f"{sequence.draft_limit}; it must call stop.should_draft before each token"
-        )
 
 
 def _rounds(

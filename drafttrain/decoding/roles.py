@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -29,25 +29,21 @@ class Randomness(Protocol):
 
     def categorical(self, probs: Tensor) -> Tensor:
         """Samples one index per row. Shapes: probs [R, V] -> [R]."""
-        ...
 
     def accept_run(self, probs: Tensor) -> int:
         """Samples N independent events and returns how many occur before the first that does not.
 
         Shapes: probs [N], the probability of each event -> a count in 0..N.
         """
-        ...
 
     def without_replacement(self, probs: Tensor, count: int) -> Tensor:
         """Samples distinct indices per row, in the order drawn; -1 if no probability is left.
 
         Shapes: probs [R, V] -> [R, count], count at most V.
         """
-        ...
 
     def gumbel(self, like: Tensor) -> Tensor:
         """Samples independent standard Gumbel values in the shape of `like`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -95,13 +91,14 @@ class DraftSession(Protocol):
         Drafters that call a model yield each call as a `BatchedCall`, which is then batched across
         sequences. target_state is None before the target's first call.
         """
-        ...
 
 
 class Drafter(Protocol):
     """Proposes draft tokens. The defaults of its properties come from its row in `KINDS`."""
 
     name: str
+    session: Callable[[Any, Source, Sampling, Randomness], DraftSession]
+    """Class of its sessions, if `open` needs nothing else."""
     requires: TargetRequirements = TargetRequirements()
     """The target's states that it reads; only these are kept after a call."""
     drafts_trees: bool = False
@@ -121,7 +118,7 @@ class Drafter(Protocol):
 
         Raises SourceTooLong if the source is longer than the drafter accepts.
         """
-        ...
+        return self.session(self, source, sampling, randomness)
 
 
 @dataclass(frozen=True)
@@ -145,21 +142,16 @@ class Verifier:
     def lossless(self) -> bool:
         return self.rule.lossless
 
-    def __str__(self) -> str:
-        return self.name
-
     def verify(
         self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
     ) -> Verdict:
-        """Runs `verify_steps` for one sequence."""
-        return run_single(self.verify_steps(proposal, target_logits, sampling, randomness))
-
-    def verify_steps(
-        self, proposal: Proposal, target_logits: Tensor, sampling: Sampling, randomness: Randomness
-    ) -> BatchedSteps[Verdict] | Verdict:
         """Applies the rule to one sequence's draft.
 
         Row 0 of target_logits [N + 1, V] verifies the roots, row i + 1 the children of node i. The
         target's logits processors have been applied to the logits, the temperature has not.
         """
-        return self.function(proposal, target_logits, sampling, randomness, **self.settings)
+        return run_single(self.steps(proposal, target_logits, sampling, randomness))
+
+    def steps(self, *arguments: object) -> BatchedSteps[Verdict] | Verdict:
+        """Same as `verify`, for verification that is batched across sequences."""
+        return self.function(*arguments, **self.settings)

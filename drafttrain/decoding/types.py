@@ -35,7 +35,6 @@ class Sampling:
 
     @staticmethod
     def of(config: SamplingConfig) -> Sampling:
-        """Returns the parameters in settings."""
         return Sampling(config.temperature, config.top_k, config.top_p, config.min_p)
 
     @property
@@ -50,11 +49,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Source:
-    """The input of one sequence.
-
-    Every encoder-decoder model runs its own encoder on it, except drafters that read the target's
-    encoder states.
-    """
+    """The input of one sequence."""
 
     inputs: Mapping[str, Tensor]
     """The output of the target's processor for one input, without batch axis or padding:
@@ -101,12 +96,11 @@ class SourceTooLong(ValueError):
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one of several drafters for one draft."""
+    """The calls of one of several drafters for one draft, and their wall-clock time."""
 
     count: int
     """Sequential model calls; without a model, the number of times it drafted."""
     seconds: float
-    """Their wall-clock time."""
 
     def __add__(self, other: Calls) -> Calls:
         return Calls(self.count + other.count, self.seconds + other.seconds)
@@ -144,9 +138,7 @@ class Proposal:
 
     @staticmethod
     def empty() -> Proposal:
-        """Returns a draft without tokens."""
-        nothing = torch.empty(0, dtype=torch.long)
-        return Proposal(tokens=nothing, parents=nothing)
+        return Proposal.chain(torch.empty(0, dtype=torch.long), passes=0)
 
     @staticmethod
     def chain(
@@ -168,30 +160,26 @@ class Proposal:
         )
 
     @staticmethod
-    def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
-        """Merges the trees of several drafters below the last committed token.
+    def side_by_side(trees: Sequence[Proposal]) -> Proposal:
+        """Merges paths that several drafters drew below the last committed token.
 
-        Siblings may then have different rows. All proposals must have draft_probs.
+        Siblings may then have different rows.
         """
-        tokens, parents, rows, counts = [], [], [], []
+        parents, rows = [], []
         first_node = first_row = 0
-        for proposal in proposals:
-            row = torch.arange(len(proposal.tokens)) if proposal.rows is None else proposal.rows
-            count = torch.ones_like(row) if proposal.counts is None else proposal.counts
-            tokens.append(proposal.tokens)
-            parents.append(torch.where(proposal.parents < 0, -1, proposal.parents + first_node))
-            rows.append(row + first_row)
-            counts.append(count)
-            first_node += len(proposal.tokens)
-            first_row += 0 if proposal.draft_probs is None else len(proposal.draft_probs)
+        for tree in trees:
+            parents.append(torch.where(tree.parents < 0, -1, tree.parents + first_node))
+            rows.append(tree.rows + first_row)
+            first_node += len(tree.tokens)
+            first_row += len(tree.draft_probs)
         return Proposal(
-            tokens=torch.cat(tokens),
-            parents=torch.cat(parents),
-            draw_kind="independent",
-            draft_probs=torch.cat([p.draft_probs for p in proposals if p.draft_probs is not None]),
-            rows=torch.cat(rows),
-            counts=torch.cat(counts),
-            passes=sum(proposal.passes for proposal in proposals),
+            torch.cat([tree.tokens for tree in trees]),
+            torch.cat(parents),
+            "independent",
+            torch.cat([tree.draft_probs for tree in trees]),
+            torch.cat(rows),
+            torch.cat([tree.counts for tree in trees]),
+            sum(tree.passes for tree in trees),
         )
 
     def until(self, ends: frozenset[int]) -> Proposal:
@@ -215,14 +203,12 @@ class Proposal:
         kept = [node for node in new_index if node >= 0]
         if len(kept) == len(tokens):
             return self
-        rows = self.rows
-        if rows is None and self.draft_probs is not None:
-            rows = torch.arange(len(tokens))
+        rows = torch.arange(len(tokens)) if self.rows is None else self.rows
         return replace(
             self,
             tokens=self.tokens[kept],
             parents=torch.tensor([new_index[parents[node]] for node in kept], dtype=torch.long),
-            rows=None if rows is None else rows[kept],
+            rows=rows[kept],
             counts=None if self.counts is None else self.counts[kept],
             copied=None if self.copied is None else self.copied[kept],
         )
@@ -232,7 +218,7 @@ class Proposal:
         return self.with_tokens(self.tokens.tolist()) if self.is_on_device else self
 
     def with_tokens(self, tokens: Sequence[int]) -> Proposal:
-        """Returns the draft with these tokens. Raises NotFinite for `NOT_FINITE`."""
+        """Returns the draft with these tokens on the host. Raises NotFinite for `NOT_FINITE`."""
         if NOT_FINITE in tokens:
             raise NotFinite.of_drafter()
         return replace(self, tokens=torch.tensor(tokens, dtype=torch.long))
@@ -268,13 +254,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class DraftState:
-    """What a stop policy may read before a token is drafted; never that token itself.
+    """What a stop policy may read before token number depth + 1 is drafted; never that token.
 
-    The policy is called before the drafter drafts token number depth + 1. A drafter of one token
-    per call then knows the rows of tokens 1..depth and the states that they were drawn from. States
-    at the tokens' own positions are known only for tokens 1..depth - 1, because the last token has
-    not been an input yet (the lag of SpecDec++ Algorithm 2). A block drafter knows the rows of
-    tokens 1..depth + 1, which exist before any token is drawn, and no states.
+    A drafter of one token per call then knows the rows of tokens 1..depth and the states that they
+    were drawn from. States at the tokens' own positions are known only for tokens 1..depth - 1,
+    because the last token has not been an input yet (the lag of SpecDec++ Algorithm 2). A block
+    drafter knows the rows of tokens 1..depth + 1, which exist before any token is drawn.
     """
 
     depth: int
@@ -287,8 +272,7 @@ class DraftState:
     expected: Sequence[float] = field(default=(), kw_only=True)
     """Expected number of accepted tokens after each level of the tree."""
     notes: dict[str, list[float]] = field(default_factory=dict, kw_only=True)
-    """The policy's cache for this round: the drafter passes the same dictionary at every call of a
-    round, so that nothing is computed twice."""
+    """The policy's cache: the drafter passes the same dictionary at every call of a round."""
 
 
 @dataclass(frozen=True)

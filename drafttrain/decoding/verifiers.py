@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pkgutil import resolve_name
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from drafttrain.config.decode import VerifierConfig
-from drafttrain.config.kinds import KINDS, DrawKind, Evidence, in_words
+from drafttrain.config.kinds import KINDS, Evidence, in_words
 from drafttrain.config.methods import RULES, STOPS, TREES, StopKind, VerifierRule, rules_for
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_and_tokens
-from drafttrain.decoding.roles import Randomness, Verifier
+from drafttrain.decoding.roles import Drafter, Randomness, Verifier
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import NotFinite, Proposal, Sampling, Verdict
 
@@ -27,16 +26,6 @@ EVIDENCE: dict[Evidence, str] = {
     "hidden": "the hidden state of draft tokens",
     "expected": "the expected acceptance of a tree's levels",
 }
-
-
-class Drafts(Protocol):
-    """The attributes of a drafter that `check_pairing` reads."""
-
-    name: str
-    provides: frozenset[Evidence]
-    drafts_trees: bool
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind: ...
 
 
 def make_verifier(name: str, *values: float) -> Verifier:
@@ -57,12 +46,13 @@ BlockVerification = partial(make_verifier, "block")
 
 
 def check_pairing(
-    drafter: Drafts, stop: StopKind, verifier: VerifierRule, sampling: Sampling
+    drafter: Drafter, stop: StopKind, verifier: VerifierRule, sampling: Sampling
 ) -> None:
     """Checks that drafter, stop policy, verifier and sampling fit, by their rows in `config`.
 
     The drafter must provide what the stop policy reads, and the policy may not bias sampling; the
-    verifier must be valid for the sampling and for how the drafter draws. Raises ValueError.
+    verifier must be valid for the sampling and for how the drafter draws. Raises ValueError. Reads
+    only the drafter's name, `provides`, `drafts_trees` and `draw_kind`.
     """
     if stop.greedy_only and not sampling.greedy:
         raise ValueError(
@@ -148,23 +138,17 @@ def verify_rejection(
 
     Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. The first rejected token is replaced by a
     sample from Norm[(target - draft)+]; if all tokens are accepted, the bonus token is sampled from
-    target. A residual that is zero everywhere in floating point is replaced by target. A proposal
-    without draft_probs is a point mass on each token. Shapes: target_logits [N + 1, V].
+    target. A proposal without draft_probs is a point mass on each token.
+    Shapes: target_logits [N + 1, V].
     """
     target_probs = warp(target_logits, sampling)
-    drafted = len(proposal.tokens)
+    tokens, draft_probs = proposal.tokens.to(target_probs.device), target_probs[:0]
     accepted = 0
-    if drafted > 0:
-        tokens = proposal.tokens.to(target_probs.device)
-        draft_probs = draft_rows(proposal, tokens, target_probs)
-        accepted = randomness.accept_run(
-            acceptance_probability(target_probs[:-1], draft_probs, tokens)
-        )
-    next_probs = target_probs[accepted]
-    if accepted < drafted:
-        next_probs = residual(next_probs, draft_probs[accepted])
-    next_token = int(randomness.categorical(next_probs[None]))
-    return Verdict(torch.arange(accepted), next_token)
+    if len(tokens) > 0:
+        draft_probs = draft_rows(proposal, target_probs)
+        probs = acceptance_probability(target_probs[:-1], draft_probs, tokens)
+        accepted = randomness.accept_run(probs)
+    return _with_next(accepted, target_probs, draft_probs, randomness)
 
 
 def verify_block(
@@ -185,30 +169,35 @@ def verify_block(
     first row that is not finite.
     """
     target_probs = warp(target_logits, sampling)
-    drafted = usable_rows(target_probs)
-    target_probs = target_probs[: drafted + 1]
+    finite = target_probs.sum(-1).isfinite().tolist()
+    drafted = min([*finite, False].index(False), len(proposal.tokens))
     if drafted == 0:
-        return Verdict(torch.arange(0), int(randomness.categorical(target_probs)[0]))
+        return _with_next(0, target_probs, target_probs[:0], randomness)
+    target_probs = target_probs[: drafted + 1]
     tokens = proposal.tokens[:drafted].to(target_probs.device)
-    draft_probs = draft_rows(proposal, proposal.tokens.to(target_probs.device), target_probs)
-    draft_probs = draft_probs[:drafted]
+    draft_probs = draft_rows(proposal, target_probs)[:drafted]
     weights = prefix_weights(target_probs[:-1], draft_probs, tokens)
     rejection = block_rejection(weights, target_probs, draft_probs)
     accepted = drafted - randomness.accept_run(rejection.flip(0))  # tests the longest prefix first
-    next_probs = target_probs[accepted]
-    if accepted < drafted:
-        next_probs = residual(next_probs, draft_probs[accepted], weights[accepted])
-    next_token = int(randomness.categorical(next_probs[None]))
-    return Verdict(torch.arange(accepted), next_token)
+    return _with_next(accepted, target_probs, draft_probs, randomness, weights[accepted])
 
 
-def usable_rows(target_probs: Tensor) -> int:
-    """Returns how many tokens of a chain can be verified before the first row that is not finite.
+def _with_next(
+    accepted: int,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    randomness: Randomness,
+    weight: float = 1.0,
+) -> Verdict:
+    """Returns the first `accepted` tokens of a chain with a sampled next token: from the residual
+    (`residual`) after a rejection, from target if all tokens are accepted.
 
-    Shapes: target_probs [N + 1, V] -> 0..N.
+    Shapes: target_probs [N + 1, V], draft_probs [N, V].
     """
-    finite = target_probs.sum(-1).isfinite().tolist()
-    return min([*finite, False].index(False), len(finite) - 1)
+    next_probs = target_probs[accepted]
+    if accepted < len(draft_probs):
+        next_probs = residual(next_probs, draft_probs[accepted], weight)
+    return Verdict(torch.arange(accepted), int(randomness.categorical(next_probs[None])))
 
 
 def prefix_weights(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> list[float]:
@@ -268,13 +257,21 @@ def residual(target_probs: Tensor, draft_probs: Tensor, weight: float = 1.0) -> 
     return torch.where(total > 0.0, excess / total, target_probs)
 
 
-def draft_rows(proposal: Proposal, tokens: Tensor, target_probs: Tensor) -> Tensor:
-    """Returns the distribution each token was drawn from. Shapes: tokens [N] -> [N, V]."""
+def draft_rows(proposal: Proposal, like: Tensor) -> Tensor:
+    """Returns the distribution that each token was drawn from, in the type of `like`.
+
+    Shapes: like [..., V] -> [N, V].
+    """
     if proposal.draft_probs is None:
-        points = target_probs.new_zeros(len(tokens), target_probs.shape[-1])
-        return points.scatter_(-1, tokens[:, None], 1.0)
-    rows = proposal.draft_probs.to(target_probs)
+        return point_masses(proposal.tokens, like)
+    rows = proposal.draft_probs.to(like)
     return rows if proposal.rows is None else rows[proposal.rows.to(rows.device)]
+
+
+def point_masses(tokens: Tensor, like: Tensor) -> Tensor:
+    """Returns the point mass on each token. Shapes: tokens [N], like [..., V] -> [N, V]."""
+    points = like.new_zeros(len(tokens), like.shape[-1])
+    return points.scatter_(-1, tokens.to(like.device)[:, None], 1.0)
 
 
 def _verdict(path: list[int], best: list[int], drafted: list[int]) -> Verdict:

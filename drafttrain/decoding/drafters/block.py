@@ -1,10 +1,4 @@
-"""Spec-Drafter as a drafter: one forward pass drafts a whole block (SpecDec Equation 7).
-
-Greedy decoding proposes the arg-max of each slot, a point mass. Under sampling, each token is drawn
-from the distribution of its own slot, so rejection sampling stays lossless. With previous-token
-features, the distribution of slot i also depends on the token drawn for slot i - 1, and the token
-of slot i is drawn from exactly that distribution.
-"""
+"""Spec-Drafter as a drafter: one forward pass drafts a whole block (SpecDec Equation 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +12,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps
 from drafttrain.decoding.drafters.candidates import PreviousTokenCorrection
-from drafttrain.decoding.drafters.slots import SlotSession
+from drafttrain.decoding.drafters.slots import SlotSession, longest_draft
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.requests import ForwardRequest
@@ -30,35 +24,6 @@ from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
-
-
-class BlockDrafter(Drafter):
-    """Drafts blocks of slots with a trained Spec-Drafter."""
-
-    name = "spec-drafter"
-
-    def __init__(self, model: SpecDrafter, target: PreTrainedModel | None = None):
-        self.model = model.eval()
-        shape = model.shape
-        self.cached = CachedModel(model, model.draftable, shape.vocab_size)
-        self.cached.check_tree_attention()
-        self.requires = TargetRequirements(encoder=shape.encoder == "target")
-        self.correction = None if model.previous_token is None else make_correction(model)
-        self.eos_ids, self.vocabulary = self.cached.eos_ids, self.cached.vocabulary
-
-    @without_gradients
-    def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
-        """Returns states with empty caches. Encodes the sources, unless the drafter reads the
-        target's encoder states."""
-        shape, encoded = self.model.shape, [None] * len(sources)
-        if shape.encoder == "target":
-            states = [one.to(self.model.dtype) for one in given_encoding(sources)]
-            encoded = [group_means(one, shape.source_pooling)[0] for one in states]
-        own = zip(sources, encoded, strict=True)
-        return self.cached.engine.begin([replace(one, encoded=states) for one, states in own])
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockSession:
-        return BlockSession(self, source, sampling, randomness)
 
 
 class BlockSession(SlotSession):
@@ -74,8 +39,7 @@ class BlockSession(SlotSession):
         self.state: SequenceState | None = None
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
-        limit = self.drafter.cached.position_limit  # the last slot's token is never an input
-        return most if limit is None else max(0, min(most, limit + 1 - len(tokens)))
+        return longest_draft(most, self.drafter.cached.position_limit, len(tokens))
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         """Mask tokens attend to the prefix and to each other. The first slot of an anchored drafter
@@ -96,6 +60,32 @@ class BlockSession(SlotSession):
         output = yield BatchedCall(self.drafter.cached.forward_batch, request)
         state.settle(len(prefix))
         return output.hidden[-slots:], output.logits
+
+
+class BlockDrafter(Drafter):
+    """Drafts blocks of slots with a trained Spec-Drafter."""
+
+    name = "spec-drafter"
+    session = BlockSession
+
+    def __init__(self, model: SpecDrafter, target: PreTrainedModel | None = None):
+        self.model = model.eval()
+        shape = model.shape
+        self.cached = CachedModel(model, model.draftable, shape.vocab_size)
+        self.cached.check_tree_attention()
+        self.requires = TargetRequirements(encoder=shape.encoder == "target")
+        self.correction = None if model.previous_token is None else make_correction(model)
+        self.eos_ids, self.vocabulary = self.cached.eos_ids, self.cached.vocabulary
+
+    @without_gradients
+    def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
+        """Returns states with empty caches. Encodes the sources, or reads the target's states."""
+        encoded: list[Tensor | None] = [None] * len(sources)
+        if self.model.shape.encoder == "target":
+            pooling, dtype = self.model.shape.source_pooling, self.model.dtype
+            encoded = [group_means(one.to(dtype), pooling)[0] for one in given_encoding(sources)]
+        own = zip(sources, encoded, strict=True)
+        return self.cached.engine.begin([replace(one, encoded=states) for one, states in own])
 
 
 @torch.inference_mode()

@@ -1,9 +1,7 @@
 """Block heads as a drafter: the target's last hidden state drafts a block (Stern et al. 2018).
 
 The target has already computed the state that predicts the next token, so a draft costs only the
-heads. Greedy decoding proposes the arg-max of each head. Under sampling, each token is drawn from
-the distribution of its own head, which depends on no other draft token, so rejection sampling stays
-lossless. Nothing is drafted before the target's first forward pass.
+heads. Nothing is drafted before the target's first forward pass.
 """
 
 from __future__ import annotations
@@ -21,44 +19,9 @@ from drafttrain.decoding.engine.teacher_forcing import (
     project,
     teacher_forced_states,
 )
-from drafttrain.decoding.roles import Drafter, Randomness
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.block_heads import BlockHeads
-
-
-class BlockHeadsDrafter(Drafter):
-    """Drafts with heads on the target.
-
-    Raises ValueError if the target's logits are not a plain projection of its last hidden state.
-    """
-
-    name = "block-heads"
-    requires = TargetRequirements(layers=(-1,))
-
-    def __init__(self, heads: BlockHeads, target: PreTrainedModel):
-        check_projection(target)
-        self.model, self.target = heads.eval(), target
-        self.vocabulary: int = target.get_output_embeddings().out_features
-        """Number of tokens that it can draft."""
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> BlockHeadsSession:
-        return BlockHeadsSession(self, source, sampling, randomness)
-
-    def rows_all(self, requests: Sequence[tuple[Tensor, int, int]]) -> list[tuple[Tensor, Tensor]]:
-        """Returns the states and logits of some heads of each sequence, projected in one call.
-
-        Each request holds the sequence's newest hidden state [1, D], its first head, and its last
-        head + 1. Shapes: -> [heads, D], [heads, V] each.
-        """
-        first, last = min(one[1] for one in requests), max(one[2] for one in requests)
-        states = self.model.each(torch.cat([newest for newest, *_ in requests]), first, last)
-        selected = [
-            states[start - first : end - first, index]
-            for index, (_, start, end) in enumerate(requests)
-        ]
-        logits = project(self.target, torch.cat(selected)).split([len(rows) for rows in selected])
-        return list(zip(selected, logits, strict=True))
 
 
 class BlockHeadsSession(SlotSession):
@@ -75,6 +38,38 @@ class BlockHeadsSession(SlotSession):
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         request = self._newest, self._skipped, self._skipped + slots
         return (yield BatchedCall(self.drafter.rows_all, request))
+
+
+class BlockHeadsDrafter(Drafter):
+    """Drafts with heads on the target.
+
+    Raises ValueError if the target's logits are not a plain projection of its last hidden state.
+    """
+
+    name = "block-heads"
+    session = BlockHeadsSession
+    requires = TargetRequirements(layers=(-1,))
+
+    def __init__(self, heads: BlockHeads, target: PreTrainedModel):
+        check_projection(target)
+        self.model, self.target = heads.eval(), target
+        self.vocabulary: int = target.get_output_embeddings().out_features
+        """Number of tokens that it can draft."""
+
+    def rows_all(self, requests: Sequence[tuple[Tensor, int, int]]) -> list[tuple[Tensor, Tensor]]:
+        """Returns the states and logits of some heads of each sequence, projected in one call.
+
+        Each request holds the sequence's newest hidden state [1, D], its first head, and its last
+        head + 1. Shapes: -> [heads, D], [heads, V] each.
+        """
+        first, last = min(one[1] for one in requests), max(one[2] for one in requests)
+        states = self.model.each(torch.cat([newest for newest, *_ in requests]), first, last)
+        selected = [
+            states[start - first : end - first, index]
+            for index, (_, start, end) in enumerate(requests)
+        ]
+        logits = project(self.target, torch.cat(selected)).split([len(rows) for rows in selected])
+        return list(zip(selected, logits, strict=True))
 
 
 @torch.inference_mode()

@@ -37,7 +37,6 @@ class PreviousTokenCorrection:
 
     @cached_property
     def features_on_host(self) -> np.ndarray:
-        """`features` in NumPy, float32 at least."""
         return _on_host(self.features)
 
     def chains(self, requests: Sequence[tuple[Tensor, Tensor, int]]) -> list[Tensor]:
@@ -47,17 +46,12 @@ class PreviousTokenCorrection:
         the first slot. Returns [K] tokens for each, without waiting for the device.
         """
         states, logits, last = zip(*requests, strict=True)
-        lengths = [len(rows) for rows in logits]
-        if not any(lengths):
-            return [torch.empty(0, dtype=torch.long) for _ in requests]
-        if len(requests) > 1:
-            states, logits = (
-                pad_sequence(list(part), batch_first=True) for part in (states, logits)
-            )
-        else:
-            states, logits = states[0][None], logits[0][None]
-        chains = Candidates(states, logits, self).likeliest_chains(last)
-        return [chain[:length] for chain, length in zip(chains, lengths, strict=True)]
+        padded = [
+            pad_sequence(list(part), batch_first=True) if len(part) > 1 else part[0][None]
+            for part in (states, logits)
+        ]
+        chains = Candidates(*padded, self).likeliest_chains(last)
+        return [chain[: len(rows)] for chain, rows in zip(chains, logits, strict=True)]
 
     def after(self, states: Tensor, logits: Tensor, previous: Tensor) -> Tensor:
         """Returns the logits of slots given their previous tokens.
@@ -72,8 +66,7 @@ class PreviousTokenCorrection:
 class Candidates:
     """The best tokens of each slot, and their scores once the previous token is known.
 
-    Rescoring only these takes a small part of the time of a vocabulary projection. Shapes: states
-    [B, K, D], logits [B, K, V].
+    Shapes: states [B, K, D], logits [B, K, V].
     """
 
     def __init__(self, states: Tensor, logits: Tensor, correction: PreviousTokenCorrection) -> None:
@@ -132,14 +125,12 @@ class Candidates:
 
 
 class LikelyTokens:
-    """The likeliest tokens of each slot of a block, and their log-probabilities once the previous
-    token is known, which trees are built from: as many as wanted, and with previous-token features
-    at least CANDIDATES.
+    """The likeliest tokens of each slot of a block without the previous token, and their
+    log-probabilities once that is known, which trees are built from.
 
-    The tokens are the likeliest without the previous token. The previous token changes their scores
-    only: all other tokens keep theirs. Everything is copied to the host before the first level, and
-    NumPy computes, in half of torch's time for products of this size. Shapes: states [K, D], logits
-    [K, V].
+    With previous-token features there are at least CANDIDATES; all other tokens keep their scores.
+    Everything is copied to the host before the first level, and NumPy computes, in half of torch's
+    time for products of this size. Shapes: states [K, D], logits [K, V].
     """
 
     def __init__(
@@ -174,8 +165,9 @@ class LikelyTokens:
             gate = _silu(self._from_hidden[slot] + self._correction.features_on_host[previous])
             scores = scores + gate @ self._directions[slot].T
         top = scores.max(-1, keepdims=True)
-        total = np.log(np.exp(scores - top).sum(-1, keepdims=True)) + top
-        log_probs = scores - np.logaddexp(total, self._others[slot])
+        with np.errstate(invalid="ignore"):  # scores that are not finite, which trees refuse
+            total = np.log(np.exp(scores - top).sum(-1, keepdims=True)) + top
+            log_probs = scores - np.logaddexp(total, self._others[slot])
         return np.broadcast_to(self.tokens[slot], scores.shape), log_probs
 
 

@@ -46,6 +46,47 @@ class Level:
         return self.drafter.model if kind is not None and kind.is_language_model else None
 
 
+class ReviewedSession:
+    """One sequence: the reviewer's KV cache and a session of the inner drafter."""
+
+    def __init__(
+        self, drafter: ReviewedDrafter, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> None:
+        self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
+        self.sequence = DrafterSequence(drafter.reviewer, source)
+        self.inner = drafter.inner.open(source, sampling, randomness)
+
+    def propose(
+        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
+    ) -> BatchedSteps[Proposal]:
+        longest = self.sequence.longest(tokens, stop.longest)
+        parts, length = [], len(tokens)
+        while (count := len(tokens) - length) < longest and stop.should_draft(DraftState(count)):
+            limit = min(self.drafter.k, longest - count - 1)  # the reviewer adds one token
+            inner = EMPTY
+            if limit > 0:
+                name = self.drafter.inner.name
+                inner = yield from draft_with(self.inner, name, tokens, limit, target_state)
+            reviewed = yield from self._review(inner, tokens)
+            parts += [replace(EMPTY, passes=inner.passes, calls=inner.calls), reviewed]
+            tokens = torch.cat((tokens, reviewed.tokens))
+            if int(tokens[-1]) in self.drafter.reviewer.eos_ids:
+                break
+        return join_chains(parts)
+
+    def _review(self, inner: Proposal, committed: Tensor) -> BatchedSteps[Proposal]:
+        """Reviews an inner draft. Returns the accepted tokens and one token of the reviewer."""
+        reviewer, state = self.drafter.reviewer, (yield from self.sequence.begin())
+        began = perf_counter()
+        score = yield BatchedCall(reviewer.score, (state, self.sequence.tokens(committed), inner))
+        logits, leniency = score.logits, self.drafter.leniency
+        emitted, rows = review(inner, logits, self.sampling, self.randomness, leniency)
+        reviewer.keep(state, torch.arange(len(emitted) - 1))
+        calls = {self.drafter.reviewer_name: Calls(1, perf_counter() - began)}
+        reviewed = Proposal.chain(torch.tensor(emitted), rows, logits=logits.unbind, calls=calls)
+        return reviewed.until(reviewer.eos_ids)
+
+
 class ReviewedDrafter(Drafter):
     """Vertical cascade: a language model drafts by reviewing chains of `k` tokens from `inner`.
 
@@ -55,6 +96,7 @@ class ReviewedDrafter(Drafter):
     Drafts without probabilities, such as Max-Gram's, are reviewed with l = 1.
     """
 
+    session = ReviewedSession
     provides: frozenset[Evidence] = frozenset()
 
     def __init__(
@@ -74,82 +116,16 @@ class ReviewedDrafter(Drafter):
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if sampling.greedy else "iid"
 
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ReviewedSession:
-        """Opens a session. Raises ValueError for a source longer than the positions of a level."""
-        return ReviewedSession(self, source, sampling, randomness)
-
-
-class ReviewedSession:
-    """One sequence: the reviewer's KV cache and a session of the inner drafter."""
-
-    def __init__(
-        self, drafter: ReviewedDrafter, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> None:
-        self.drafter, self.sampling, self.randomness = drafter, sampling, randomness
-        self.sequence = DrafterSequence(drafter.reviewer, source)
-        self.inner = drafter.inner.open(source, sampling, randomness)
-
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> BatchedSteps[Proposal]:
-        longest = self.sequence.longest(stop.longest, len(self.sequence.tokens(tokens)))
-        parts, length = [], len(tokens)
-        while (count := len(tokens) - length) < longest and stop.should_draft(DraftState(count)):
-            limit = min(self.drafter.k, longest - count - 1)  # the reviewer adds one token
-            inner = EMPTY
-            if limit > 0:
-                name = self.drafter.inner.name
-                inner = yield from draft_with(self.inner, name, tokens, limit, target_state)
-            parts.append(replace(EMPTY, passes=inner.passes, calls=inner.calls))
-            parts.append((yield from self._review(inner, tokens)))
-            tokens = torch.cat((tokens, parts[-1].tokens))
-            if int(tokens[-1]) in self.drafter.reviewer.eos_ids:
-                break
-        return join_chains(parts)
-
-    def _review(self, inner: Proposal, committed: Tensor) -> BatchedSteps[Proposal]:
-        """Reviews an inner draft. Returns the accepted tokens and one token of the reviewer."""
-        reviewer, state = self.drafter.reviewer, (yield from self.sequence.begin())
-        began = perf_counter()
-        score = yield BatchedCall(reviewer.score, (state, self.sequence.tokens(committed), inner))
-        emitted, rows = review(
-            inner, score.logits, self.sampling, self.randomness, self.drafter.leniency
-        )
-        reviewer.keep(state, torch.arange(len(emitted) - 1))
-        calls = {self.drafter.reviewer_name: Calls(1, perf_counter() - began)}
-        logits = score.logits.unbind
-        reviewed = Proposal.chain(torch.tensor(emitted), rows, logits=logits, calls=calls)
-        return reviewed.until(reviewer.eos_ids)
-
-
-class InTurnDrafter(Drafter):
-    """Horizontal cascade: each level appends its number of tokens to the draft so far."""
-
-    provides: frozenset[Evidence] = frozenset()
-
-    def __init__(
-        self, levels: Sequence[Level], name: str | None = None, ends: frozenset[int] = frozenset()
-    ) -> None:
-        """ends: tokens that end a draft."""
-        self.levels = [level for level in levels if level.count > 0]
-        self.ends = ends
-        self.name = name or " then ".join(f"{one.name} {one.count}" for one in self.levels)
-        self.requires = TargetRequirements.union(one.drafter.requires for one in self.levels)
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        draws = {level.drafter.draw_kind(sampling) for level in self.levels}
-        return "deterministic" if draws == {"deterministic"} else "iid"
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> InTurnSession:
-        sessions = [level.drafter.open(source, sampling, randomness) for level in self.levels]
-        return InTurnSession(self, sessions)
-
 
 class InTurnSession:
     """One session per drafter. Each sees the drafts of earlier drafters as committed tokens."""
 
-    def __init__(self, drafter: InTurnDrafter, sessions: Sequence[DraftSession]) -> None:
-        self.drafter, self.sessions = drafter, sessions
+    def __init__(
+        self, drafter: InTurnDrafter, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> None:
+        self.drafter = drafter
+        drafters = [level.drafter for level in drafter.levels]
+        self.sessions = [one.open(source, sampling, randomness) for one in drafters]
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
@@ -167,6 +143,26 @@ class InTurnSession:
             if len(part.tokens) > 0 and int(tokens[-1]) in self.drafter.ends:
                 break
         return join_chains(parts)
+
+
+class InTurnDrafter(Drafter):
+    """Horizontal cascade: each level appends its number of tokens to the draft so far."""
+
+    session = InTurnSession
+    provides: frozenset[Evidence] = frozenset()
+
+    def __init__(
+        self, levels: Sequence[Level], name: str | None = None, ends: frozenset[int] = frozenset()
+    ) -> None:
+        """ends: tokens that end a draft."""
+        self.levels = [level for level in levels if level.count > 0]
+        self.ends = ends
+        self.name = name or " then ".join(f"{one.name} {one.count}" for one in self.levels)
+        self.requires = TargetRequirements.union(one.drafter.requires for one in self.levels)
+
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
+        draws = {level.drafter.draw_kind(sampling) for level in self.levels}
+        return "deterministic" if draws == {"deterministic"} else "iid"
 
 
 EMPTY = Proposal.empty()
@@ -194,9 +190,11 @@ def join_chains(parts: Sequence[Proposal]) -> Proposal:
             calls[name] = calls.get(name, Calls(0, 0.0)) + more
 
     def logits() -> list[Tensor | None]:
-        each = ([None] * len(p.tokens) if p.logits is None else p.logits() for p in parts)
-        pairs = zip(parts, each, strict=True)
-        return [row for part, rows in pairs for row in rows[: len(part.tokens)]]
+        rows: list[Tensor | None] = []
+        for part in parts:
+            own = [None] * len(part.tokens) if part.logits is None else part.logits()
+            rows += own[: len(part.tokens)]
+        return rows
 
     tokens = torch.cat([EMPTY.tokens, *(part.tokens for part in parts)])
     passes = sum(part.passes for part in parts)
@@ -204,7 +202,7 @@ def join_chains(parts: Sequence[Proposal]) -> Proposal:
     drawn = [part.draft_probs for part in parts if part.draft_probs is not None]
     if not drawn:
         return joined
-    rows = [draft_rows(part, part.tokens.to(drawn[0].device), drawn[0]) for part in parts]
+    rows = [draft_rows(part, drawn[0]) for part in parts]
     copied = [part.is_copied for part in parts]
     return replace(joined, draw_kind="iid", draft_probs=torch.cat(rows), copied=torch.cat(copied))
 
@@ -232,7 +230,7 @@ def review(
     at_token = inner.tokens.to(probs.device)
     lenient = probs.new_full((len(tokens), 1), leniency)
     lenient = lenient.masked_fill(inner.is_copied.to(probs.device)[:, None], 1.0)
-    draft = draft_rows(inner, at_token, probs)
+    draft = draft_rows(inner, probs)
     shared = torch.minimum(draft, lenient * probs[:-1])
     accepted = randomness.accept_run(acceptance_probability(shared, draft, at_token))
     rows = [
@@ -250,14 +248,10 @@ def review(
 def _accepts_leniently(inner: Proposal, index: int, logits: Tensor, leniency: float) -> bool:
     """Whether the reviewer's probability of a token, before warping, exceeds the inner drafter's
     divided by the leniency."""
-    if leniency == 1.0 or inner.logits is None:
+    if leniency == 1.0 or inner.logits is None or inner.logits()[index] is None:
         return False
-    row = inner.logits()[index]
-    if row is None:
-        return False
-    token = int(inner.tokens[index])
-    draft = row.softmax(dim=-1)[token]
-    return bool(logits[index].softmax(dim=-1)[token] > draft.to(logits) / leniency)
+    token, row = int(inner.tokens[index]), inner.logits()[index]
+    return bool(logits[index].softmax(-1)[token] > row.softmax(-1)[token].to(logits) / leniency)
 
 
 def cascade(

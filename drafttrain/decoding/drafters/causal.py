@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_of_each
+from drafttrain.decoding.drafters.slots import longest_draft
 from drafttrain.decoding.drafters.teacher_forced import NOT_DRAFTED, KnownOutput
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.requests import ForwardRequest
@@ -28,28 +29,6 @@ from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source, SourceTooLong
 from drafttrain.models.draft_states import drawn_state
 from drafttrain.models.draftable import draftable_tokens
-
-
-class CausalDrafter(Drafter):
-    """Drafts chains with a language model, decoder-only or encoder-decoder."""
-
-    name = "causal"
-
-    def __init__(self, model: CachedModel) -> None:
-        self.model = model
-        self.vocabulary, self.eos_ids = model.vocabulary, model.eos_ids
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, target: PreTrainedModel | None) -> Self:
-        """Builds a drafter with a score for each token of the target, or of its own vocabulary if
-        there is no target."""
-        size = None if target is None else target.get_output_embeddings().out_features
-        draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
-        return cls(CachedModel(model, draftable, size))
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> CausalSession:
-        """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
-        return CausalSession(self.model, source, sampling, randomness)
 
 
 class DrafterSequence:
@@ -65,12 +44,8 @@ class DrafterSequence:
             raise SourceTooLong(
                 f"the source has {len(source.input_ids)} tokens but the drafter takes {most}"
             )
-        self.limit = model.position_limit
-        converted = source_for_model(source, model.model)
-        same = converted.prefix.tolist() == source.prefix.tolist()
-        self.replaced = 0 if same else len(source.prefix)
-        self.prefix = converted.prefix.cpu()
-        self._model, self._source = model, converted
+        self._model, self._source = model, source_for_model(source, model.model)
+        self._prefix, self._replaced = self._source.prefix.cpu(), len(source.prefix)
         self.state: SequenceState | None = None
 
     def begin(self) -> BatchedSteps[SequenceState]:
@@ -81,13 +56,12 @@ class DrafterSequence:
 
     def tokens(self, committed: Tensor) -> Tensor:
         """Returns the committed tokens with this model's own prefix. Shapes: [T] -> [T]."""
-        if not self.replaced:
-            return committed
-        return torch.cat((self.prefix, committed[self.replaced :]))
+        return torch.cat((self._prefix, committed[self._replaced :]))
 
-    def longest(self, most: int, committed: int) -> int:
-        """Most tokens of a draft. The last token is never an input, so it needs no position."""
-        return most if self.limit is None else max(0, min(most, self.limit + 1 - committed))
+    def longest(self, committed: Tensor, most: int) -> int:
+        """Most tokens to draft after the committed tokens [T], `most` or fewer."""
+        own = len(self._prefix) - self._replaced + len(committed)
+        return longest_draft(most, self._model.position_limit, own)
 
 
 class CausalSession:
@@ -98,16 +72,15 @@ class CausalSession:
     """
 
     def __init__(
-        self, model: CachedModel, source: Source, sampling: Sampling, randomness: Randomness
+        self, drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
-        self.model, self.sequence = model, DrafterSequence(model, source)
+        self.model, self.sequence = drafter.model, DrafterSequence(drafter.model, source)
         self.sampling, self.randomness = sampling, randomness
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal]:
-        tokens = self.sequence.tokens(tokens)
-        longest = self.sequence.longest(stop.longest, len(tokens))
+        longest = self.sequence.longest(tokens, stop.longest)
         if longest == 0 or not stop.should_draft(DraftState(0)):
             return Proposal.empty()
         ends, state = self.model.eos_ids, (yield from self.sequence.begin())
@@ -116,7 +89,8 @@ class CausalSession:
         logits: list[Tensor] = []
         states: list[Tensor] = []
         notes: dict[str, list[float]] = {}
-        request = ForwardRequest(state, state.align(tokens), logits_to_keep=1)
+        missing = state.align(self.sequence.tokens(tokens))
+        request = ForwardRequest(state, missing, logits_to_keep=1)
         while True:
             score = yield BatchedCall(self.model.forward_batch, request)
             row = score.logits[-1]
@@ -148,6 +122,25 @@ class CausalSession:
             return token
         probs.append(warp(row[None], self.sampling))
         return int(self.randomness.categorical(probs[-1]))
+
+
+class CausalDrafter(Drafter):
+    """Drafts chains with a language model, decoder-only or encoder-decoder."""
+
+    name = "causal"
+    session = CausalSession
+
+    def __init__(self, model: CachedModel) -> None:
+        self.model = model
+        self.vocabulary, self.eos_ids = model.vocabulary, model.eos_ids
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, target: PreTrainedModel | None) -> Self:
+        """Builds a drafter with a score for each token of the target, or of its own vocabulary if
+        there is no target."""
+        size = None if target is None else target.get_output_embeddings().out_features
+        draftable = draftable_tokens(model.config, model.get_output_embeddings().out_features)
+        return cls(CachedModel(model, draftable, size))
 
 
 @torch.inference_mode()

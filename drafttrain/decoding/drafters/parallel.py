@@ -1,10 +1,7 @@
 """A language model that drafts a block in one forward pass (PARD, arXiv 2504.18583).
 
 Its input is [context, last token, mask x (k - 1)], with the same mask token each time. The logits
-at the last token draft the first token, those at each mask one more. Masks do not stay cached.
-Greedy decoding proposes the arg-max of each row, a point mass. Under sampling, each token is drawn
-from its own row. The rows depend on the committed tokens only, so rejection sampling stays
-lossless.
+at the last token draft the first token, those at each mask one more.
 """
 
 from __future__ import annotations
@@ -20,27 +17,17 @@ from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Sampling, Source
 
 
-class ParallelDrafter(CausalDrafter):
-    """Drafts blocks with a decoder-only language model that has `pard_token` in its config.json."""
-
-    name = "parallel"
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ParallelSession:
-        """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
-        return ParallelSession(self, source, sampling, randomness)
-
-
 class ParallelSession(SlotSession):
     """One sequence. The committed tokens stay cached, masks do not."""
 
     def __init__(
-        self, drafter: ParallelDrafter, source: Source, sampling: Sampling, randomness: Randomness
+        self, drafter: CausalDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         super().__init__(drafter, source, sampling, randomness)
         self.sequence = DrafterSequence(drafter.model, source)
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
-        return self.sequence.longest(most, len(tokens))
+        return self.sequence.longest(tokens, most)
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
         model, state = self.drafter.model, (yield from self.sequence.begin())
@@ -49,3 +36,10 @@ class ParallelSession(SlotSession):
         score = yield BatchedCall(model.forward_batch, request)
         state.settle(len(tokens))
         return score.hidden[-slots:], score.logits
+
+
+class ParallelDrafter(CausalDrafter):
+    """Drafts blocks with a decoder-only language model that has `pard_token` in its config.json."""
+
+    name = "parallel"
+    session = ParallelSession

@@ -1,8 +1,14 @@
-"""Drafting from blocks: all slots of a block are computed in one forward pass."""
+"""Drafting from blocks: all slots of a block are computed in one forward pass.
+
+Greedy decoding proposes the likeliest token of each slot, a point mass. Under sampling, each token
+is drawn from the distribution of its own slot, so rejection sampling stays lossless. With
+previous-token features, tokens are chosen or drawn left to right from corrected distributions.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +20,17 @@ from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
+
+NOTHING = replace(Proposal.empty(), passes=1)
+"""The draft if the stop policy ends it at the first slot."""
+
+
+def longest_draft(most: int, positions: int | None, committed: int) -> int:
+    """Returns the maximal length of a draft, `most` or fewer, for a drafter of so many positions.
+
+    The last token is never an input, so it needs no position.
+    """
+    return max(0, most if positions is None else min(most, positions + 1 - committed))
 
 
 class SlotSession(ABC):
@@ -44,57 +61,43 @@ class SlotSession(ABC):
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal]:
+        """Drafts a chain, up to where the stop policy ends it.
+
+        Whether a slot is drafted depends only on logits that are known before its token is drawn:
+        under sampling the corrected ones, in greedy decoding those before the correction.
+        """
         slots = self.longest(tokens, stop.longest, target_state)
         if slots == 0:
             return Proposal.empty()
         states, logits = yield from self.slot_rows(tokens, slots)
-        last = self.token_before(tokens)
-        return (yield from self.chain(states, logits, last, stop))
-
-    def chain(
-        self, states: Tensor, logits: Tensor, last: int, stop: StopPolicy
-    ) -> BatchedSteps[Proposal]:
-        """Drafts a chain from the slots of a block, up to where the stop policy ends it.
-
-        Greedy drafts take the likeliest token of each slot. With previous-token features they are
-        chosen left to right, each given the previous one; `last` is the token before the block. The
-        policy then sees the logits before the correction.
-        Under sampling, each token is drawn from its own distribution, with previous-token features
-        from the corrected one, which the policy then sees too. Whether a slot is drafted depends
-        only on logits that are known before its token is drawn. Shapes: states [K, D], logits
-        [K, V].
-        """
-        if self.correction is not None and not self.sampling.greedy:
+        last, correction = self.token_before(tokens), self.correction
+        if correction is not None and not self.sampling.greedy:
             return self._corrected_draws(states, logits, last, stop)
-        rows, count = logits.unbind(), 0
-        notes: dict[str, list[float]] = {}
-        while count < len(rows):
-            if not stop.should_draft(DraftState(count, rows[: count + 1], notes=notes)):
-                break
+        rows, count, notes = logits.unbind(), 0, {}
+        while count < slots and stop.should_draft(
+            DraftState(count, rows[: count + 1], notes=notes)
+        ):
             count += 1
         if count == 0:
-            return Proposal.chain(torch.empty(0, dtype=torch.long))
+            return NOTHING
         states, logits = states[:count], logits[:count]
-        if self.correction is not None:
-            correction = self.correction
-            tokens = yield BatchedCall(correction.chains, (states, logits, last))
-            first = torch.tensor([last]).to(tokens.device)
-
-            def corrected() -> tuple[Tensor, ...]:
-                return correction.after(states, logits, torch.cat((first, tokens[:-1]))).unbind()
-
-            return Proposal.chain(tokens, logits=corrected)
+        if correction is not None:
+            drafted = yield BatchedCall(correction.chains, (states, logits, last))
+            previous = torch.cat((drafted.new_tensor([last]), drafted[:-1]))
+            return Proposal.chain(
+                drafted, logits=lambda: correction.after(states, logits, previous).unbind()
+            )
         if self.sampling.greedy:
-            tokens = yield BatchedCall(arg_max_on_device, logits)
-            return Proposal.chain(tokens, logits=logits.unbind)
+            drafted = yield BatchedCall(arg_max_on_device, logits)
+            return Proposal.chain(drafted, logits=logits.unbind)
         probs = warp(logits, self.sampling)
-        tokens = self.randomness.categorical(probs).cpu()
-        return Proposal.chain(tokens, probs, logits=logits.unbind)
+        return Proposal.chain(self.randomness.categorical(probs).cpu(), probs, logits=logits.unbind)
 
     def _corrected_draws(
         self, states: Tensor, logits: Tensor, last: int, stop: StopPolicy
     ) -> Proposal:
-        """`chain` under sampling with previous-token features."""
+        """`propose` under sampling with previous-token features, from states [K, D] and logits
+        [K, V]; `last` is the token before the block."""
         candidates = Candidates(states[None], logits[None], self.correction)
         known = list(logits.unbind())
         drawn: list[Tensor] = []
@@ -111,6 +114,6 @@ class SlotSession(ABC):
             previous = drawn[-1][None]
             probs.append(row)
         if not drawn:
-            return Proposal.chain(torch.empty(0, dtype=torch.long))
+            return NOTHING
         tokens, known = torch.cat(drawn).cpu(), known[: len(drawn)]
         return Proposal.chain(tokens, torch.stack(probs), logits=lambda: known)

@@ -1,10 +1,8 @@
 """A drafter that reads the target's KV cache and hidden states (`models/state_drafter.py`).
 
 For verified tokens the drafter's cache holds the target's keys and values. Its slots read the
-target's hidden states that predicted the last committed token. It drafts a block in one forward
-pass; later slots may have previous-token features. A draft depends only on committed tokens
-and on earlier draws, so rejection sampling stays lossless. Nothing is drafted before the target's
-first forward pass.
+target's hidden states that predicted the last committed token; later slots may have previous-token
+features. Nothing is drafted before the target's first forward pass.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from transformers import PreTrainedModel
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps
 from drafttrain.decoding.drafters.candidates import PreviousTokenCorrection
-from drafttrain.decoding.drafters.slots import SlotSession
+from drafttrain.decoding.drafters.slots import SlotSession, longest_draft
 from drafttrain.decoding.engine.architectures import check_states, position_limit
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.forward import BatchOutput, DraftableHead, ForwardBatch, additive
@@ -64,62 +62,11 @@ class StateBody:
             use_cache=True,
         )[0]
         scored = hidden if call.scored is None else hidden[:, call.scored]
-        scored = scored.to(self.output.weight.dtype)
-        if self._head is None:
-            return BatchOutput(at_least_float32(self.output(scored)), hidden)
-        logits = at_least_float32(self._head(scored))
-        return BatchOutput(mask_undrafted(logits, self._head.draftable), hidden)
-
-
-class TargetStatesDrafter(Drafter):
-    """Drafts blocks from the target's KV cache and hidden states.
-
-    Raises ValueError if the target's layers encode positions other than by rotary embeddings.
-    """
-
-    name = "state-drafter"
-
-    def __init__(self, model: StateDrafter, target: PreTrainedModel) -> None:
-        check_states(target.config)
-        config = model.config
-        self.model, self.target = model.eval(), target
-        self.longest_block: int = config.k
-        """Most tokens of a draft, the number of trained slots."""
-        self.position_limit = position_limit(target.config)
-        """Number of positions; None = no limit."""
-        self.requires = TargetRequirements(
-            tuple(config.state_layers),
-            context_layers=tuple(config.context_layers),
-        )
-        self.eos_ids = frozenset(end_tokens(target.generation_config))
-        """Tokens that end a sequence."""
-        self.embedding = target.get_input_embeddings().weight.detach()
-        self.output = target.get_output_embeddings()
-        self.vocabulary: int = self.output.out_features
-        """Number of tokens that it scores."""
-        self.no_token = len(self.embedding)
-        """Placeholder for the previous token of the first slot, which already reads it as input."""
-        draftable = draftable_tokens(config, self.vocabulary)
-        if draftable is not None:
-            draftable = draftable.to(model.device)
-        self.body = StateBody(model, self.output, draftable)
-        self.engine = Engine(self.body, None, self.position_limit)
-        self.correction = None if model.previous_token is None else self._make_correction()
-        """Previous-token features of the later slots of a block."""
-
-    @torch.inference_mode()
-    def _make_correction(self) -> PreviousTokenCorrection:
-        """Computes the features of every token, and last those of `no_token`, which correct
-        nothing."""
-        correction = self.model.previous_token
-        rows = self.output.weight.to(correction.out.weight.dtype) @ correction.out.weight
-        features = F.pad(correction.features(self.embedding), (0, 0, 0, 1), value=SILU_OFF)
-        return PreviousTokenCorrection(correction.hidden, rows, features)
-
-    def open(
-        self, source: Source, sampling: Sampling, randomness: Randomness
-    ) -> TargetStatesSession:
-        return TargetStatesSession(self, source, sampling, randomness)
+        head = self._head or self.output
+        logits = at_least_float32(head(scored.to(self.output.weight.dtype)))
+        if self._head is not None:
+            logits = mask_undrafted(logits, self._head.draftable)
+        return BatchOutput(logits, hidden)
 
 
 class TargetStatesSession(SlotSession):
@@ -143,31 +90,18 @@ class TargetStatesSession(SlotSession):
         return self.drafter.no_token
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
-        """Most tokens to draft: limited by the trained slots, by positions, and 0 before the
-        target's first forward pass."""
         if target_state is None:
             return 0
         self._target_state, length = target_state, len(tokens)
         most = min(most, self.drafter.longest_block - (length - target_state.committed))
-        if self.drafter.position_limit is not None:
-            most = min(most, self.drafter.position_limit + 1 - length)
-        return max(0, most)
+        return longest_draft(most, self.drafter.position_limit, length)
 
     def slot_rows(self, tokens: Tensor, slots: int) -> BatchedSteps[tuple[Tensor, Tensor]]:
-        if self.state is None:
-            self.state = yield BatchedCall(self.drafter.engine.begin, self.source)
-        request = self._request(tokens, slots)
-        score = yield BatchedCall(self.drafter.engine.forward_batch, request)
-        return score.hidden[-slots:], score.logits
-
-    def _request(self, tokens: Tensor, slots: int) -> ForwardRequest:
-        """Builds the forward request of a block after the committed tokens [T].
-
-        Copies the keys and values of newly verified tokens from the target; drops earlier slots.
-        After tokens drafted by others, the later slots continue.
-        """
+        """Copies the keys and values of newly verified tokens from the target; drops earlier slots.
+        After tokens drafted by others, the later slots continue."""
         state, target, drafter = self.state, self._target_state, self.drafter
-        assert state is not None and target is not None and target.columns is not None
+        if state is None:
+            state = self.state = yield BatchedCall(drafter.engine.begin, self.source)
         state.settle(self.verified)
         known = target.committed - 1
         if self.verified < known:
@@ -184,4 +118,47 @@ class TargetStatesSession(SlotSession):
             F.embedding(ids, drafter.embedding),
             torch.arange(count, device=ids.device),
         )
-        return ForwardRequest(state, ids.tolist(), slots, embedded=inputs)
+        request = ForwardRequest(state, ids.tolist(), slots, embedded=inputs)
+        score = yield BatchedCall(drafter.engine.forward_batch, request)
+        return score.hidden[-slots:], score.logits
+
+
+class TargetStatesDrafter(Drafter):
+    """Drafts blocks from the target's KV cache and hidden states.
+
+    Raises ValueError if the target's layers encode positions other than by rotary embeddings.
+    """
+
+    name = "state-drafter"
+    session = TargetStatesSession
+
+    def __init__(self, model: StateDrafter, target: PreTrainedModel) -> None:
+        check_states(target.config)
+        config = model.config
+        self.model, self.target = model.eval(), target
+        self.longest_block: int = config.k
+        """Most tokens of a draft, the number of trained slots."""
+        self.position_limit = position_limit(target.config)
+        layers, context_layers = tuple(config.state_layers), tuple(config.context_layers)
+        self.requires = TargetRequirements(layers, context_layers=context_layers)
+        self.eos_ids = frozenset(end_tokens(target.generation_config))
+        self.embedding = target.get_input_embeddings().weight.detach()
+        self.output = target.get_output_embeddings()
+        self.vocabulary: int = self.output.out_features
+        self.no_token = len(self.embedding)
+        """Placeholder for the previous token of the first slot, which already reads it as input."""
+        draftable = draftable_tokens(config, self.vocabulary)
+        if draftable is not None:
+            draftable = draftable.to(model.device)
+        self.body = StateBody(model, self.output, draftable)
+        self.engine = Engine(self.body, None, self.position_limit)
+        self.correction = None if model.previous_token is None else self._make_correction()
+        """Previous-token features of the later slots of a block."""
+
+    @torch.inference_mode()
+    def _make_correction(self) -> PreviousTokenCorrection:
+        """Computes the features of every token, then those of `no_token`, which correct nothing."""
+        correction = self.model.previous_token
+        rows = self.output.weight.to(correction.out.weight.dtype) @ correction.out.weight
+        features = F.pad(correction.features(self.embedding), (0, 0, 0, 1), value=SILU_OFF)
+        return PreviousTokenCorrection(correction.hidden, rows, features)

@@ -1,9 +1,7 @@
 """Draft trees: a shape adds the children of each level, from the drafter's rows for their parents.
 
-A row is the drafter's logits for the token after a node. A language model computes the rows of a
-level in one forward pass with tree attention (`ModelRows`). A block drafter computes the slots of
-all levels in one pass (`SlotRows`). RSD, SpecTr, SpecInfer, OPT-Tree and fixed trees work with
-both.
+A row is the drafter's logits for the token after a node. Every shape of `decoding/trees` works with
+the rows of a language model (`ModelRows`) and with those of a block drafter (`SlotRows`).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from drafttrain.decoding.drafters.causal import CausalDrafter, DrafterSequence
 from drafttrain.decoding.drafters.slots import SlotSession
 from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
-from drafttrain.decoding.roles import Drafter, DraftSession, Randomness, StopPolicy
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
 from drafttrain.decoding.trees.shapes import Array, Likeliest, Shape, Tree
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
@@ -37,59 +35,18 @@ class GrowingDrafter(Drafter, Protocol):
     eos_ids: frozenset[int]
 
 
-class TreeDrafter(Drafter):
-    """Drafts trees of one shape from the rows of a drafter.
-
-    draft_temperature: temperature of the distributions that tokens are drawn from; None: the
-    target's. Shapes that choose tokens have their own. Raises ValueError for a model without tree
-    attention.
-    """
-
-    def __init__(
-        self,
-        drafter: GrowingDrafter,
-        shape: Shape,
-        draft_temperature: float | None = None,
-    ) -> None:
-        self.drafter, self.shape = drafter, shape
-        self.kind = KINDS[drafter.name]
-        self.draft_temperature = draft_temperature
-        self.name = shape.name
-        if self.kind.is_language_model:
-            drafter.model.check_tree_attention()
-        else:
-            self.name = f"{drafter.name} {shape.name}"
-        self.requires, self.drafts_trees = drafter.requires, shape.drafts_trees
-
-    @property
-    def provides(self) -> frozenset[Evidence]:
-        return frozenset({"expected"} if self.shape.estimates else ())
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return self.shape.draw_kind
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> TreeSession:
-        """Opens a session. Raises ValueError for a source longer than the drafter's positions."""
-        if self.draft_temperature is not None:
-            sampling = replace(sampling, temperature=self.draft_temperature)
-        assert self.kind.tree_rows is not None
-        rows = resolve_name(self.kind.tree_rows)(self.drafter, source, sampling, randomness)
-        return TreeSession(rows, self.shape, sampling, randomness, self.drafter.eos_ids)
-
-
 class TreeSession:
     """One sequence. Between rounds it keeps only the cache of its rows."""
 
     def __init__(
-        self,
-        rows: ModelRows | SlotRows,
-        shape: Shape,
-        sampling: Sampling,
-        randomness: Randomness,
-        ends: frozenset[int],
+        self, drafter: TreeDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
-        self.rows, self.shape, self.ends = rows, shape, ends
+        if drafter.draft_temperature is not None:
+            sampling = replace(sampling, temperature=drafter.draft_temperature)
+        self.shape, self.ends = drafter.shape, drafter.drafter.eos_ids
         self.sampling, self.randomness = sampling, randomness
+        kind = resolve_name(KINDS[drafter.drafter.name].tree_rows)
+        self.rows: ModelRows | SlotRows = kind(drafter.drafter, source, sampling, randomness)
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
@@ -108,6 +65,35 @@ class TreeSession:
                 break
             rows = yield from self.rows.below(tree)
         return tree.proposal(self.rows.passes)
+
+
+class TreeDrafter(Drafter):
+    """Drafts trees of one shape from the rows of a drafter.
+
+    draft_temperature: temperature of the distributions that tokens are drawn from; None: the
+    target's. Shapes that choose tokens have their own. Raises ValueError for a model without tree
+    attention.
+    """
+
+    session = TreeSession
+
+    def __init__(
+        self, drafter: GrowingDrafter, shape: Shape, draft_temperature: float | None = None
+    ) -> None:
+        self.drafter, self.shape, self.draft_temperature = drafter, shape, draft_temperature
+        self.name = shape.name
+        if KINDS[drafter.name].is_language_model:
+            drafter.model.check_tree_attention()
+        else:
+            self.name = f"{drafter.name} {shape.name}"
+        self.requires, self.drafts_trees = drafter.requires, shape.drafts_trees
+
+    @property
+    def provides(self) -> frozenset[Evidence]:
+        return frozenset({"expected"} if self.shape.estimates else ())
+
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
+        return self.shape.draw_kind
 
 
 class ModelRows:
@@ -132,7 +118,7 @@ class ModelRows:
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         """Most levels to draft after the committed tokens [T], `most` or fewer."""
-        return self.sequence.longest(most, len(self.sequence.tokens(tokens)))
+        return self.sequence.longest(tokens, most)
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
@@ -196,13 +182,10 @@ class SlotRows:
         self, drafter: Drafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         self.session: SlotSession = drafter.open(source, sampling, randomness)
-        self.passes = 1
+        self.longest, self.passes = self.session.longest, 1
         self._states = self._logits = torch.empty(0)
         self._likely: LikelyTokens | None = None
         """None if the shape needs full rows."""
-
-    def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
-        return self.session.longest(tokens, most, target_state)
 
     def first(
         self, tokens: Tensor, levels: int, likeliest: Likeliest | None
@@ -229,39 +212,39 @@ class SlotRows:
         return logits
 
 
-class SeveralDrafters(Drafter):
-    """Paths of several drafters below the same root (SpecInfer's several small models).
-
-    Each root keeps the distribution of the drafter that it was drawn from.
-    """
-
-    provides: frozenset[Evidence] = frozenset()
-    drafts_trees = True
-
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self.drafters = drafters
-        self.name = "+".join(drafter.name for drafter in drafters)
-        self.requires = TargetRequirements.union(drafter.requires for drafter in drafters)
-
-    def draw_kind(self, sampling: Sampling) -> DrawKind:
-        return "independent"
-
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SeveralSessions:
-        return SeveralSessions([d.open(source, sampling, randomness) for d in self.drafters])
-
-
 class SeveralSessions:
     """One session per drafter."""
 
-    def __init__(self, sessions: Sequence[DraftSession]) -> None:
-        self.sessions = sessions
+    def __init__(
+        self, drafter: SeveralDrafters, source: Source, sampling: Sampling, randomness: Randomness
+    ) -> None:
+        self.sessions = [one.open(source, sampling, randomness) for one in drafter.drafters]
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> BatchedSteps[Proposal]:
         proposals = []
         for session in self.sessions:
-            proposal = (yield from as_steps(session.propose(tokens, target_state, stop))).on_host()
+            proposal = yield from as_steps(session.propose(tokens, target_state, stop))
             if len(proposal.tokens) > 0:
                 proposals.append(proposal)
         return Proposal.side_by_side(proposals) if proposals else Proposal.empty()
+
+
+class SeveralDrafters(Drafter):
+    """Paths of several tree drafters below the same root (SpecInfer's several small models).
+
+    Each root keeps the distribution of the drafter that it was drawn from.
+    """
+
+    session = SeveralSessions
+    provides: frozenset[Evidence] = frozenset()
+    drafts_trees = True
+
+    def __init__(self, drafters: Sequence[TreeDrafter]) -> None:
+        self.drafters = drafters
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self.requires = TargetRequirements.union(drafter.requires for drafter in drafters)
+
+    def draw_kind(self, sampling: Sampling) -> DrawKind:
+        return "independent"

@@ -23,7 +23,7 @@ from torch import Tensor
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.types import Proposal, Sampling, Verdict
-from drafttrain.decoding.verifiers import make_verifier, residual
+from drafttrain.decoding.verifiers import make_verifier, point_masses, residual
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,16 @@ def walk_down(
 
     At temperature 0 the target's distribution is a point mass. Shapes: target_logits [N + 1, V].
     """
-    below = children_of(proposal)
+    below: list[list[int]] = [[] for _ in range(len(proposal.tokens) + 1)]
+    for node, parent in enumerate(proposal.parents.tolist()):
+        below[parent + 1].append(node)  # the roots, then the children of each node
     path: list[int] = []
     while True:
         index = path[-1] + 1 if path else 0
-        row, nodes = warp(target_logits[index], sampling), below[index]
-        if not nodes:
-            child, next_probs = None, row
-        else:
-            child, next_probs = rule(row, _children(proposal, nodes, row), randomness)
+        nodes, child, next_probs = below[index], None, warp(target_logits[index], sampling)
+        if nodes:
+            children = _children(proposal, nodes, next_probs)
+            child, next_probs = rule(next_probs, children, randomness)
         if child is None:
             next_token = int(randomness.categorical(next_probs[None]))
             return Verdict(torch.tensor(path, dtype=torch.long), next_token)
@@ -151,12 +152,10 @@ def k_seq_gamma(target_probs: Tensor, draft_probs: Tensor, tries: int) -> float:
 
 def sample_target(target_probs: Tensor, children: Children, randomness: Randomness) -> NodeChoice:
     """Any tree: samples the target's token and accepts the child that holds it (OPT-Tree)."""
-    token = int(randomness.categorical(target_probs[None]))
-    if token in children.tokens:
-        return children.tokens.index(token), target_probs
-    chosen = torch.zeros_like(target_probs)
-    chosen[token] = 1.0
-    return None, chosen
+    token = randomness.categorical(target_probs[None])
+    if int(token) in children.tokens:
+        return children.tokens.index(int(token)), target_probs
+    return None, point_masses(token, target_probs)[0]
 
 
 verify_recursive = partial(walk_down, recurse)
@@ -170,30 +169,21 @@ KSeq = make_verifier("k-seq")
 TargetWalk = make_verifier("target-walk")
 
 
-def children_of(proposal: Proposal) -> list[list[int]]:
-    """Returns N + 1 lists in draw order: the roots, then the children of each node."""
-    below: list[list[int]] = [[] for _ in range(len(proposal.tokens) + 1)]
-    for node, parent in enumerate(proposal.parents.tolist()):
-        below[parent + 1].append(node)
-    return below
-
-
-def _children(proposal: Proposal, nodes: Sequence[int], like: Tensor) -> Children:
+def _children(proposal: Proposal, nodes: list[int], like: Tensor) -> Children:
     rows = None
     if proposal.draft_probs is not None:
-        index = list(nodes) if proposal.rows is None else proposal.rows[list(nodes)].tolist()
+        index = nodes if proposal.rows is None else proposal.rows[nodes].tolist()
         same = len(index) > 1 and len(set(index)) == 1  # siblings of one drafter share a row
         rows = proposal.draft_probs[index[:1] if same else index].to(like).expand(len(index), -1)
-    copies = [1] * len(nodes) if proposal.counts is None else proposal.counts[list(nodes)].tolist()
-    return Children(proposal.tokens[list(nodes)].tolist(), copies, rows)
+    copies = [1] * len(nodes) if proposal.counts is None else proposal.counts[nodes].tolist()
+    return Children(proposal.tokens[nodes].tolist(), copies, rows)
 
 
 def _rows(children: Children, like: Tensor) -> Tensor:
-    """Returns the distributions that children were drawn from [C, V], one-hot for point masses."""
+    """Returns the distributions [C, V] that the children were drawn from."""
     if children.draft_probs is not None:
         return children.draft_probs
-    tokens = torch.tensor(children.tokens, device=like.device)[:, None]
-    return like.new_zeros(len(children.tokens), len(like)).scatter_(1, tokens, 1.0)
+    return point_masses(torch.tensor(children.tokens), like)
 
 
 def _copies(children: Children, randomness: Randomness) -> Iterator[int]:
