@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy
 from drafttrain.decoding.target_states import TargetState
 from drafttrain.decoding.types import Proposal, Sampling, Source
+
+NOTHING = Proposal.empty()
 
 
 class NoDrafter(Drafter):
@@ -15,8 +16,8 @@ class NoDrafter(Drafter):
 
     name = "none"
 
-    def __init__(self, nothing: None = None, target: PreTrainedModel | None = None) -> None:
-        self._nothing = Proposal.empty()
+    def __init__(self, *unused: object) -> None:
+        """Ignores the model and the target that other kinds are made from."""
 
     def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> NoDrafter:
         return self
@@ -24,4 +25,4 @@ class NoDrafter(Drafter):
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
-        return self._nothing
+        return NOTHING
