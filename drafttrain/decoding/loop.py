@@ -57,9 +57,8 @@ class Decoder:
         """Decodes every source and yields each round when it is done.
 
         At most batch_size sequences are active; when one ends, the next one enters. Raises
-        ValueError immediately, before any model runs, if the verifier does not fit the drafter or
-        the sampling, if the target's generation_config has settings that are not supported, or if
-        the drafter drafts trees and the target does not support tree attention.
+        ValueError immediately, before any model runs, for a pairing that `check_pairing` refuses,
+        unsupported settings in the target's generation_config, and trees without tree attention.
         """
         for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             if not isinstance(value, Integral) or value < 1:
@@ -72,10 +71,8 @@ class Decoder:
 
     @cached_property
     def processors(self) -> TargetProcessors:
-        """The logits processors of the target's `generation_config`, built on first use.
-
-        Building them takes as long as one or two rounds of a small model.
-        """
+        """The logits processors of the target's `generation_config`. Building them takes as long as
+        one or two rounds of a small model."""
         return self.target.processors(self.sampling)
 
     def decode_all(
@@ -146,11 +143,8 @@ class RunningSequence:
         return proposal
 
     def verify(self, proposal: Proposal, output: ForwardOutput) -> BatchedSteps[Verdict]:
-        """Verifies a draft with the target's logits.
-
-        Raises NotFinite, naming the sequence and token, if the verifier needs a row of logits that
-        is not finite.
-        """
+        """Verifies a draft. Raises NotFinite, naming input and token, if a row of logits that is
+        needed is not finite."""
         logits = self.process(self.tokens, proposal.tokens, output.logits, proposal.parents)
         decoder = self.decoder
         logits = zero_after_eos(logits, proposal, decoder.target.eos_ids)

@@ -23,7 +23,7 @@ from drafttrain.models.acceptance_head import AcceptanceHead, quick_judge
 
 
 def make_policy(name: str, value: float, max_draft: int) -> StopPolicy:
-    """Returns the policy of this name with its threshold; not for those with an acceptance head."""
+    """Returns the policy of this name, without an acceptance head, with its threshold."""
     return StopPolicy(STOPS[name], resolve_name(STOPS[name].function), value, max_draft)
 
 
@@ -49,20 +49,14 @@ def always(state: DraftState, k: float) -> bool:
 
 
 def certain(state: DraftState, nats: float) -> bool:
-    """Continues until a row's entropy exceeds `nats`, before temperature, top-k and top-p.
-
-    It reads the newest known row: that of the last draft token if the drafter drafts one token per
-    call, that of the token to be drafted if it drafts a block.
-    """
+    """Continues until the entropy of the newest known row exceeds `nats`, before temperature, top-k
+    and top-p."""
     return not state.logits or entropy(state.logits[-1]) <= nats
 
 
 def confident(state: DraftState, least: float) -> bool:
-    """Continues until a token's probability is below `least`; greedy decoding only.
-
-    Equivalent to Transformers' assistant_confidence_threshold. In greedy decoding the token's
-    probability is the largest of its row; the newest known row is read.
-    """
+    """Continues until a token's probability, in greedy decoding the largest of its row, is below
+    `least`: Transformers' assistant_confidence_threshold. Reads the newest known row."""
     return not state.logits or largest_probability(state.logits[-1]) >= least
 
 
@@ -70,8 +64,7 @@ def likely_so_far(state: DraftState, least: float) -> bool:
     """Continues until the product of the rows' largest probabilities is below `least`.
 
     The probabilities are taken before temperature. In greedy drafting the product is the
-    probability of the whole draft, the cumulative confidence of serving engines. It includes the
-    row of the token to be drafted for block drafters, and ends with the last draft token otherwise.
+    probability of the whole draft, the cumulative confidence of serving engines.
     """
     largest = state.notes.setdefault("largest", [])
     largest.extend(largest_probability(row) for row in state.logits[len(largest) :])
@@ -95,9 +88,8 @@ class HeadJudge:
     """Continues until a rejection is likely: stops if 1 - prod_j P_j > h.
 
     SpecDec++ (Huang et al. 2024), Algorithm 2; P_j is the acceptance probability that the head
-    predicts from the j-th state. If states belong to tokens at their own positions, the last draft
-    token has no state yet and is submitted unscored; states from which tokens were drawn have no
-    such lag. Continues if there is no state yet. Raises NotFinite if the head gives NaN.
+    predicts from the j-th known state (`DraftState`). Continues if there is no state yet. Raises
+    NotFinite if the head gives NaN.
     """
 
     def __init__(self, head: AcceptanceHead) -> None:

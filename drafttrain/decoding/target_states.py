@@ -29,19 +29,18 @@ class TargetRequirements:
     def union(parts: Iterable[TargetRequirements]) -> TargetRequirements:
         """Returns the requirements of several drafters together."""
         parts = list(parts)
-        layers = sorted({layer for part in parts for layer in part.layers})
-        contexts = sorted({layer for part in parts for layer in part.context_layers})
+        layers = {layer for part in parts for layer in part.layers}
+        contexts = {layer for part in parts for layer in part.context_layers}
         encoder = any(part.encoder for part in parts)
-        return TargetRequirements(tuple(layers), encoder, tuple(contexts))
+        return TargetRequirements(tuple(sorted(layers)), encoder, tuple(sorted(contexts)))
 
 
 @dataclass(frozen=True)
 class TargetState:
     """The target's states at the rows verified in the sequence's last round.
 
-    The first call of the target also gives the rows of the prefix. The last committed token has no
-    row yet, since it was chosen from the last row. Inside a cascade a drafter may get the same
-    state several times, together with tokens that follow the committed ones: other levels' drafts.
+    The first call of the target also gives the rows of the prefix. Inside a cascade a drafter may
+    get the same state several times, together with other levels' drafts after the committed tokens.
     """
 
     committed: int

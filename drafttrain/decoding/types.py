@@ -229,7 +229,7 @@ class Proposal:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether the tokens are still on a device, which happens for chains only."""
+        """Whether the tokens, then a chain, are still on a device."""
         return self.tokens.device.type != "cpu"
 
     @property

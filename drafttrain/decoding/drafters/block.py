@@ -33,10 +33,8 @@ class BlockSession(SlotSession):
         self, drafter: BlockDrafter, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         super().__init__(drafter, source, sampling, randomness)
-        self.correction = drafter.correction
         if drafter.model.shape.encoder == "own":
             check_length(len(source.input_ids), drafter.cached.source_limit)
-        self.state: SequenceState | None = None
 
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         return longest_draft(most, self.drafter.cached.position_limit, len(tokens))

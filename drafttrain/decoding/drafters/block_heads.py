@@ -47,7 +47,7 @@ class BlockHeadsDrafter(Drafter):
     """
 
     name = "block-heads"
-    session = BlockHeadsSession
+    session, correction = BlockHeadsSession, None
     requires = TargetRequirements(layers=(-1,))
 
     def __init__(self, heads: BlockHeads, target: PreTrainedModel):

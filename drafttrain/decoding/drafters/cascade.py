@@ -31,7 +31,7 @@ from drafttrain.decoding.verifiers import acceptance_probability, draft_rows, re
 
 @dataclass(frozen=True)
 class Level:
-    """One drafter of a cascade, with its name in the cascade, under which its calls are counted."""
+    """One drafter of a cascade; its calls are counted under its name."""
 
     name: str
     drafter: Drafter
@@ -40,8 +40,7 @@ class Level:
 
     @property
     def reviewer(self) -> CachedModel | None:
-        """The model that reviews other drafters' tokens; None if the drafter is not a language
-        model."""
+        """The model that reviews other drafters' tokens, if the drafter is a language model."""
         kind = KINDS.get(self.drafter.name)
         return self.drafter.model if kind is not None and kind.is_language_model else None
 

@@ -43,12 +43,8 @@ class MaxGramDrafter(Drafter):
 
 
 class MaxGramSession:
-    """One sequence.
-
-    For encoder-decoder targets the searched text is the source, if it is text, followed by the
-    output; the decoder prefix is left out. For decoder-only targets it is the prompt and the
-    output.
-    """
+    """One sequence. The searched text is the prompt and the output of a decoder-only target; else
+    the source, if it is text, and the output without the decoder prefix."""
 
     def __init__(self, bigrams: Sequence[int] | None, source: Source, vocabulary: int) -> None:
         self.bigrams, self.vocabulary = bigrams, vocabulary
@@ -61,8 +57,7 @@ class MaxGramSession:
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
     ) -> Proposal:
-        began = perf_counter()
-        drafted: list[int] = []
+        began, drafted = perf_counter(), []
         text = self._read + as_text(tokens[self.skipped :].cpu().numpy())
         likeliest = continue_text(text, self.bigrams)
         while stop.should_draft(DraftState(len(drafted))):

@@ -42,4 +42,4 @@ class ParallelDrafter(CausalDrafter):
     """Drafts blocks with a decoder-only language model that has `pard_token` in its config.json."""
 
     name = "parallel"
-    session = ParallelSession
+    session, correction = ParallelSession, None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps, arg_max_on_device
 from drafttrain.decoding.drafters.candidates import Candidates, PreviousTokenCorrection
+from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
 from drafttrain.decoding.target_states import TargetState
@@ -36,18 +37,19 @@ def longest_draft(most: int, positions: int | None, committed: int) -> int:
 class SlotSession(ABC):
     """One sequence of a block drafter. It drafts chains, and draft trees grow over its slots."""
 
-    correction: PreviousTokenCorrection | None = None
-    """Previous-token features; None if slots do not depend on each other's tokens."""
-
     def __init__(
         self, drafter: Any, source: Source, sampling: Sampling, randomness: Randomness
     ) -> None:
         self.drafter, self.source = drafter, source
         self.sampling, self.randomness = sampling, randomness
+        self.correction: PreviousTokenCorrection | None = drafter.correction
+        """Previous-token features; None if slots do not depend on each other's tokens."""
+        self.state: SequenceState | None = None
+        """None before the first draft."""
 
+    @abstractmethod
     def longest(self, tokens: Tensor, most: int, target_state: TargetState | None) -> int:
         """Most tokens to draft after the committed tokens [T], `most` or fewer."""
-        return most
 
     def token_before(self, tokens: Tensor) -> int:
         """Returns the previous token of the first slot."""

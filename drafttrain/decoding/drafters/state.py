@@ -22,12 +22,10 @@ from drafttrain.decoding.engine.architectures import check_states, position_limi
 from drafttrain.decoding.engine.engine import Engine
 from drafttrain.decoding.engine.forward import BatchOutput, DraftableHead, ForwardBatch, additive
 from drafttrain.decoding.engine.requests import ForwardRequest
-from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.padding import end_tokens
-from drafttrain.decoding.roles import Drafter, Randomness
+from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.decoding.target_states import TargetRequirements, TargetState
-from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.draftable import draftable_tokens, mask_undrafted
 from drafttrain.models.previous_token import SILU_OFF
 from drafttrain.models.state_drafter import StateDrafter
@@ -72,19 +70,8 @@ class StateBody:
 class TargetStatesSession(SlotSession):
     """One sequence. Its cache holds the target's keys and values, then those of its own slots."""
 
-    def __init__(
-        self,
-        drafter: TargetStatesDrafter,
-        source: Source,
-        sampling: Sampling,
-        randomness: Randomness,
-    ) -> None:
-        super().__init__(drafter, source, sampling, randomness)
-        self.correction = drafter.correction
-        self.state: SequenceState | None = None
-        self.verified = 0
-        """Number of tokens whose keys and values were copied from the target."""
-        self._target_state: TargetState | None = None
+    verified = 0
+    """Number of tokens whose keys and values were copied from the target."""
 
     def token_before(self, tokens: Tensor) -> int:
         return self.drafter.no_token

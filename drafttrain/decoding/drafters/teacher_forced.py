@@ -97,21 +97,19 @@ def teacher_forced_probs(
             rows, seen = slice(max(seen - 1, 0), len(tokens) - 1), len(tokens)
             hidden = {layer: states[rows] for layer, states in known.hidden.items()}
             state = TargetState(len(tokens), hidden, known.columns)
+        expected = known.tokens[prefix:]
         if isinstance(session, SlotSession):
             slots = session.longest(tokens, most, state)
             if slots == 0:
                 continue
-            drafted = yield from _slot_logits(session, known, prefix, slots)
+            logits = yield from _slot_logits(session, known, prefix, slots)
+            own = probs_of_tokens(logits[: len(expected)], expected[:slots], sampling)
         else:
-            draft = session.propose(tokens, state, FixedLength(most))
-            drafted = (yield from as_steps(draft)).tokens
-        expected = known.tokens[prefix : prefix + len(drafted)]
-        count = len(expected)
-        probs[prefix, : len(drafted)] = 0.0
-        if drafted.dim() == 1:
-            probs[prefix, :count] = (drafted[:count] == expected).double()
-        elif count > 0:
-            probs[prefix, :count] = probs_of_tokens(drafted[:count], expected, sampling)
+            draft = yield from as_steps(session.propose(tokens, state, FixedLength(most)))
+            slots = len(draft.tokens)
+            own = (draft.tokens[: len(expected)] == expected[:slots]).double()
+        probs[prefix, :slots] = 0.0
+        probs[prefix, : len(own)] = own
     return probs
 
 

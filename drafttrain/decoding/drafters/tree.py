@@ -97,8 +97,7 @@ class TreeDrafter(Drafter):
 
 
 class ModelRows:
-    """Rows of a language model: one forward pass per level, in which nodes attend to their
-    ancestors only.
+    """Rows of a language model: one forward pass per level, with tree attention.
 
     Nodes that were computed and accepted stay cached for the next round.
     """
@@ -145,16 +144,14 @@ class ModelRows:
             self._columns[above[-1] if above else -1, tree.tokens[node]] = start + i
             visible[i, path] = True
         tokens = [tree.tokens[node] for node in nodes]
-        positions = [self._committed + tree.level - 1] * len(nodes)
-        mask = torch.from_numpy(visible)
+        mask, positions = torch.from_numpy(visible), [self._committed + tree.level - 1] * len(nodes)
         request = ForwardRequest(state, tokens, len(nodes), mask, positions)
         score = yield BatchedCall(self.model.forward_batch, request)
         self.passes += 1
         return score.logits
 
     def _keep_accepted(self, state: SequenceState, tokens: list[int]) -> None:
-        """Keeps the cached nodes of the last round that lie on the path of the tokens committed
-        since.
+        """Keeps the cached nodes of the last round on the path of the tokens committed since.
 
         tokens: without the last one, which is computed again because its row is needed.
         """
@@ -171,11 +168,10 @@ class ModelRows:
 
 
 class SlotRows:
-    """Rows of a block drafter: one forward pass for a tree of any depth.
+    """Rows of a block drafter: one forward pass for a tree of any depth; slot l predicts level l.
 
-    Slot l predicts level l. With previous-token features, a node's row also depends on its token. A
-    shape that chooses tokens gets only the likeliest tokens of each slot and their
-    log-probabilities (`Tree.choose`), any other shape logits (`Tree.grow`).
+    With previous-token features, a node's row also depends on its token. A shape with `likeliest`
+    tokens gets these and their log-probabilities (`Tree.choose`), any other shape logits.
     """
 
     def __init__(

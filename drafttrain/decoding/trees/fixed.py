@@ -101,10 +101,9 @@ def eagle_tree() -> Fixed:
 def best_fixed_tree(by_rank: Sequence[float], nodes: int, depth: int) -> Fixed:
     """The fixed tree with the most expected accepted tokens, from acceptance by rank (Sequoia).
 
-    by_rank[r]: fraction of rows in which the target's token has rank r. If this is the same at
-    every node, the probability that a node is accepted is the product over the ranks on its path;
-    the n nodes with the largest products form the best tree (Chen et al. 2024 find the same tree by
-    dynamic programming).
+    by_rank[r]: fraction of rows in which the target's token has rank r. If it is the same at every
+    node, a node is accepted with the product over the ranks on its path; the n nodes with the
+    largest products form the best tree (Chen et al. 2024 find it by dynamic programming).
     """
     if not by_rank or min(by_rank) < 0.0 or sum(by_rank) > 1.0 + 1e-9:
         raise ValueError(

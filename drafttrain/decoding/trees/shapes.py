@@ -2,9 +2,8 @@
 
 A `Tree` grows level by level. It gets the drafter's rows for its frontier, the nodes whose children
 come next; its shape adds these children and returns the next frontier: new nodes whose children may
-enter the tree. All random choices go through `Randomness`. Shapes that draw tokens (`drawn`) keep
-the distributions for rejection sampling; shapes that choose tokens (`chosen`, `fixed`) make point
-masses.
+enter the tree. Shapes that draw tokens (`drawn`) keep the distributions for rejection sampling;
+shapes that choose tokens (`chosen`, `fixed`) make point masses.
 """
 
 from __future__ import annotations
@@ -49,11 +48,9 @@ class Shape(Protocol):
 
     def grow(self, tree: Tree, logits: Tensor) -> Sequence[int]:
         """Adds the children for `Tree.grow`; the result may hold nodes that end the sequence."""
-        ...
 
     def choose(self, tree: Tree, tokens: Array, log_probs: Array) -> Sequence[int]:
-        """Adds the children for `Tree.choose`; the result may hold nodes that end the sequence."""
-        raise NotImplementedError(f"{self.name} grows over whole rows")
+        """Same for `Tree.choose`; only for shapes with `likeliest` tokens."""
 
     def kept(self, tree: Tree) -> Sequence[int]:
         """Returns the nodes to propose in rising order, with all their ancestors."""
@@ -82,7 +79,6 @@ class Tree:
         self.level = 0
         """Number of levels so far."""
         self.frontier = [ROOT]
-        """Nodes whose children come next."""
 
     def add(
         self,
@@ -104,11 +100,8 @@ class Tree:
         return [root if node == ROOT else self.notes[node] for node in self.frontier]
 
     def keep_probs(self, logits: Tensor) -> tuple[Tensor, int]:
-        """Warps rows and keeps them in `draft_probs`.
-
-        Returns the distributions to draw children from, and the index of the first one in
-        `draft_probs`. Shapes: [F, V] -> [F, V].
-        """
+        """Warps rows, keeps them in `draft_probs`, and returns them with the index of the first one
+        there. Shapes: [F, V] -> [F, V]."""
         first, probs = sum(map(len, self.draft_probs)), warp(logits, self.sampling)
         check_not_nan(probs)
         self.draft_probs.append(probs)
@@ -117,8 +110,7 @@ class Tree:
     def grow(self, logits: Tensor) -> list[int]:
         """Adds the children of the frontier; returns the next frontier.
 
-        Shapes: logits [F, V], the drafter's row for each frontier node. The first frontier is the
-        last committed token.
+        Shapes: logits [F, V], the drafter's row for each frontier node.
         """
         return self._set_frontier(self.shape.grow(self, logits))
 
