@@ -22,4 +22,7 @@ def tokens_to(draft: Proposal, node: int) -> Path:
 
 def paths_of(draft: Proposal) -> list[Path]:
     """Returns the tokens of the path to each node."""
-    return [tokens_to(draft, node) for node in range(len(draft.tokens))]
+    paths: list[Path] = []
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths

@@ -1,30 +1,28 @@
 """Sampled trees: their nodes, the order of nodes, and the probability of each tree."""
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
 
-from drafttrain.decoding.roles import Randomness
+from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths, perturb
-from drafttrain.decoding.trees.shapes import Tree
 from drafttrain.decoding.trees.verifiers import RecursiveRejection, TargetWalk
 from drafttrain.decoding.types import Proposal, Sampling
 from tests.comparing import close
 from tests.decoding.decoded import drawn as sampled
 from tests.decoding.enumeration import EnumeratedRandomness, enumerate_law
-from tests.decoding.expected import chi_square, expected_probs
+from tests.decoding.expected import chi_square
 from tests.decoding.paths import Path, paths_of
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, grow, proposal_of
-
-# --- independent paths ---------------------------------------------------------------------------
+from tests.decoding.trees.growing import grown, probs_after, proposal_of, rows_along
 
 
 def test_equal_beginnings_of_paths_are_one_node_with_a_count():
     table, sampling = LogitsTable(1, 2), Sampling(1.0)
-    proposal = grow(Tree(Paths(5), sampling, sampled(), ()), table, 3)
+    proposal = grown(Paths(5), table, sampling)
     paths, counts = paths_of(proposal), proposal.counts.tolist()
     assert len(set(paths)) == len(paths)
     known = dict(zip(paths, counts, strict=True))
@@ -35,9 +33,6 @@ def test_equal_beginnings_of_paths_are_one_node_with_a_count():
         assert below == (count if len(path) < 3 else 0)
 
 
-# --- without replacement -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "randomness", [sampled(), EnumeratedRandomness()], ids=["drawn", "enumerated"]
 )
@@ -46,25 +41,21 @@ def test_a_row_with_fewer_tokens_than_siblings_gives_those_it_has(randomness):
     drawn = randomness.without_replacement(probs, 3).tolist()
     assert drawn[0] == [1, -1, -1]
     assert sorted(drawn[1][:2]) == [0, 2] and drawn[1][2] == -1
-    table, sampling = LogitsTable(3, 3), Sampling(1.0, top_k=2)
-    proposal = grow(Tree(Branching((3, 3)), sampling, sampled(), ()), table, 2)
+    proposal = grown(Branching((3, 3)), LogitsTable(3, 3), Sampling(1.0, top_k=2), 2)
     assert len(proposal.tokens) == 2 + 2 * 2
 
 
 def test_levels_have_their_own_widths():
-    table = LogitsTable(3, 5)
-    proposal = grow(Tree(Branching((3, 2, 1)), Sampling(1.0), sampled(), ()), table, 3)
+    proposal = grown(Branching((3, 2, 1)), LogitsTable(3, 5), Sampling(1.0))
     assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 6, 3: 6}
     assert Branching((3, 2, 1)).name == "rsd-c(3,2,1)"
-
-
-# --- stochastic beams ----------------------------------------------------------------------------
 
 
 Levels = tuple[tuple[Path, ...], ...]
 """The paths of each level of a beam, in the order drawn."""
 
 
+@cache
 def beam_trees(
     table: LogitsTable, sampling: Sampling, width: int, end: int | None = None, depth: int = 2
 ) -> dict[Levels, float]:
@@ -81,7 +72,7 @@ def beam_trees(
             if path[-1:] == (end,):
                 grown[path] = p
                 continue
-            row = expected_probs(table[(*START, *path)], sampling).tolist()
+            row = probs_after(table, path, sampling).tolist()
             grown |= {(*path, token): p * own for token, own in enumerate(row)}
         leaves = {path: p for path, p in grown.items() if p > 0.0}
     law: dict[Levels, float] = {}
@@ -112,14 +103,14 @@ def beam_trees(
 
 def beam_bias(
     trees: dict[Levels, float],
-    tables: tuple[LogitsTable, LogitsTable],
+    target: LogitsTable,
+    draft: LogitsTable,
     sampling: Sampling,
-    verifier,
+    verifier: Verifier,
 ) -> float:
     """Returns the distance between the distribution of the first tokens, over all trees and
     outcomes, and the target's."""
-    target, draft = tables
-    depth, vocabulary = len(next(iter(trees))), len(target[START])
+    depth, vocabulary = len(next(iter(trees))), len(target[(0,)])
     law = torch.zeros((vocabulary,) * depth, dtype=torch.float64)
 
     def go_on(tokens: Path, probability: float) -> None:
@@ -127,16 +118,16 @@ def beam_bias(
         if len(tokens) >= depth:
             law[tokens[:depth]] += probability
             return
-        for token, p in enumerate(expected_probs(target[(*START, *tokens)], sampling).tolist()):
+        for token, p in enumerate(probs_after(target, tokens, sampling).tolist()):
             go_on((*tokens, token), probability * p)
 
     for levels, likely in trees.items():
         nodes = [path for level in levels for path in level]
         proposal = proposal_of(nodes, draft, sampling, "without_replacement")
-        rows = [target[START], *(target[(*START, *path)] for path in paths_of(proposal))]
+        rows = rows_along(target, proposal)
 
         def play(randomness: Randomness, proposal=proposal, rows=rows) -> Path:
-            verdict = verifier.verify(proposal, torch.stack(rows), sampling, randomness)
+            verdict = verifier.verify(proposal, rows, sampling, randomness)
             return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
 
         for tokens, probability in enumerate_law(play).items():
@@ -146,22 +137,29 @@ def beam_bias(
     return float((found - law).abs().max())
 
 
+PAIRS = {part: (LogitsTable(1, 3, part), LogitsTable(2, 3, part)) for part in (0.0, 0.4)}
+"""Target and draft by the share of tokens that each excludes."""
+
+
 @pytest.mark.covered
 @pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
-@pytest.mark.parametrize("verifier", [RecursiveRejection, TargetWalk], ids=lambda v: v.name)
-@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize(
+    ("verifier", "width"),
+    [(RecursiveRejection, 2), (RecursiveRejection, 3), (TargetWalk, 2)],
+    ids=lambda value: str(getattr(value, "name", value)),
+)
 @pytest.mark.parametrize(
     ("sampling", "excluded"),
     [(Sampling(1.0), 0.0), (Sampling(1.3, top_k=2), 0.0), (Sampling(1.5, top_p=0.8), 0.4)],
     ids=["temperature 1", "top-k", "top-p, supports apart"],
 )
 def test_stochastic_beams_are_exact(width, sampling, excluded, verifier, end):
-    target, draft = LogitsTable(1, 3, excluded), LogitsTable(2, 3, excluded)
+    target, draft = PAIRS[excluded]
     trees = beam_trees(draft, sampling, width, end)
     assert sum(trees.values()) == pytest.approx(1.0, abs=1e-12)
     if width == 3 and sampling == Sampling(1.0) and end is None:
         assert len(trees) == 522
-    assert beam_bias(trees, (target, draft), sampling, verifier) < 1e-12
+    assert beam_bias(trees, target, draft, sampling, verifier) < 1e-12
 
 
 @pytest.mark.parametrize("width", [2, 3])
@@ -170,7 +168,7 @@ def test_beams_of_three_levels_are_exact(width):
     target, draft, sampling = LogitsTable(1, 2), LogitsTable(2, 2), Sampling(1.0)
     trees = beam_trees(draft, sampling, width, depth=3)
     assert len(trees) == {2: 72, 3: 480}[width]
-    assert beam_bias(trees, (target, draft), sampling, RecursiveRejection) < 1e-12
+    assert beam_bias(trees, target, draft, sampling, RecursiveRejection) < 1e-12
 
 
 def levels_of(proposal: Proposal) -> Levels:
@@ -181,15 +179,15 @@ def levels_of(proposal: Proposal) -> Levels:
 @pytest.mark.covered
 @pytest.mark.parametrize(
     ("shape", "end"),
-    [(Branching((2, 2)), None), (Branching((2, 2)), 1), (Beam(2), 1), (Beam(3), None)],
+    [(Branching((2, 2)), 1), (Beam(2), 1), (Beam(3), None)],
     ids=str,
 )
 def test_sequences_with_streams_of_their_own_have_independent_trees(shape, end):
     """The production random source; with a shared stream all sequences would have the same tree."""
-    target, draft, sampling = LogitsTable(1, 3), LogitsTable(2, 3), Sampling(1.0)
+    (target, draft), sampling = PAIRS[0.0], Sampling(1.0)
 
     def tree(randomness: Randomness) -> Proposal:
-        return grow(Tree(shape, sampling, randomness, {end}), draft, 2)
+        return grown(shape, draft, sampling, 2, randomness, {end})
 
     trees: Counter[Levels] = Counter()
     firsts: Counter[int] = Counter()
@@ -197,7 +195,7 @@ def test_sequences_with_streams_of_their_own_have_independent_trees(shape, end):
         randomness = sequence_randomness(5, row)
         proposal = tree(randomness)
         trees[levels_of(proposal)] += 1
-        rows = torch.stack([target[START], *(target[(*START, *p)] for p in paths_of(proposal))])
+        rows = rows_along(target, proposal)
         verdict = RecursiveRejection.verify(proposal, rows, sampling, randomness)
         firsts[[*proposal.tokens[verdict.path].tolist(), verdict.next_token][0]] += 1
     if isinstance(shape, Beam):
@@ -205,7 +203,7 @@ def test_sequences_with_streams_of_their_own_have_independent_trees(shape, end):
     else:
         law = enumerate_law(lambda randomness: levels_of(tree(randomness)))
     assert chi_square(trees, law) > 1e-3
-    expected = expected_probs(target[START], sampling).tolist()
+    expected = probs_after(target, (), sampling).tolist()
     assert chi_square(firsts, dict(enumerate(expected))) > 1e-3
 
 
@@ -224,12 +222,11 @@ def test_perturbed_values_stay_finite_and_their_largest_is_the_bound():
 
 
 def test_a_beam_goes_on_below_any_parents_in_falling_order():
-    table, sampling, randomness = LogitsTable(4, 4), Sampling(1.0), sampled(3)
-    growth = Tree(Beam(3), sampling, randomness, ())
-    proposal = grow(growth, table, 4)
+    table, sampling = LogitsTable(4, 4), Sampling(1.0)
+    proposal = grown(Beam(3), table, sampling, 4)
     assert Counter(map(len, paths_of(proposal))) == {1: 3, 2: 3, 3: 3, 4: 3}
     assert proposal.draft_probs.shape == (1 + 3 * 3, 4)
     for node, row in enumerate(proposal.rows.tolist()):
         above = paths_of(proposal)[node][:-1]
-        expected = expected_probs(table[(*START, *above)], sampling)
+        expected = probs_after(table, above, sampling)
         close(proposal.draft_probs[row], expected, 1e-12)

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from drafttrain.decoding.trees.fixed import best_fixed_tree, binary_tree, eagle_tree
-from drafttrain.decoding.trees.shapes import Tree
 from drafttrain.decoding.types import Sampling
-from tests.decoding.decoded import drawn
 from tests.decoding.paths import Path, paths_of
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, grow
+from tests.decoding.trees.growing import START, grown
 
 
 def test_fixed_trees_have_the_nodes_they_are_made_of():
@@ -21,7 +19,7 @@ def test_fixed_trees_have_the_nodes_they_are_made_of():
     assert Counter(map(len, eagle_tree().paths)) == {1: 4, 2: 8, 3: 8, 4: 3, 5: 2}
     assert Counter(map(len, binary_tree(25).paths)) == {1: 2, 2: 4, 3: 8, 4: 11}
     table = LogitsTable(6, 4)
-    proposal = grow(Tree(binary_tree(6), Sampling(), drawn(), ()), table, 2)
+    proposal = grown(binary_tree(6), table, Sampling(), 2)
     likeliest = table[START].topk(2).indices.tolist()
     assert [path for path in paths_of(proposal) if len(path) == 1] == [(t,) for t in likeliest]
     assert Counter(map(len, paths_of(proposal))) == {1: 2, 2: 4}

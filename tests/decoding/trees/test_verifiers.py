@@ -10,7 +10,7 @@ from torch import Tensor
 from drafttrain.decoding.roles import Randomness, Verifier
 from drafttrain.decoding.trees.drawn import Branching, Paths
 from drafttrain.decoding.trees.fixed import Fixed
-from drafttrain.decoding.trees.shapes import Shape, Tree
+from drafttrain.decoding.trees.shapes import Shape
 from drafttrain.decoding.trees.verifiers import (
     KSeq,
     MultiRound,
@@ -21,10 +21,9 @@ from drafttrain.decoding.trees.verifiers import (
 from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import RejectionSampling
 from tests.decoding.enumeration import enumerate_law
-from tests.decoding.expected import expected_probs
-from tests.decoding.paths import paths_of, tokens_to
+from tests.decoding.paths import tokens_to
 from tests.decoding.toys import LogitsTable
-from tests.decoding.trees.growing import START, grow
+from tests.decoding.trees.growing import START, grown, probs_after, rows_along
 
 SAMPLINGS = {
     "temperature 1": Sampling(1.0),
@@ -36,19 +35,13 @@ Grow = Callable[[LogitsTable, Sampling, Randomness], Proposal]
 
 def drawn(shape: Shape, depth: int = 2) -> Grow:
     """Draws trees of a shape with this number of levels."""
-    return lambda table, sampling, randomness: grow(
-        Tree(shape, sampling, randomness, ()), table, depth
-    )
+    return lambda table, sampling, randomness: grown(shape, table, sampling, depth, randomness)
 
 
 def likeliest(width: int) -> Grow:
     """Takes the most likely tokens of each row of two levels."""
     ranks = (itertools.product(range(width), repeat=length) for length in (1, 2))
     return drawn(Fixed(frozenset(itertools.chain(*ranks))))
-
-
-def target_logits(table: LogitsTable, proposal: Proposal) -> Tensor:
-    return torch.stack([table[(*START, *path)] for path in [(), *paths_of(proposal)]])
 
 
 def law_of_two(verifier, draw: Grow, target, draft, sampling: Sampling) -> Tensor:
@@ -58,23 +51,21 @@ def law_of_two(verifier, draw: Grow, target, draft, sampling: Sampling) -> Tenso
 
     def play(randomness: Randomness) -> tuple[int, ...]:
         proposal = draw(draft, sampling, randomness)
-        verdict = verifier.verify(proposal, target_logits(target, proposal), sampling, randomness)
+        verdict = verifier.verify(proposal, rows_along(target, proposal), sampling, randomness)
         return (*proposal.tokens[verdict.path].tolist(), verdict.next_token)
 
     law = torch.zeros(vocabulary, vocabulary, dtype=torch.float64)
     for tokens, probability in enumerate_law(play).items():
         if len(tokens) == 1:
-            law[tokens[0]] += probability * expected_probs(target[(*START, *tokens)], sampling)
+            law[tokens[0]] += probability * probs_after(target, tokens, sampling)
         else:
             law[tokens[:2]] += probability
     return law
 
 
 def plain_law(target: LogitsTable, sampling: Sampling) -> Tensor:
-    first = expected_probs(target[START], sampling)
-    return torch.stack(
-        [p * expected_probs(target[(*START, token)], sampling) for token, p in enumerate(first)]
-    )
+    first = probs_after(target, (), sampling)
+    return torch.stack([p * probs_after(target, (n,), sampling) for n, p in enumerate(first)])
 
 
 LOSSLESS = {
@@ -107,7 +98,7 @@ def test_on_a_chain_every_rule_accepts_as_often_as_speculative_sampling(rule):
     def accepted(verifier: Verifier) -> dict[int, float]:
         def play(randomness: Randomness) -> int:
             proposal = drawn(Paths(1))(draft, sampling, randomness)
-            logits = target_logits(target, proposal)
+            logits = rows_along(target, proposal)
             return len(verifier.verify(proposal, logits, sampling, randomness).path)
 
         return enumerate_law(play)
@@ -127,7 +118,7 @@ def test_gamma_of_k_seq_by_hand():
 def test_a_greedy_target_is_walked_down_its_arg_maxes():
     target, draft = LogitsTable(3, 3), LogitsTable(4, 3)
     proposal = likeliest(3)(draft, Sampling(), ArgMax())
-    verdict = TargetWalk.verify(proposal, target_logits(target, proposal), Sampling(), ArgMax())
+    verdict = TargetWalk.verify(proposal, rows_along(target, proposal), Sampling(), ArgMax())
     first = int(target[START].argmax())
     second = int(target[(*START, first)].argmax())
     assert tokens_to(proposal, int(verdict.path[-1])) == (first, second)
