@@ -5,15 +5,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttrain.decoding.batching import run_single
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
 from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import SampledRandomness, sequence_randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.trees.verifiers import MultiRound, RecursiveRejection, TargetWalk
-from drafttrain.decoding.types import Output, Sampling, Source
+from drafttrain.decoding.types import Output, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import GreedyMatch, RejectionSampling
 from tests.tiny_models import VOCAB, tiny_source
 
@@ -32,7 +34,7 @@ def drawn(seed: int = 0) -> SampledRandomness:
     return SampledRandomness(torch.Generator().manual_seed(seed))
 
 
-def sources_for(model: PreTrainedModel, count: int = 6) -> list[Source]:
+def sources_for(model: PreTrainedModel, count: int = 4) -> list[Source]:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
     return [
@@ -96,6 +98,19 @@ def run(
 ) -> list[Output]:
     decoder = decoder_of(model, drafter, k, verifier)
     return decoder.decode_all(sources, max_new_tokens, batch_size=batch_size)
+
+
+def propose(
+    drafter: Drafter,
+    source: Source,
+    tokens: Tensor | None = None,
+    stop: StopPolicy | int = 4,
+    sampling: Sampling = GREEDY,
+) -> Proposal:
+    """Returns the draft of a new session after these committed tokens; None: after the prefix."""
+    session = drafter.open(source, sampling, drawn())
+    stop = FixedLength(stop) if isinstance(stop, int) else stop
+    return run_single(session.propose(source.prefix if tokens is None else tokens, None, stop))
 
 
 def tokens_of(outputs: list[Output]) -> list[list[int]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
+from drafttrain.decoding.roles import StopPolicy
 from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import Proposal, Sampling, Source
 from tests.tiny_models import EOS, VOCAB
@@ -26,18 +28,14 @@ class ScriptedDrafter:
     def draw_kind(self, sampling: Sampling) -> str:
         return "deterministic"
 
-    def open(self, source: Source, sampling: Sampling, randomness: object) -> ScriptedSession:
-        return ScriptedSession(self.blocks[tuple(source.input_ids.tolist())], len(source.prefix))
+    def open(self, source: Source, sampling: Sampling, randomness: object) -> SimpleNamespace:
+        blocks = self.blocks[tuple(source.input_ids.tolist())]
 
+        def propose(tokens: Tensor, target_state: object, stop: StopPolicy) -> Proposal:
+            block = blocks[len(tokens) - len(source.prefix)]
+            return Proposal.chain(block[block >= 0][: stop.longest])
 
-class ScriptedSession:
-    def __init__(self, blocks: Tensor, prefix: int) -> None:
-        self.blocks = blocks
-        self.prefix = prefix
-
-    def propose(self, tokens: Tensor, target_state: object, stop) -> Proposal:
-        block = self.blocks[len(tokens) - self.prefix]
-        return Proposal.chain(block[block >= 0][: stop.longest])
+        return SimpleNamespace(propose=propose)
 
 
 def noisy_blocks(tokens: Sequence[int], k: int, wrong: float, seed: int = 0) -> Tensor:

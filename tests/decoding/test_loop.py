@@ -21,7 +21,7 @@ from drafttrain.decoding.types import Output, Proposal
 from tests.decoding.decoded import GREEDY, decoder_of, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import ScriptedDrafter, half_right
 from tests.decoding.engine.fresh import close_caches, fresh
-from tests.decoding.toys import ScriptedRows, ToyTarget, toy_source
+from tests.decoding.toys import ScriptedRows, ToyModel, toy_source
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, near_copy, tiny_model
 
 
@@ -31,29 +31,28 @@ def test_rounds_account_for_every_token():
     expected = generate(model, sources, 24)
     for output in run(model, sources, half_right(sources, expected)):
         assert [token for played in output.rounds for token in played.emitted] == output.tokens
-        assert [played.finished for played in output.rounds] == [False] * (
-            len(output.rounds) - 1
-        ) + [True]
+        *others, last = (played.finished for played in output.rounds)
+        assert last and not any(others)
         for played in output.rounds[:-1]:
             accepted = [played.drafted[node] for node in played.path]
             assert list(played.emitted[:-1]) == accepted
             assert played.target_seconds > 0
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 7])
 @pytest.mark.parametrize("family", ["bart", "qwen2"])
-def test_max_length_is_reached_exactly_also_inside_a_block(family, max_new_tokens):
+def test_max_length_is_reached_exactly_also_inside_a_block(family):
     model = tiny_model(family)
-    sources = sources_for(model)
-    expected = generate(model, sources, max_new_tokens)
+    sources, target = sources_for(model), CachedModel(model)
     answers = generate(model, sources, 24)
-    outputs = run(model, sources, half_right(sources, answers, wrong=0.0), max_new_tokens, k=4)
-    assert tokens_of(outputs) == expected
-    for output in outputs:
-        left = max_new_tokens
-        for played in output.rounds:
-            assert len(played.drafted) <= min(4, left - 1)
-            left -= len(played.emitted)
+    drafter = half_right(sources, answers, wrong=0.0)
+    for longest in (1, 2, 5, 7):
+        outputs = decoder_of(target, drafter, 4).decode_all(sources, longest)
+        assert tokens_of(outputs) == [answer[:longest] for answer in answers]
+        for output in outputs:
+            left = longest
+            for played in output.rounds:
+                assert len(played.drafted) <= min(4, left - 1)
+                left -= len(played.emitted)
 
 
 def test_decoding_ends_where_the_decoders_positions_do():
@@ -88,31 +87,25 @@ def test_caches_have_only_committed_tokens(target, drafter):
     cached = CachedModel(model)
     decoder = decoder_of(cached, CausalDrafter(CachedModel(draft_model)), 3)
     accepted = set()
-    for source in sources_for(model):
-        entered = cached.encode(source)
-        sequence = RunningSequence(decoder, 0, entered, 20)
+    for source in sources_for(model, 2):
+        sequence = RunningSequence(decoder, 0, cached.encode(source), 16)
         while sequence.remaining > 0:
+            before = sequence.tokens.tolist()
             [played] = play_round(decoder, [sequence])
             accepted.add(len(played.path))
-            tokens = sequence.tokens.tolist()
-            held = sequence.state.cached
-            if not played.finished:
-                assert held == len(tokens) - 1  # the last token has no row yet
-            close_caches(
-                sequence.state, fresh(model, source, sequence.state.tokens).past_key_values
-            )
+            held = sequence.state
+            # the last token has no row yet
+            assert played.finished or held.cached == len(before) + len(played.emitted) - 1
+            close_caches(held, fresh(model, source, held.tokens).past_key_values)
             state = run_single(sequence.session.sequence.begin())
-            assert (
-                state.tokens
-                == (tokens[: len(tokens) - len(played.emitted)] + played.drafted)[: state.cached]
-            )
+            assert state.tokens == (before + played.drafted)[: state.cached]
             close_caches(state, fresh(draft_model, source, state.tokens).past_key_values)
     assert 0 in accepted and (target != drafter or 3 in accepted)
 
 
-def scripted_target(path: list[int], eos_ids: Iterable[int] = (EOS,)) -> ToyTarget:
+def scripted_target(path: list[int], eos_ids: Iterable[int] = (EOS,)) -> ToyModel:
     """Returns a toy target with a given greedy path."""
-    target = ToyTarget(0, vocabulary=6)
+    target = ToyModel(0, vocabulary=6)
     target.eos_ids, target.table = frozenset(eos_ids), ScriptedRows(path, 6)
     return target
 

@@ -9,19 +9,18 @@ from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.tree import TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
-from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.sampling import sequence_randomness
+from drafttrain.decoding.sampling import sequence_randomness, warp
 from drafttrain.decoding.stopping import HeadJudge
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Paths
 from drafttrain.decoding.trees.fixed import eagle_tree
-from drafttrain.decoding.types import DraftState, NotFinite, Proposal, Sampling
+from drafttrain.decoding.types import DraftState, NotFinite, Proposal, Sampling, Source
 from drafttrain.decoding.verifiers import make_verifier
 from tests.decoding.decoded import decoder_of
-from tests.decoding.toys import ToyDrafter, ToyTarget, toy_source
+from tests.decoding.toys import ToyDrafter, ToyModel, toy_source
 from tests.export.pairs import make_head
 from tests.tiny_drafters import tiny_drafter
-from tests.tiny_models import tiny_model
+from tests.tiny_models import VOCAB, tiny_model
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
 RULES = ("rejection", "block", "recursive", "multi-round", "target-walk")
@@ -52,12 +51,16 @@ def test_only_rows_on_the_accepted_path_are_checked(rule, value):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_not_finite_have_no_probabilities(value):
+    assert warp(torch.full((2, 6), value), SAMPLED).isnan().all()
+
+
 @pytest.mark.parametrize("rule", RULES)
-def test_a_row_that_is_not_finite_accepts_nothing(rule, value):
+def test_a_row_that_is_not_finite_accepts_nothing(rule):
     """Three tokens with acceptance probability 1/6 each. The row that verifies the last is not
     finite: if the first two are accepted, that row is needed, which is an error."""
     draft, logits = Proposal.chain(torch.tensor([3, 1, 4])), torch.zeros(4, 6)
-    logits[2] = value
+    logits[2] = torch.nan
     verifier, lengths, errors = make_verifier(rule), [], 0
     for seed in range(600):
         try:
@@ -70,7 +73,7 @@ def test_a_row_that_is_not_finite_accepts_nothing(rule, value):
 
 
 def test_an_error_names_the_input_and_the_token():
-    class Broken(ToyTarget):
+    class Broken(ToyModel):
         def score(self, drafts, layers=()):
             outputs = super().score(drafts, layers)
             for (_, committed, _), output in zip(drafts, outputs, strict=True):
@@ -105,16 +108,16 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("tree", [None, Optimal(4), eagle_tree(), Paths(2)], ids=str)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_drafter_whose_rows_are_no_numbers_is_named(kind, tree):
-    target, drafter = CachedModel(tiny_model("marian")), DRAFTERS[kind]()
+    drafter = DRAFTERS[kind]()
     model = drafter.model.model if kind == "causal" else drafter.model
     with torch.no_grad():  # finite, as weights that are read must be
         model.get_output_embeddings().weight.fill_(1e308)
     drafts = drafter if tree is None else TreeDrafter(drafter, tree, draft_temperature=1.0)
-    verifier = make_verifier("greedy")
-    decoder = decoder_of(target, drafts, 3, verifier)
+    decoder = decoder_of(ToyModel(0, VOCAB), drafts, 3, make_verifier("greedy"))
     name = re.escape(drafts.name)
     with pytest.raises(NotFinite, match=f"drafter '{name}': the drafter's logits are NaN"):
-        decoder.decode_all([make_source([5, 9, 7], target.model)], 6)
+        decoder.decode_all([Source.of_text(torch.tensor([5, 9, 7]), torch.tensor([0]))], 6)

@@ -33,9 +33,8 @@ def test_temperature_zero_is_the_point_mass_on_the_first_arg_max():
 
 
 def test_half_precision_is_warped_in_float32_and_float64_is_kept():
-    sampling = Sampling(temperature=0.7)
-    assert warp(torch.zeros(1, 4, dtype=torch.bfloat16), sampling).dtype == torch.float32
-    assert warp(torch.zeros(1, 4, dtype=torch.float64), sampling).dtype == torch.float64
+    for given, found in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        assert warp(torch.zeros(1, 4, dtype=given), Sampling(0.7)).dtype == found
 
 
 def test_sure_and_impossible_events_are_never_mistaken():
@@ -59,12 +58,8 @@ def run_law(probs: list[float]) -> list[float]:
 @pytest.mark.parametrize("probs", RUNS, ids=str)
 def test_events_of_a_run_are_independent(probs):
     """Each event has its own uniform value; a shared one would make long runs too frequent."""
-    randomness, runs, law = (
-        SampledRandomness(torch.Generator().manual_seed(0)),
-        8000,
-        run_law(probs),
-    )
-    events = torch.tensor(probs)
+    randomness, runs = SampledRandomness(torch.Generator().manual_seed(0)), 8000
+    events, law = torch.tensor(probs), run_law(probs)
     lengths = torch.tensor([randomness.accept_run(events) for _ in range(runs)])
     shares = (torch.bincount(lengths, minlength=len(law)) / runs).tolist()
     for share, expected in zip(shares, law, strict=True):

@@ -22,12 +22,12 @@ from drafttrain.decoding.stopping import (
 from drafttrain.decoding.types import DraftState, Sampling
 from drafttrain.decoding.verifiers import check_pairing
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
-from tests.decoding.decoded import decoder_of, drawn
+from tests.decoding.decoded import decoder_of, drawn, propose
 from tests.decoding.toys import (
     EOS,
+    START,
     ScriptedRows,
     ToyModel,
-    ToyTarget,
     toy_drafter,
     toy_prompt,
     toy_source,
@@ -45,16 +45,6 @@ class OneHot:
         return torch.eye(5)[path[-1]]
 
 
-class SameRow:
-    """The same probabilities after every path."""
-
-    def __init__(self, probs: Sequence[float]) -> None:
-        self._row = torch.tensor(probs, dtype=torch.float64).log()
-
-    def __getitem__(self, path: Sequence[int]) -> Tensor:
-        return self._row
-
-
 def knowing_head(acceptance: dict[int, float] = ACCEPTANCE) -> AcceptanceHead:
     """Returns a head that computes the token's true acceptance from its hidden state."""
     head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=5, depth=0))
@@ -68,13 +58,6 @@ def scripted_drafter(tokens: Sequence[int]) -> CausalDrafter:
     model = ToyModel(0)
     model.table, model.hidden = ScriptedRows(tokens, 5), OneHot()
     return CausalDrafter(model)
-
-
-def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
-    randomness = drawn()
-    return run_single(
-        drafter.open(toy_prompt(), sampling, randomness).propose(torch.tensor([0]), None, stop)
-    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +77,8 @@ def draft(drafter: CausalDrafter, stop, sampling: Sampling = GREEDY):
     ],
 )
 def test_stops_match_those_worked_out_by_hand(tokens, h, wanted):
-    proposal = draft(scripted_drafter(tokens), HeadPolicy(knowing_head(), h, max_draft=8))
+    stop = HeadPolicy(knowing_head(), h, max_draft=8)
+    proposal = propose(scripted_drafter(tokens), toy_prompt(), stop=stop)
     assert proposal.tokens.tolist() == wanted
     assert proposal.passes == len(wanted)
 
@@ -152,9 +136,9 @@ def test_confidence_stops_after_a_token_of_low_probability():
     assert policy.should_draft(DraftState(0))
     assert policy.should_draft(DraftState(1, logits=[high]))
     assert not policy.should_draft(DraftState(1, logits=[low]))
-    rows = ToyModel(0)
-    rows.table, rows.hidden = SameRow([1 / 3, 0.0, 1 / 3, 1 / 3, 0.0]), OneHot()
-    assert len(draft(CausalDrafter(rows), policy).tokens) == 1  # no second token
+    drafter = scripted_drafter([2] * 6)  # its tokens have probability .83
+    for least, length in ((0.8, 5), (0.9, 1)):
+        assert len(propose(drafter, toy_prompt(), stop=Confidence(least, 5)).tokens) == length
 
 
 def test_confidence_is_refused_where_tokens_are_sampled():
@@ -164,19 +148,15 @@ def test_confidence_is_refused_where_tokens_are_sampled():
     check_pairing(drafter, confidence, RULES["greedy"], GREEDY)
     with pytest.raises(ValueError, match="its own value"):
         decoder_of(
-            ToyTarget(0), scripted_drafter([2]), Confidence(0.4, 5).capped(3), sampling=SAMPLED
+            ToyModel(0), scripted_drafter([2]), Confidence(0.4, 5).capped(3), sampling=SAMPLED
         ).decode([toy_prompt()], 3)
     for stop in ("fixed", "entropy", "head"):
         check_pairing(drafter, STOPS[stop], RULES["rejection"], SAMPLED)
 
 
 def test_names_and_caps_are_those_of_reports():
-    stops = [
-        FixedLength(10),
-        Entropy(2.0, 7),
-        Confidence(0.4, 8),
-        HeadPolicy(knowing_head(), 0.7, 9),
-    ]
+    head = HeadPolicy(knowing_head(), 0.7, 9)
+    stops = [FixedLength(10), Entropy(2.0, 7), Confidence(0.4, 8), head]
     assert [stop.name for stop in stops] == ["k=10", "entropy(2)", "confidence(0.4)", "head(0.7)"]
     assert [stop.longest for stop in stops] == [10, 7, 8, 9]
     assert [stop.capped(8).longest for stop in stops] == [8, 7, 8, 8]
@@ -188,9 +168,8 @@ def test_drafts_end_where_the_drafters_positions_do(committed, wanted):
     drafter = scripted_drafter([2] * 20)
     drafter.model.source_limit = drafter.model.position_limit = 4
     session = drafter.open(toy_prompt(), GREEDY, drawn())
-    proposal = run_single(
-        session.propose(torch.zeros(committed, dtype=torch.long), None, FixedLength(9))
-    )
+    tokens = torch.zeros(committed, dtype=torch.long)
+    proposal = run_single(session.propose(tokens, None, FixedLength(9)))
     assert len(proposal.tokens) == proposal.passes == wanted
     assert session.sequence.state is None or session.sequence.state.cached <= 4
 
@@ -212,23 +191,18 @@ DRAFTERS = {
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_policy_gets_its_notes_back_until_the_round_is_over(kind, sampling):
     """Exactness tests cannot find this: without the cache every state is evaluated repeatedly."""
-    questions: list[tuple[int, int]] = []
+    known: list[int] = []
 
     def counts(state: DraftState, value: float) -> bool:
-        notes = state.notes.setdefault("questions", [])
-        questions.append((state.depth, len(notes)))
-        notes.append(0.0)
+        if state.depth or kind != "token by token":  # no round has begun at its first question
+            notes = state.notes.setdefault("questions", [])
+            known.append(len(notes))
+            notes.append(0.0)
         return True
 
     stop = StopPolicy(STOPS["entropy"], counts, 1.0, 3)
-    randomness = drawn()
-    session = DRAFTERS[kind]().open(toy_source(), sampling, randomness)
+    session = DRAFTERS[kind]().open(toy_source(), sampling, drawn())
     for committed in ([2], [2, 3, 2]):
-        tokens = torch.cat((toy_source().prefix, torch.tensor(committed)))
-        questions.clear()
-        run_single(session.propose(tokens, None, stop))
-        of_round = [
-            (depth, notes) for depth, notes in questions if depth or kind != "token by token"
-        ]
-        assert len(of_round) > 1
-        assert [notes for _, notes in of_round] == list(range(len(of_round)))
+        known.clear()
+        run_single(session.propose(torch.tensor([START, *committed]), None, stop))
+        assert len(known) > 1 and known == list(range(len(known)))

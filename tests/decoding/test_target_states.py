@@ -33,12 +33,15 @@ def noting(drafter: Drafter, requires: TargetRequirements, seen: Seen) -> Watche
     return watched
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize("family", ["bart", "t5", "llama", "gpt2", "opt"])
 @pytest.mark.parametrize("branching", [False, True], ids=["chains", "trees"])
 def test_the_drafter_sees_the_targets_states_at_all_rows_verified_since(family, branching):
     model = tiny_model(family)
-    source = max(sources_for(model), key=lambda one: len(generate(model, [one], 24)[0]))
-    drafter = half_right([source], generate(model, [source], 24))
+    sources = sources_for(model)
+    outputs = generate(model, sources, 24)
+    source, output = max(zip(sources, outputs, strict=True), key=lambda pair: len(pair[1]))
+    drafter = half_right([source], [output])
     if branching:
         small = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
         drafter = TreeDrafter(small, Optimal(8))

@@ -7,8 +7,8 @@ import torch
 
 from drafttrain.config.methods import STOPS
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.roles import Randomness
-from drafttrain.decoding.types import Proposal, Sampling, Verdict
+from drafttrain.decoding.roles import Randomness, Verifier
+from drafttrain.decoding.types import Proposal, Sampling
 from drafttrain.decoding.verifiers import (
     BlockVerification,
     GreedyMatch,
@@ -26,7 +26,6 @@ from tests.decoding.expected import expected_probs
 from tests.decoding.toys import LogitsTable
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0)
-NO_CHANCE = EnumeratedRandomness()
 
 LOGITS = torch.tensor(
     [
@@ -37,32 +36,29 @@ LOGITS = torch.tensor(
 )
 
 
-def verify(verifier, tokens: list[int], logits=LOGITS, sampling=GREEDY) -> Verdict:
-    randomness = drawn()
-    return verifier.verify(Proposal.chain(torch.tensor(tokens)), logits, sampling, randomness)
-
-
-def outcome(verdict: Verdict) -> tuple[list[int], int]:
+def verify(verifier: Verifier, tokens: list[int], logits=LOGITS) -> tuple[list[int], int]:
+    """Returns the accepted path and the next token of a greedy target."""
+    verdict = verifier.verify(Proposal.chain(torch.tensor(tokens)), logits, GREEDY, drawn())
     return verdict.path.tolist(), verdict.next_token
 
 
 def test_greedy_match_replaces_the_first_mismatch_by_the_arg_max():
-    assert outcome(verify(GreedyMatch(), [0, 1])) == ([0, 1], 2)  # bonus
-    assert outcome(verify(GreedyMatch(), [0, 2])) == ([0], 1)  # correction
-    assert outcome(verify(GreedyMatch(), [1, 1])) == ([], 0)  # later matches do not count
+    assert verify(GreedyMatch(), [0, 1]) == ([0, 1], 2)  # bonus
+    assert verify(GreedyMatch(), [0, 2]) == ([0], 1)  # correction
+    assert verify(GreedyMatch(), [1, 1]) == ([], 0)  # later matches do not count
 
 
 def test_spec_verification_needs_rank_and_gap():
-    assert outcome(verify(SpecVerification(2, 1.0), [1, 2])) == ([0, 1], 2)
-    assert outcome(verify(SpecVerification(1, 1.0), [1, 2])) == ([], 0)  # rank 2 > beta
-    assert outcome(verify(SpecVerification(3, 0.9), [1, 2])) == ([], 0)  # gap 1.0 > tau
-    assert outcome(verify(SpecVerification(3, 1.0), [0, 0])) == ([0], 1)
+    assert verify(SpecVerification(2, 1.0), [1, 2]) == ([0, 1], 2)
+    assert verify(SpecVerification(1, 1.0), [1, 2]) == ([], 0)  # rank 2 > beta
+    assert verify(SpecVerification(3, 0.9), [1, 2]) == ([], 0)  # gap 1.0 > tau
+    assert verify(SpecVerification(3, 1.0), [0, 0]) == ([0], 1)
 
 
 def test_a_gap_equal_to_tau_passes_and_the_next_float_does_not():
     exact, just_below = SpecVerification(4, 2.0), SpecVerification(4, math.nextafter(2.0, 0.0))
-    assert outcome(verify(exact, [2, 1], LOGITS.double())) == ([0, 1], 2)
-    assert outcome(verify(just_below, [2, 1], LOGITS.double())) == ([], 0)
+    assert verify(exact, [2, 1], LOGITS.double()) == ([0, 1], 2)
+    assert verify(just_below, [2, 1], LOGITS.double()) == ([], 0)
 
 
 def test_beta_one_is_greedy_match_but_for_exact_ties():
@@ -75,19 +71,19 @@ def test_beta_one_is_greedy_match_but_for_exact_ties():
             torch.randint(5, (3,), generator=generator),
         ).tolist()
         spec = verify(SpecVerification(1, 10.0), tokens, logits)
-        assert outcome(spec) == outcome(verify(GreedyMatch(), tokens, logits))
+        assert spec == verify(GreedyMatch(), tokens, logits)
     tied = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    assert outcome(verify(SpecVerification(1, 0.0), [1], tied)) == ([0], 2)
-    assert outcome(verify(GreedyMatch(), [1], tied)) == ([], 0)
+    assert verify(SpecVerification(1, 0.0), [1], tied) == ([0], 2)
+    assert verify(GreedyMatch(), [1], tied) == ([], 0)
 
 
 def test_beta_beyond_the_vocabulary_is_clamped():
-    assert outcome(verify(SpecVerification(100, 50.0), [3, 0])) == ([0, 1], 2)
+    assert verify(SpecVerification(100, 50.0), [3, 0]) == ([0, 1], 2)
 
 
 def test_an_excluded_token_never_passes():
     logits = torch.tensor([[1.0, -torch.inf, 0.0], [0.0, 1.0, 0.0]])
-    assert outcome(verify(SpecVerification(3, 1e9), [1], logits)) == ([], 0)
+    assert verify(SpecVerification(3, 1e9), [1], logits) == ([], 0)
 
 
 class AlwaysRejects(EnumeratedRandomness):
@@ -104,24 +100,12 @@ def test_a_rejection_that_cannot_happen_gives_a_token_and_no_nan():
 
 
 def test_rows_name_the_draft_row_of_each_token():
-    draft_probs = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    proposal = Proposal(
-        tokens=torch.tensor([1, 0]),
-        parents=torch.tensor([-1, 0]),
-        draw_kind="iid",
-        draft_probs=draft_probs,
-        rows=torch.tensor([1, 0]),
-    )
-    logits = torch.zeros(3, 2)
-    seen: list[list[float]] = []
-
-    class Watches(AlwaysRejects):
-        def accept_run(self, probs: torch.Tensor) -> int:
-            seen.append(probs.tolist())
-            return 2
-
-    RejectionSampling().verify(proposal, logits, Sampling(temperature=1.0), Watches())
-    assert seen == [[0.5, 0.5]]
+    tokens = torch.tensor([1, 0])
+    proposal = Proposal(tokens, torch.tensor([-1, 0]), "iid", torch.eye(2), rows=tokens)
+    verify = RejectionSampling().verify
+    logits = torch.zeros(3, 2, dtype=torch.float64)
+    law = enumerate_law(lambda own: len(verify(proposal, logits, SAMPLED, own).path))
+    assert law == {0: 0.5, 1: 0.25, 2: 0.25}
 
 
 @pytest.mark.parametrize("excluded", [0.0, 0.4], ids=["full", "supports apart"])
@@ -201,14 +185,9 @@ def test_a_greedy_rule_with_a_temperature_is_refused(verifier):
 
 
 def test_names_are_those_of_reports():
-    assert GreedyMatch().name == "greedy"
-    assert SpecVerification(3, 1).name == "spec-verification(3,1.0)"
-    assert RejectionSampling().name == "rejection"
-    assert [v.lossless for v in (GreedyMatch(), SpecVerification(3, 1.0), RejectionSampling())] == [
-        True,
-        False,
-        True,
-    ]
+    rules = GreedyMatch(), SpecVerification(3, 1), RejectionSampling()
+    assert [rule.name for rule in rules] == ["greedy", "spec-verification(3,1.0)", "rejection"]
+    assert [rule.lossless for rule in rules] == [True, False, True]
 
 
 @pytest.mark.parametrize(("beta", "tau"), [(0, 1.0), (1, -0.1), (1, math.nan)])

@@ -1,8 +1,8 @@
 """A target and drafters with three or four tokens, whose distributions are known exactly.
 
-`ToyModel` and `ToyTarget` are a `CachedModel` whose logits are a random table over whole paths, so
-a wrong row, path or rollback changes the output distribution. Hidden states also come from a table,
-so drafts depend on which state a drafter reads.
+`ToyModel` is a `CachedModel` whose logits are a random table over whole paths, so a wrong row, path
+or rollback changes the output distribution. Hidden states also come from a table, so drafts depend
+on which state a drafter reads.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.roles import Randomness, StopPolicy
 from drafttrain.decoding.sampling import warp
-from drafttrain.decoding.target_states import TargetRequirements, TargetState
+from drafttrain.decoding.target_states import TargetRequirements
 from drafttrain.decoding.types import DraftState, Proposal, Sampling, Source
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.decoding.expected import Law, law_of_sampling
 from tests.tiny_drafters import small_drafter
 
 START, EOS = 0, 1
-TARGET_WIDTH = 16
-"""Size of a `ToyTarget`'s hidden state."""
 
 
 class LogitsTable:
@@ -65,17 +63,6 @@ class ScriptedRows:
         return self._rows[self._tokens[min(len(path), len(self._tokens)) - 1]]
 
 
-class ToyProcessors:
-    """A toy target's processors, the same for every sequence."""
-
-    def __init__(self, *processors: LogitsProcessor) -> None:
-        self.processors = processors
-        self.change_logits = bool(processors)
-
-    def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
-        return RowProcessors(self.processors)
-
-
 class ToyEngine:
     """Runs forward requests with rows of tables: those of the path that each token attends to."""
 
@@ -105,7 +92,8 @@ class ToyEngine:
 
 
 class ToyModel(CachedModel):
-    """A decoder-only model for drafters: logits and hidden states from tables of paths.
+    """A decoder-only model: logits and hidden states [width] from tables of paths, and logits
+    processors, the same for every sequence.
 
     The hidden state at a token depends on the whole path including the token.
     """
@@ -113,7 +101,12 @@ class ToyModel(CachedModel):
     eos_ids = frozenset([EOS])
 
     def __init__(
-        self, seed: int, vocabulary: int = 3, excluded: float = 0.0, width: int = 4
+        self,
+        seed: int,
+        vocabulary: int = 3,
+        excluded: float = 0.0,
+        width: int = 4,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self.model = SimpleNamespace(device="cpu", config=SimpleNamespace(is_encoder_decoder=False))
         self.device = torch.device("cpu")
@@ -121,24 +114,12 @@ class ToyModel(CachedModel):
         self.vocabulary = vocabulary
         self.table = LogitsTable(seed, vocabulary, excluded)
         self.hidden = LogitsTable(seed + 1000, width)
-        self.engine = ToyEngine(self)
+        self.engine, self.processed = ToyEngine(self), processors
 
-
-class ToyTarget(ToyModel):
-    """A toy model with logits processors, the same for every sequence."""
-
-    def __init__(
-        self,
-        seed: int,
-        vocabulary: int = 3,
-        excluded: float = 0.0,
-        processors: Sequence[LogitsProcessor] = (),
-    ) -> None:
-        super().__init__(seed, vocabulary, excluded, TARGET_WIDTH)
-        self.processed = processors
-
-    def processors(self, sampling: Sampling) -> ToyProcessors:
-        return ToyProcessors(*self.processed)
+    def processors(self, sampling: Sampling) -> SimpleNamespace:
+        return SimpleNamespace(
+            change_logits=bool(self.processed), start=lambda *_: RowProcessors(self.processed)
+        )
 
 
 @dataclass
@@ -163,32 +144,22 @@ class ToyDrafter:
     def draw_kind(self, sampling: Sampling) -> DrawKind:
         return "deterministic" if self.point else "iid"
 
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> ToySession:
-        return ToySession(self, sampling, randomness)
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SimpleNamespace:
+        def propose(tokens: Tensor, target_state: object, stop: StopPolicy) -> Proposal:
+            rows = []
+            while stop.should_draft(DraftState(depth=len(rows))):
+                rows.append(self.table[[*tokens.tolist(), -len(rows) - 1]])
+            if not rows:
+                return Proposal.empty()
+            draft_probs = warp(torch.stack(rows), sampling)
+            if self.point:
+                return Proposal.chain(draft_probs.argmax(dim=-1))
+            return Proposal.chain(randomness.categorical(draft_probs), draft_probs)
+
+        return SimpleNamespace(propose=propose)
 
 
-@dataclass
-class ToySession:
-    drafter: ToyDrafter
-    sampling: Sampling
-    randomness: Randomness
-
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> Proposal:
-        rows = []
-        while stop.should_draft(DraftState(depth=len(rows))):
-            slot = [*tokens.tolist(), -len(rows) - 1]
-            rows.append(self.drafter.table[slot])
-        if not rows:
-            return Proposal.empty()
-        draft_probs = warp(torch.stack(rows), self.sampling)
-        if self.drafter.point:
-            return Proposal.chain(draft_probs.argmax(dim=-1))
-        return Proposal.chain(self.randomness.categorical(draft_probs), draft_probs)
-
-
-def autoregressive_law(target: ToyTarget, sampling: Sampling, longest: int) -> Law:
+def autoregressive_law(target: ToyModel, sampling: Sampling, longest: int) -> Law:
     """Returns the output distribution of plain sampling, computed from the table."""
     processors = LogitsProcessorList(target.processed)
 

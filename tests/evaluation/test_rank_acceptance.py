@@ -9,7 +9,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.evaluation.plan import measure_acceptance_by_rank
 from drafttrain.evaluation.prompts import Prompt
-from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
+from tests.decoding.toys import ToyModel, toy_prompt
 from tests.evaluation.scripted import plain_tokens
 from tests.tiny_models import tiny_model
 
@@ -51,7 +51,7 @@ def test_greedy_shares_are_those_of_the_rounds_that_drafted():
 
 def test_sampled_shares_are_the_targets_probabilities_of_the_drafters_choices():
     """One token per prompt: the shares converge to t(rank) of one known row."""
-    target, drafter = ToyTarget(1), ToyModel(2)
+    target, drafter = ToyModel(1), ToyModel(2)
     prompts = [Prompt(row, "", None, toy_prompt()) for row in range(600)]
     sampling = SamplingConfig(temperature=1.3, max_new_tokens=2)
     measured = measure_acceptance_by_rank(target, CausalDrafter(drafter), sampling, prompts, 3)

@@ -1,6 +1,7 @@
 """Spec-Drafters in the loop: cached results equal recomputed ones, encoder states are shared."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -17,13 +18,12 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.decoding.roles import Drafter
-from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Output, Sampling, Source
 from drafttrain.models.spec_drafter.layout import PREFIX, Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.pooling import group_means
 from tests.comparing import close
-from tests.decoding.decoded import decoder_of, drawn, sources_for
+from tests.decoding.decoded import decoder_of, drawn, propose, sources_for
 from tests.decoding.drafts import rounds_along
 from tests.decoding.engine.fresh import cross_keys_values, extend
 from tests.decoding.expected import expected_probs
@@ -40,6 +40,26 @@ SHARED = {
 }
 CASES = [(family, name) for family in ("marian", "bart", "t5") for name in CONVENTIONS]
 CASES += [(family, name) for family in ("marian", "t5", "whisper") for name in SHARED]
+NEW = 16
+
+
+@cache
+def target_of(family: str) -> CachedModel:
+    target = CachedModel(shared(family))
+    target.model.generation_config.min_new_tokens = 8  # random BART ends at once
+    return target
+
+
+def decode(
+    target: CachedModel, drafter: Drafter, sources: list[Source], batch_size: int = 1
+) -> list[Output]:
+    return decoder_of(target, drafter).decode_all(sources, NEW, batch_size)
+
+
+@cache
+def plain_outputs(family: str) -> list[Output]:
+    target = target_of(family)
+    return decode(target, NoDrafter(), sources_for(target.model, 3))
 
 
 @pytest.mark.covered
@@ -48,23 +68,18 @@ def test_greedy_output_is_plain_output_and_rounds_are_those_of_one_parallel_pass
     family, name, monkeypatch
 ):
     monkeypatch.setattr(candidates, "CANDIDATES", VOCAB)  # all tokens are candidates
-    target = CachedModel(shared(family))
-    target.model.generation_config.min_new_tokens = 10  # random BART ends at once
+    target = target_of(family)
     settings = {"decoder_layers": 2} | (CONVENTIONS | SHARED)[name]
     settings |= {"encoder": "target"} if name in SHARED else {}
     drafter = BlockDrafter(with_noise(tiny_drafter(family, **settings)))
-    sources = sources_for(target.model)
-
-    def decode(drafter, k: int) -> list[Output]:
-        return decoder_of(target, drafter, k).decode_all(sources, 24)
-
-    plain, drafted = decode(NoDrafter(), 1), decode(drafter, 4)
+    sources, plain = sources_for(target.model, 3), plain_outputs(family)
+    drafted = decode(target, drafter, sources)
     for source, output, found in zip(sources, plain, drafted, strict=True):
         assert found.tokens == output.tokens
         read, tokens = target.read(source), torch.tensor(output.tokens)
         seen = read.encoded if name in SHARED else read.input_ids
         blocks = block_rows(drafter.model, seen, tokens, read.prefix[1:].tolist()).argmax(-1)
-        expected = rounds_along(blocks, output.tokens, 24)
+        expected = rounds_along(blocks, output.tokens, NEW)
         for played, (draft, emitted) in zip(found.rounds, expected, strict=True):
             if len(draft) < 4 and EOS not in draft:
                 break  # slots may attend to later slots, for which no room is left
@@ -86,9 +101,8 @@ def test_drawn_rows_are_coupled_to_the_token_drawn_before(
     valid but accepted less. The rows before warping must be those the tokens were chosen from."""
     monkeypatch.setattr(candidates, "CANDIDATES", count)
     drafter, sampling = toy_drafter(slots=slots, previous_token_rank=rank), Sampling(temperature)
-    session = drafter.open(toy_source(), sampling, drawn())
     tokens = torch.cat((toy_source().prefix, torch.tensor([2, 3])))
-    proposal = run_single(session.propose(tokens, None, FixedLength(3)))
+    proposal = propose(drafter, toy_source(), tokens, 3, sampling)
     fresh = drafter.open(toy_source(), sampling, drawn())
     with torch.inference_mode():
         rows = torch.stack(list(proposal.logits()))
@@ -152,25 +166,12 @@ def test_scores_of_few_tokens_follow_their_weights():
 # --- drafters that read the target's encoder states ----------------------------------------------
 
 FAMILIES = ("marian", "t5", "whisper")
-NEW = 16
 
 
 def drafter_of(family: str, noise: float = 0.02, **settings: object) -> SpecDrafter:
     """Returns a drafter as deep as its target that is right on some tokens."""
     given = {"encoder": "target", "decoder_layers": 2}
     return with_noise(tiny_drafter(family, **given | settings), noise)
-
-
-def target_of(family: str) -> CachedModel:
-    target = CachedModel(shared(family))
-    target.model.generation_config.min_new_tokens = 8
-    return target
-
-
-def decode(
-    target: CachedModel, drafter: Drafter, sources: list[Source], batch_size: int = 1
-) -> list[Output]:
-    return decoder_of(target, drafter).decode_all(sources, NEW, batch_size)
 
 
 def encoded(model: PreTrainedModel, source: Source) -> torch.Tensor:

@@ -17,7 +17,7 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.roles import Randomness
 from drafttrain.decoding.stopping import FixedLength
 from drafttrain.decoding.types import Proposal, Sampling
-from tests.decoding.decoded import drawn
+from tests.decoding.decoded import propose
 from tests.decoding.enumeration import enumerate_law
 from tests.decoding.toys import ToyModel, toy_prompt
 
@@ -28,14 +28,10 @@ def levels(*models: ToyModel) -> list[Level]:
     return [Level(f"level {i}", drafter) for i, drafter in enumerate(drafters)]
 
 
-def small() -> CausalDrafter:
-    return CausalDrafter(ToyModel(4))
-
-
 @pytest.mark.parametrize("leniency", [1.0, 1.5, 3.0])
 def test_a_token_handed_out_follows_the_row_that_comes_with_it(leniency):
     """The first draft token, over all random choices inside, is distributed as its row."""
-    drafter = ReviewedDrafter(ToyModel(2), small(), 2, leniency)
+    drafter = ReviewedDrafter(ToyModel(2), CausalDrafter(ToyModel(4)), 2, leniency)
     seen: dict[tuple, Tensor] = {}
 
     def run(randomness: Randomness) -> int:
@@ -56,8 +52,7 @@ def test_a_cascade_drafts_exactly_as_many_tokens_as_requested(wanted):
         model.eos_ids = frozenset()
     drafter = cascade(levels(*models), [[5, 3, 2], [2, 1], [10]], 1.5)
     for sampling in (Sampling(), Sampling(1.0)):
-        session = drafter.open(toy_prompt(), sampling, drawn())
-        proposal = run_single(session.propose(torch.tensor([0]), None, FixedLength(wanted)))
+        proposal = propose(drafter, toy_prompt(), None, wanted, sampling)
         assert len(proposal.tokens) == min(wanted, 10)
 
 

@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 
 from drafttrain.build.pairs import make_drafter
-from drafttrain.decoding.batching import BatchedSteps, run_single
-from drafttrain.decoding.drafters.causal import (
-    CausalDrafter,
-    CausalSession,
-    teacher_forced_rows,
-)
+from drafttrain.decoding.batching import BatchedSteps
+from drafttrain.decoding.drafters.causal import CausalDrafter, teacher_forced_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.roles import StopPolicy
@@ -25,11 +21,11 @@ from drafttrain.decoding.stopping import (
     entropy,
     largest_probability,
 )
-from drafttrain.decoding.types import DraftState, Output, Proposal, Sampling, Source
+from drafttrain.decoding.types import DraftState, Output, Proposal, Sampling
 from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.models.draft_states import ROW_FEATURES, drawn_states
 from tests.comparing import close
-from tests.decoding.decoded import decoder_of, drawn, generate, sources_for
+from tests.decoding.decoded import decoder_of, generate, propose, sources_for
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, extend, fresh, last_hidden
 from tests.decoding.methods import with_rows
@@ -41,17 +37,14 @@ LONGEST = 16
 
 def stops() -> dict[str, StopPolicy]:
     torch.manual_seed(0)
-    one_pass_later = AcceptanceHead(AcceptanceHeadConfig(hidden_size=16, depth=1))
-    drawn = AcceptanceHead(
-        AcceptanceHeadConfig(hidden_size=16 + ROW_FEATURES, depth=1, state="drawn")
-    )
-    for head in (one_pass_later, drawn):
+    heads = {}
+    for state, width in (("token", 16), ("drawn", 16 + ROW_FEATURES)):
+        head = AcceptanceHead(AcceptanceHeadConfig(hidden_size=width, depth=1, state=state))
         head.out.bias.data.fill_(1.0)
-    return {
+        heads[state] = HeadPolicy(head, 0.5, 6)
+    return heads | {
         "fixed": FixedLength(4),
         "shown": replace(FixedLength(4), state_kind="drawn"),
-        "one_pass_later": HeadPolicy(one_pass_later, 0.5, 6),
-        "drawn": HeadPolicy(drawn, 0.5, 6),
         "entropy": Entropy(2.0, 6),
         "confidence": Confidence(0.4, 6),
         "cumulative": Cumulative(0.3, 6),
@@ -59,7 +52,8 @@ def stops() -> dict[str, StopPolicy]:
 
 
 def checked(drafter: CausalDrafter, drafts: list[Proposal]) -> Watched:
-    """Records every draft, then compares the drafter's cache with a fresh prefill."""
+    """Records every draft. Then the drafter's cache and the hidden states that the policy is shown
+    before each token equal those of one prefill of the whole path."""
 
     def watch(session, source, tokens, target_state, stop) -> BatchedSteps[Proposal]:
         shown: list[list[Tensor]] = []
@@ -71,39 +65,25 @@ def checked(drafter: CausalDrafter, drafts: list[Proposal]) -> Watched:
         looking = replace(stop, continues=look)
         proposal = yield from session.propose(tokens, target_state, looking)
         drafts.append(proposal)
-        drafted = proposal.tokens.tolist()
-        if drafted:
-            path = tokens.tolist() + drafted[:-1]  # the last token is not in the cache
-            assert session.sequence.state.tokens == path
-            check_states(session, source, path, proposal, stop, shown)
+        count = len(proposal.tokens)
+        if count == 0:
+            return proposal
+        path = tokens.tolist() + proposal.tokens.tolist()[:-1]  # the last token is not in the cache
+        assert session.sequence.state.tokens == path
+        output = fresh(session.model.model, source, path)
+        close_caches(session.sequence.state, output.past_key_values, 1e-9)
+        late = 1 if stop.state_kind == "token" else 0  # the last token has no state yet
+        known = [0 if stop.state_kind is None else max(0, n - late) for n in range(len(shown))]
+        assert [len(states) for states in shown] == known
+        hidden = last_hidden(output)
+        expected = hidden[len(hidden) - count + 1 :]
+        if stop.state_kind == "drawn":
+            expected = drawn_states(hidden[-count:], output.logits[0, -count:], proposal.tokens)
+        for states in filter(None, shown):
+            close(torch.stack(states), expected[: len(states)], 1e-9)
         return proposal
 
     return Watched(drafter, watch)
-
-
-def check_states(
-    session: CausalSession,
-    source: Source,
-    path: list[int],
-    proposal: Proposal,
-    stop: StopPolicy,
-    shown: list[list[Tensor]],
-) -> None:
-    """The session's cache and the hidden states that the policy is shown before each token equal
-    those of one prefill of the whole path."""
-    output = fresh(session.model.model, source, path)
-    close_caches(session.sequence.state, output.past_key_values, 1e-9)
-    late = 1 if stop.state_kind == "token" else 0  # the last token has no state yet
-    known = [0 if stop.state_kind is None else max(0, n - late) for n in range(len(shown))]
-    assert [len(states) for states in shown] == known
-    hidden, drafted = last_hidden(output), proposal.tokens
-    if stop.state_kind == "drawn":
-        rows = hidden[-len(drafted) :], output.logits[0, -len(drafted) :]
-        expected = drawn_states(*rows, drafted)
-    else:
-        expected = hidden[len(hidden) - len(drafted) + 1 :]
-    for states in filter(None, shown):
-        close(torch.stack(states), expected[: len(states)], 1e-9)
 
 
 def decode(model, drafter, stop, sources) -> list[Output]:
@@ -114,12 +94,12 @@ def decode(model, drafter, stop, sources) -> list[Output]:
 def test_greedy_output_is_the_targets_own_under_every_policy(family):
     model = tiny_model(family)
     sources = sources_for(model, 3)
-    expected = generate(model, sources, LONGEST)
+    expected, target = generate(model, sources, LONGEST), CachedModel(model)
     drafter = CachedModel(noisy(model, family))
     lengths, accepted, rejected = set(), set(), set()
     for name, stop in stops().items():
         watched = checked(CausalDrafter(drafter), [])
-        outputs = decode(model, watched, stop, sources)
+        outputs = decode(target, watched, stop, sources)
         assert [output.tokens for output in outputs] == expected, name
         rounds = [played for output in outputs for played in output.rounds]
         lengths |= {len(played.drafted) for played in rounds}
@@ -135,11 +115,10 @@ def test_a_drafter_of_another_family_and_start_token_encodes_the_source_itself()
     model, other = tiny_model("bart"), tiny_model("marian", seed=5)
     sources = sources_for(model, 3)
     drafter = CausalDrafter(CachedModel(other))
-    for output, source in zip(decode(model, drafter, 3, sources), sources, strict=True):
-        assert [output.tokens] == generate(model, [source], LONGEST)
-    session = drafter.open(sources[0], Sampling(), drawn())
+    outputs = decode(model, drafter, 3, sources)
+    assert [output.tokens for output in outputs] == generate(model, sources, LONGEST)
     committed = torch.cat([sources[0].prefix, torch.tensor([7, 8])])
-    proposal = run_single(session.propose(committed, None, FixedLength(2)))
+    proposal = propose(drafter, sources[0], committed, 2)
     own = make_source(sources[0].input_ids, other)
     with torch.no_grad():
         path = torch.cat([own.prefix, torch.tensor([7, 8])])
@@ -180,7 +159,6 @@ def test_stop_policies_do_not_see_undrafted_tokens(sampling):
     tokens = few.config.draftable_tokens = list(range(6, VOCAB, 3))
     drafter = CausalDrafter.of(few, target)
     seen: list[list[Tensor]] = []
-
     states: list[Tensor] = []
 
     def look(state: DraftState, value: float) -> bool:
@@ -189,10 +167,8 @@ def test_stop_policies_do_not_see_undrafted_tokens(sampling):
         return True
 
     stop = replace(FixedLength(4), state_kind="drawn", continues=look)
-    randomness = drawn()
     source = make_source(torch.tensor([5, 6, 7]), target)
-    session = drafter.open(source, sampling, randomness)
-    proposal = run_single(session.propose(source.prefix, None, stop))
+    proposal = propose(drafter, source, None, stop, sampling)
     whole = torch.stack(list(proposal.logits()))
     assert whole.shape == (4, VOCAB) and [len(rows) for rows in seen] == [0, 1, 2, 3]
     for row, of_all in zip(seen[-1], whole, strict=False):

@@ -12,14 +12,10 @@ from drafttrain.decoding.types import Sampling, Source
 
 def draft(tokens: list[int], k: int, bigrams=None, source: list[int] | None = None) -> list[int]:
     """Returns a draft after these tokens; with a source, for an encoder-decoder (start token 0)."""
-    if source is None:
-        given = Source.of_text(torch.tensor(tokens[:1]), torch.tensor(tokens[:1]))
-        committed = torch.tensor(tokens)
-    else:
-        given = Source.of_text(torch.tensor(source), torch.tensor([0]))
-        committed = torch.tensor([0, *tokens])
+    read, tokens = (tokens[:1], tokens) if source is None else (source, [0, *tokens])
+    given = Source.of_text(torch.tensor(read), torch.tensor(tokens[:1]))
     session = MaxGramDrafter(bigrams).open(given, Sampling(), None)
-    proposal = session.propose(committed, None, FixedLength(k))
+    proposal = session.propose(torch.tensor(tokens), None, FixedLength(k))
     assert proposal.passes == 0
     return proposal.tokens.tolist()
 

@@ -10,12 +10,12 @@ from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.stopping import Confidence, Entropy, FixedLength
 from drafttrain.decoding.types import Sampling
 from tests.comparing import close
-from tests.decoding.decoded import drawn
+from tests.decoding.decoded import drawn, propose
 from tests.decoding.expected import expected_probs
 from tests.tiny_drafters import MASK, parallel
 
 PROMPT = [5, 9, 20, 7]
-OUTPUT = torch.tensor([11, 30, 12, 8, 25, 1])
+OUTPUT = torch.tensor([30, 12, 1, 8, 25, 11])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
@@ -42,13 +42,10 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
     prompt = [*PROMPT, *PROMPT]
     drafter = parallel(family, max_position_embeddings=len(prompt) + 7)
     source = make_source(prompt, drafter.model.model)
-    output = greedy_block(drafter, source, 4) + [30, 12, 1]  # so that some drafts are right
-    output = torch.tensor(output)
+    output = torch.cat([propose(drafter, source).tokens, OUTPUT[:3]])  # some drafts are right
     found = along(drafter, source, output, 4, sampling)
     for place in range(len(output)):
-        session = drafter.open(source, sampling, drawn())
-        tokens = torch.cat([source.prefix, output[:place]])
-        proposal = run_single(session.propose(tokens, None, FixedLength(4)))
+        proposal = propose(drafter, source, torch.cat([source.prefix, output[:place]]), 4, sampling)
         assert len(proposal.tokens) == min(4, 8 - place)  # the last token needs no position
         expected = proposed_probs(proposal, output[place:])
         expected += [-1.0] * (4 - len(expected))
@@ -61,11 +58,6 @@ def test_probabilities_along_an_output_are_those_of_each_draft(family, sampling)
 def along(drafter: ParallelDrafter, source, output, k: int, sampling: Sampling) -> torch.Tensor:
     [known] = read_outputs(drafter.model, [source], [output], drafter.requires)
     return run_single(teacher_forced_probs(drafter, known, [k] * len(output), sampling))
-
-
-def greedy_block(drafter: ParallelDrafter, source, k: int) -> list[int]:
-    session = drafter.open(source, Sampling(), drawn())
-    return run_single(session.propose(source.prefix, None, FixedLength(k))).tokens.tolist()
 
 
 def proposed_probs(proposal, output: torch.Tensor) -> list[float]:
@@ -91,8 +83,7 @@ def test_a_stop_policy_ends_a_block_before_the_row_that_it_looks_at():
     source = make_source(PROMPT, drafter.model.model)
 
     def drafted(stop) -> int:
-        session = drafter.open(source, Sampling(), drawn())
-        return len(run_single(session.propose(source.prefix, None, stop)).tokens)
+        return len(propose(drafter, source, stop=stop).tokens)
 
     with torch.no_grad():
         logits = drafter.model.model(torch.tensor([[*PROMPT, *[MASK] * 3]])).logits[0, -4:]

@@ -1,39 +1,36 @@
 """Tree drafters: their trees and caches, and pairings that are refused."""
 
+from functools import cache
+
 import pytest
 import torch
 
-from drafttrain.decoding.batching import BatchedSteps, run_single
+from drafttrain.decoding.batching import BatchedSteps
 from drafttrain.decoding.drafters.block import BlockDrafter
 from drafttrain.decoding.drafters.causal import CausalDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.drafters.tree import ModelRows, TreeDrafter
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
-from drafttrain.decoding.sampling import SampledRandomness
 from drafttrain.decoding.stopping import FixedLength, Gain
 from drafttrain.decoding.trees.chosen import Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
 from drafttrain.decoding.trees.fixed import binary_tree, eagle_tree
 from drafttrain.decoding.trees.shapes import Shape
-from drafttrain.decoding.trees.verifiers import (
-    KSeq,
-    RecursiveRejection,
-)
-from drafttrain.decoding.types import Proposal, Sampling
+from drafttrain.decoding.trees.verifiers import KSeq, RecursiveRejection
+from drafttrain.decoding.types import Output, Proposal, Sampling
 from drafttrain.models.spec_drafter.model import SpecDrafter
-from tests.decoding.decoded import decoder_of
+from tests.decoding.decoded import decoder_of, propose
 from tests.decoding.drafters.watched import Watched
 from tests.decoding.engine.fresh import close_caches, fresh
 from tests.decoding.paths import paths_of
-from tests.decoding.toys import ToyModel, ToyTarget, toy_prompt
+from tests.decoding.toys import ToyModel, toy_prompt
 from tests.tiny_drafters import noisy, shared, tiny_drafter
 from tests.tiny_models import tiny_model
 
 
-def toy(shape, seed: int = 2, excluded: float = 0.0) -> TreeDrafter:
-    return TreeDrafter(CausalDrafter(ToyModel(seed, excluded=excluded)), shape)
+def toy(shape: Shape) -> TreeDrafter:
+    return TreeDrafter(CausalDrafter(ToyModel(2)), shape)
 
 
 class WholeRows:
@@ -64,12 +61,8 @@ def test_trees_of_the_likeliest_tokens_are_those_of_whole_rows(shape, rank):
     """60 candidates exceed the vocabulary, so previous-token features apply to all tokens."""
     drafter = BlockDrafter(slots_model(rank))
     source = make_source([5, 9, 20, 7, 1], shared("marian"))
-    proposals = []
-    for requests in (shape, WholeRows(shape)):
-        randomness = SampledRandomness(torch.Generator())
-        session = TreeDrafter(drafter, requests).open(source, Sampling(), randomness)
-        proposals.append(run_single(session.propose(source.prefix, None, FixedLength(4))))
-    likeliest, whole = proposals
+    drafters = (TreeDrafter(drafter, requests) for requests in (shape, WholeRows(shape)))
+    likeliest, whole = (propose(one, source) for one in drafters)
     assert likeliest.passes == whole.passes == 1
     assert set(paths_of(likeliest)) == set(paths_of(whole))
     assert likeliest.expected == pytest.approx(whole.expected, abs=1e-6)
@@ -124,21 +117,29 @@ def checked(drafter: TreeDrafter, kept: list[int]) -> Watched:
     return Watched(drafter, watch)
 
 
-def endless(model):
-    """Removes EOS, so that random models generate to the maximal length."""
+PROMPT = [5, 9, 20]
+
+
+@cache
+def endless_pair(family: str) -> tuple[CachedModel, Output, CausalDrafter]:
+    """Returns a target without EOS, so that it generates to the maximal length, its output, and a
+    drafter."""
+    model = tiny_model(family)
     model.generation_config.eos_token_id = None
-    return model
+    copy = noisy(model, family)
+    copy.generation_config.eos_token_id = None
+    target = CachedModel(model)
+    [plain] = decoder_of(target, NoDrafter()).decode_all([make_source(PROMPT, model)], 24)
+    return target, plain, CausalDrafter(CachedModel(copy))
 
 
 @pytest.mark.covered
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("family", ["llama", "opt", "marian", "t5"])
 def test_greedy_trees_equal_plain_decoding_and_keep_accepted_nodes(family, name):
-    model = endless(tiny_model(family))
-    target, source = CachedModel(model), make_source([5, 9, 20], model)
-    [plain] = decoder_of(target, NoDrafter()).decode_all([source], 24)
-    causal = CausalDrafter(CachedModel(endless(noisy(model, family))))
+    target, plain, causal = endless_pair(family)
     drafter = checked(TreeDrafter(causal, SHAPES[name]), kept := [])
+    source = make_source(PROMPT, target.model)
     [found] = decoder_of(target, drafter, 3).decode_all([source], 24)
     assert found.tokens == plain.tokens
     assert len(plain.tokens) == 24 and len(found.rounds) < len(plain.rounds)
@@ -152,31 +153,23 @@ def test_greedy_trees_equal_plain_decoding_and_keep_accepted_nodes(family, name)
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def refusals() -> dict[str, tuple[Drafter, StopPolicy, Verifier]]:
-    """One of each kind; the others are in the table of tests/build/test_trees.py."""
-    return {
-        "not valid for without_replacement trees": (
-            toy(Branching((2, 2))), FixedLength(2), KSeq,
-        ),
-        "reads the expected acceptance": (toy(Beam(2)), Gain(0.5, 2), RecursiveRejection),
-    }  # fmt: skip
+REFUSED = {
+    "not valid for without_replacement trees": (Branching((2, 2)), FixedLength(2), KSeq),
+    "reads the expected acceptance": (Beam(2), Gain(0.5, 2), RecursiveRejection),
+}
+"""One of each kind; the others are in the table of tests/build/test_trees.py."""
 
 
-@pytest.mark.parametrize("message", refusals())
+@pytest.mark.parametrize("message", REFUSED)
 def test_wrong_pairings_are_refused_before_anything_runs(message):
-    drafter, stop, verifier = refusals()[message]
-    randomness = SampledRandomness(torch.Generator())
-    decoder = decoder_of(Untouched(), drafter, stop, verifier, Sampling(1.0), lambda _: randomness)
+    shape, stop, verifier = REFUSED[message]
+    decoder = decoder_of(None, toy(shape), stop, verifier, Sampling(1.0))  # no target is needed
     with pytest.raises(ValueError, match=message):
         decoder.decode([toy_prompt()], 3)
 
 
-class Untouched:
-    """A target that must not be used."""
-
-
 def test_a_target_that_cannot_be_given_trees_is_refused_before_anything_runs():
-    class Flat(ToyTarget):
+    class Flat(ToyModel):
         def check_tree_attention(self) -> None:
             raise ValueError("this attention takes no tree mask")
 

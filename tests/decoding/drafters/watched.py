@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -28,17 +28,6 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> WatchedSession:
-        return WatchedSession(self.watch, self.inner.open(source, sampling, randomness), source)
-
-
-@dataclass
-class WatchedSession:
-    watch: Watch
-    inner: DraftSession
-    source: Source
-
-    def propose(
-        self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy
-    ) -> BatchedSteps[Proposal]:
-        return self.watch(self.inner, self.source, tokens, target_state, stop)
+    def open(self, source: Source, sampling: Sampling, randomness: Randomness) -> SimpleNamespace:
+        session = self.inner.open(source, sampling, randomness)
+        return SimpleNamespace(propose=lambda *given: self.watch(session, source, *given))
