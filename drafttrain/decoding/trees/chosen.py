@@ -53,8 +53,7 @@ class Optimal(Shape):
         scores = log_probs[rows, columns] + parent_scores[rows]
         order = np.argsort(-scores, kind="stable")[: self.nodes]
         rows, columns = rows[order], columns[order]
-        parents = [tree.frontier[row] for row in rows.tolist()]
-        added = tree.add(tokens[rows, columns].tolist(), parents, scores[order].tolist())
+        added = tree.add(tokens[rows, columns].tolist(), rows.tolist(), scores[order].tolist())
         best, least = self._best(tree), self._least(tree)
         tree.expected.append(float(np.exp([tree.notes[node] for node in best]).sum()))
         # a child scores no more than its parent

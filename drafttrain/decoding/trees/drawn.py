@@ -27,15 +27,14 @@ class Paths(Shape):
         return self.count > 1
 
     def grow(self, tree: Tree, logits: Tensor) -> range:
-        probs, first = tree.keep_probs(logits)
+        probs = tree.keep_probs(logits)
         owners = [
             row for row, copies in enumerate(tree.frontier_notes(self.count)) for _ in range(copies)
         ]
         drawn = tree.randomness.categorical(probs[owners]).tolist()
         copies = Counter(zip(owners, drawn, strict=True))  # equal children become one node
         rows, tokens = zip(*copies, strict=True)
-        parents = [tree.frontier[row] for row in rows]
-        return tree.add(tokens, parents, list(copies.values()), [first + row for row in rows])
+        return tree.add(tokens, rows, copies.values())
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,12 @@ class Branching(Shape):
         return f"rsd-c({','.join(map(str, self.widths))})"
 
     def grow(self, tree: Tree, logits: Tensor) -> range:
-        probs, first = tree.keep_probs(logits)
+        probs = tree.keep_probs(logits)
         width = min(self.widths[tree.level], probs.shape[-1])
         drawn = tree.randomness.without_replacement(probs, width).tolist()
         rows = [row for row, siblings in enumerate(drawn) for token in siblings if token >= 0]
         tokens = [token for siblings in drawn for token in siblings if token >= 0]
-        parents = [tree.frontier[row] for row in rows]
-        added = tree.add(tokens, parents, [None] * len(rows), [first + row for row in rows])
+        added = tree.add(tokens, rows, [None] * len(rows))
         return added if tree.level + 1 < len(self.widths) else range(0)
 
 
@@ -93,7 +91,7 @@ class Beam(Shape):
         return f"rsd-s({self.width})"
 
     def grow(self, tree: Tree, logits: Tensor) -> range:
-        probs, first = tree.keep_probs(logits)
+        probs = tree.keep_probs(logits)
         noted = tree.frontier_notes((0.0, 0.0))
         above, bounds = torch.tensor(noted, dtype=probs.dtype, device=probs.device).T
         log_probs = probs.log() + above[:, None]
@@ -107,8 +105,7 @@ class Beam(Shape):
         rows, ranks = [index // width for index in indices], [index % width for index in indices]
         tokens = largest.indices[rows, ranks]
         notes = torch.stack((log_probs[rows, tokens], keys[rows, ranks]), 1).tolist()
-        parents = [tree.frontier[row] for row in rows]
-        return tree.add(tokens.tolist(), parents, notes, [first + row for row in rows])
+        return tree.add(tokens.tolist(), rows, notes)
 
 
 def perturb(keys: Tensor, bounds: Tensor) -> Tensor:

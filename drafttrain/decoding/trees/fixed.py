@@ -66,10 +66,8 @@ class Fixed(Shape):
     def _add(self, tree: Tree, by_rank: list[list[int]]) -> list[int]:
         """Adds the children of the frontier; by_rank: tokens of each row, most likely first."""
         children = [
-            (tokens[rank], node, (*path, rank))
-            for node, path, tokens in zip(
-                tree.frontier, tree.frontier_notes(()), by_rank, strict=True
-            )
+            (tokens[rank], row, (*path, rank))
+            for row, (path, tokens) in enumerate(zip(tree.frontier_notes(()), by_rank, strict=True))
             for rank in self._below[path]
             if rank < len(tokens)
         ]

@@ -70,7 +70,7 @@ class Tree:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.rows: list[int] = []
-        """Row of `draft_probs` that each node was drawn from."""
+        """Row of `draft_probs`, if nodes are drawn, that each node was drawn from."""
         self.notes: list[Any] = []
         """Data of the shape for each node: scores, ranks, or the number of paths through it."""
         self.draft_probs: list[Tensor] = []
@@ -80,32 +80,25 @@ class Tree:
         """Number of levels so far."""
         self.frontier = [ROOT]
 
-    def add(
-        self,
-        tokens: Sequence[int],
-        parents: Sequence[int],
-        notes: Sequence[Any],
-        rows: Sequence[int] = (),
-    ) -> range:
-        """Adds nodes of a level; returns their indices. rows: of drawn nodes only."""
-        first = len(self.tokens)
+    def add(self, tokens: Sequence[int], rows: Sequence[int], notes: Sequence[Any]) -> range:
+        """Adds nodes of a level; returns their indices. rows: frontier index of each parent."""
+        first, first_row = len(self.tokens), sum(map(len, self.draft_probs[:-1]))
         self.tokens += tokens
-        self.parents += parents
+        self.parents += [self.frontier[row] for row in rows]
         self.notes += notes
-        self.rows += rows
+        self.rows += [first_row + row for row in rows]
         return range(first, len(self.tokens))
 
     def frontier_notes(self, root: Any) -> list[Any]:
         """Returns the notes of the frontier nodes, `root` for the last committed token."""
         return [root if node == ROOT else self.notes[node] for node in self.frontier]
 
-    def keep_probs(self, logits: Tensor) -> tuple[Tensor, int]:
-        """Warps rows, keeps them in `draft_probs`, and returns them with the index of the first one
-        there. Shapes: [F, V] -> [F, V]."""
-        first, probs = sum(map(len, self.draft_probs)), warp(logits, self.sampling)
+    def keep_probs(self, logits: Tensor) -> Tensor:
+        """Warps rows to draw children from and keeps them. Shapes: [F, V] -> [F, V]."""
+        probs = warp(logits, self.sampling)
         check_not_nan(probs)
         self.draft_probs.append(probs)
-        return probs, first
+        return probs
 
     def grow(self, logits: Tensor) -> list[int]:
         """Adds the children of the frontier; returns the next frontier.
