@@ -1,6 +1,5 @@
 """The decoding loop: the tokens of plain decoding and `generate`, and correct ends."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +16,7 @@ from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.sources import make_source
 from drafttrain.decoding.loop import RunningSequence, play_round
 from drafttrain.decoding.trees.chosen import Optimal
-from drafttrain.decoding.types import Output, Proposal
+from drafttrain.decoding.types import Proposal
 from tests.decoding.decoded import GREEDY, decoder_of, generate, run, sources_for, tokens_of
 from tests.decoding.drafts import ScriptedDrafter, half_right
 from tests.decoding.engine.fresh import close_caches, fresh
@@ -103,43 +102,30 @@ def test_caches_have_only_committed_tokens(target, drafter):
     assert 0 in accepted and (target != drafter or 3 in accepted)
 
 
-def scripted_target(path: list[int], eos_ids: Iterable[int] = (EOS,)) -> ToyModel:
-    """Returns a toy target with a given greedy path."""
+def scripted_target(path: list[int]) -> ToyModel:
+    """Returns a toy target with a given greedy path, which EOS and 5 end."""
     target = ToyModel(0, vocabulary=6)
-    target.eos_ids, target.table = frozenset(eos_ids), ScriptedRows(path, 6)
+    target.eos_ids, target.table = frozenset((EOS, 5)), ScriptedRows(path, 6)
     return target
 
 
-def scripted(path: list[int], draft: list[int], k: int, eos_ids=(EOS,), longest=20) -> Output:
-    drafter = half_right([toy_source()], [draft], k, wrong=0.0)
-    decoder = decoder_of(scripted_target(path, eos_ids), drafter, k)
+@pytest.mark.parametrize(
+    ("path", "draft", "longest", "drafted", "accepted", "tokens"),
+    [
+        ([2, 3, EOS, 4, 2], [2, 3, EOS, 4], 20, [2, 3, EOS], 3, [2, 3, EOS]),  # 4 is not an input
+        ([2, EOS, 4], [2, 3, 4], 20, [2, 3, 4], 1, [2, EOS]),  # a correction
+        ([2, 3, EOS, 4], [2, 3], 20, [2, 3], 2, [2, 3, EOS]),  # the bonus token
+        ([2, 5, EOS], [2, 5, EOS], 20, [2, 5], 2, [2, 5]),  # the other EOS
+        ([2, 3, EOS, 4], [2, 3, EOS, 4], 3, [2, 3], 2, [2, 3, EOS]),  # the last possible token
+    ],
+)
+def test_an_eos_ends_the_sequence(path, draft, longest, drafted, accepted, tokens):
+    drafter = half_right([toy_source()], [draft], len(draft), wrong=0.0)
+    decoder = decoder_of(scripted_target(path), drafter, len(draft))
     [output] = decoder.decode_all([toy_source()], longest)
-    return output
-
-
-def test_an_accepted_eos_ends_the_sequence():
-    output = scripted([2, 3, EOS, 4, 5], draft=[2, 3, EOS, 4, 5], k=4)
-    assert output.tokens == [2, 3, EOS]
     [played] = output.rounds
-    assert (played.drafted, played.path) == ([2, 3, EOS], [0, 1, 2])  # 4 is not an input
-    assert (played.emitted, played.finished) == ([2, 3, EOS], True)
-
-
-def test_eos_as_correction_and_as_bonus_ends_the_sequence():
-    correction = scripted([2, EOS, 4], draft=[2, 3, 4], k=3)
-    assert (correction.tokens, correction.rounds[0].path) == ([2, EOS], [0])
-    bonus = scripted([2, 3, EOS, 4], draft=[2, 3, 5, 5], k=2)
-    assert (bonus.tokens, len(bonus.rounds)) == ([2, 3, EOS], 1)
-
-
-def test_any_of_several_eos_ids_ends_the_sequence():
-    assert scripted([2, 5, EOS], draft=[2, 5, EOS], k=3, eos_ids=(EOS, 5)).tokens == [2, 5]
-
-
-def test_an_eos_at_the_last_possible_token_counts_as_the_end():
-    output = scripted([2, 3, EOS, 4], draft=[2, 3, EOS, 4], k=5, longest=3)
-    assert output.tokens == [2, 3, EOS]
-    assert output.rounds[-1].drafted == [2, 3]
+    assert (played.drafted, played.path) == (drafted, [*range(accepted)])
+    assert output.tokens == played.emitted == tokens and played.finished
 
 
 def test_rounds_stream_one_at_a_time():

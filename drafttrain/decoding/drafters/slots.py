@@ -85,10 +85,12 @@ class SlotSession(ABC):
         states, logits = states[:count], logits[:count]
         if correction is not None:
             drafted = yield BatchedCall(correction.chains, (states, logits, last))
-            previous = torch.cat((drafted.new_tensor([last]), drafted[:-1]))
-            return Proposal.chain(
-                drafted, logits=lambda: correction.after(states, logits, previous).unbind()
-            )
+
+            def corrected() -> tuple[Tensor, ...]:
+                previous = torch.cat((drafted.new_tensor([last]), drafted[:-1]))
+                return correction.after(states, logits, previous).unbind()
+
+            return Proposal.chain(drafted, logits=corrected)
         if self.sampling.greedy:
             drafted = yield BatchedCall(arg_max_on_device, logits)
             return Proposal.chain(drafted, logits=logits.unbind)

@@ -1,10 +1,10 @@
 """Trees with chosen nodes: which nodes they have, and which are passed to the drafter."""
 
 import itertools
+from collections import defaultdict
 
 import pytest
 import torch
-from torch import Tensor
 
 from drafttrain.decoding.trees.chosen import GREEDY_SCORES, Optimal
 from drafttrain.decoding.trees.drawn import Beam, Branching, Paths
@@ -70,15 +70,11 @@ def test_a_node_whose_children_cannot_enter_is_not_computed():
 
 def test_a_child_that_ties_its_parent_comes_after_it():
     """Point-mass rows: every product is 1, so the tree is a chain of all levels."""
-    proposal = grown(Optimal(5), SureTable(), Sampling())
+    sure = defaultdict(lambda: torch.tensor([-torch.inf, -torch.inf, 0.0]))
+    proposal = grown(Optimal(5), sure, Sampling())
     assert proposal.tokens.tolist() == [2, 2, 2]
     assert proposal.parents.tolist() == [-1, 0, 1]
     assert proposal.expected == pytest.approx(3.0)
-
-
-class SureTable:
-    def __getitem__(self, path: Path) -> Tensor:
-        return torch.tensor([-torch.inf, -torch.inf, 0.0])
 
 
 def test_nothing_is_drafted_below_the_end_of_a_sequence():
