@@ -98,7 +98,7 @@ class Drafter(Protocol):
 
     name: str
     session: Callable[[Any, Source, Sampling, Randomness], DraftSession]
-    """Class of its sessions, if `open` needs nothing else."""
+    """Class of its sessions, which `open` makes from the drafter and its own arguments."""
     requires: TargetRequirements = TargetRequirements()
     """The target's states that it reads; only these are kept after a call."""
     drafts_trees: bool = False

@@ -45,8 +45,8 @@ class TreeSession:
             sampling = replace(sampling, temperature=drafter.draft_temperature)
         self.shape, self.ends = drafter.shape, drafter.drafter.eos_ids
         self.sampling, self.randomness = sampling, randomness
-        kind = resolve_name(KINDS[drafter.drafter.name].tree_rows)
-        self.rows: ModelRows | SlotRows = kind(drafter.drafter, source, sampling, randomness)
+        make_rows = resolve_name(KINDS[drafter.drafter.name].tree_rows)
+        self.rows: ModelRows | SlotRows = make_rows(drafter.drafter, source, sampling, randomness)
 
     def propose(
         self, tokens: Tensor, target_state: TargetState | None, stop: StopPolicy

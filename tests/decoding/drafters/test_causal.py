@@ -32,7 +32,7 @@ from tests.decoding.methods import with_rows
 from tests.tiny_drafters import noisy
 from tests.tiny_models import CAUSAL_FAMILIES, EOS, VOCAB, tiny_model
 
-LONGEST = 16
+LONGEST = 12
 
 
 def stops() -> dict[str, StopPolicy]:
