@@ -141,7 +141,9 @@ class SampledRandomness:
 
     def uniform(self, like: Tensor) -> Tensor:
         """Samples independent values from [0, 1) in the shape and dtype of `like`."""
-        return torch.empty_like(like).uniform_(generator=self.generator)
+        return torch.rand(
+            like.shape, dtype=like.dtype, device=like.device, generator=self.generator
+        )
 
     def gumbel(self, like: Tensor) -> Tensor:
         """Minus the logarithm of exponential values. On the CPU it uses NumPy, which is several
