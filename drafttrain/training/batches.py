@@ -15,13 +15,10 @@ def leave_signals(_: int) -> None:
 
 
 class Waiting:
-    """Iterator over batches that measures how long the loop waits for them."""
+    """`next` returns a batch, and measures how long the loop waits for it."""
 
     def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
         self._batches, self._waited, self._began = batches, 0.0, perf_counter()
-
-    def __iter__(self) -> Waiting:
-        return self
 
     def __next__(self) -> tuple[int, Any]:
         began = perf_counter()

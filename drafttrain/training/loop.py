@@ -46,7 +46,7 @@ from drafttrain.training.checkpoints import (
 )
 from drafttrain.training.compiling import compile_layers
 from drafttrain.training.losses import LossSums, mean_rates
-from drafttrain.training.objective import Objective
+from drafttrain.training.objective import Objective, mixed_seed
 from drafttrain.training.run_folder import LOOSE, MetricsLog
 from drafttrain.training.sharding import check_sharding, copy_to_shard, whole_objective
 from drafttrain.training.stop_signal import StopSignal
@@ -135,23 +135,19 @@ def make_accelerator(settings: TrainConfig, run: Path) -> Accelerator:
 
 
 def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path) -> None:
-    """Trains to the end, resuming from the newest checkpoint of `run` if there is one.
-
-    Writes checkpoints and metrics.jsonl to `run`, and loads the averaged weights into the
-    objective's model. Raises Interrupted on SIGTERM or SIGINT, after writing a checkpoint.
-    """
+    """Trains to the end, from the newest checkpoint of `run` if there is one; loads the averaged
+    weights into the objective's model. Raises Interrupted on SIGTERM or SIGINT, after writing a
+    checkpoint."""
     prepared = prepare(accelerator, task, settings)
     plan, objective, optimizer = prepared.plan, prepared.objective, prepared.optimizer
     total = count_steps(plan, settings, accelerator.num_processes)
     fingerprint = _fingerprint(plan, settings, total, accelerator.num_processes)
-    step = 0
+    step = begun = 0
     if existing := checkpoint_folders(run):
-        step = load_checkpoint(accelerator, objective, existing[-1], fingerprint).step
+        step = begun = load_checkpoint(accelerator, objective, existing[-1], fingerprint).step
         accelerator.print(f"resuming {run} at step {step} of {total}")
-    begun = step
     log = MetricsLog(accelerator, run, step, settings)
-    keep = max(KEPT_CHECKPOINTS, settings.average)
-    schedule = Schedule(settings.checkpoint_every, total, keep)
+    schedule = Schedule(settings.checkpoint_every, total, max(KEPT_CHECKPOINTS, settings.average))
     stop = StopSignal()
     parts, sums = task.objective.parts, None
     prints = accelerator.is_local_main_process
@@ -195,8 +191,7 @@ def train(accelerator: Accelerator, task: Task, settings: TrainConfig, run: Path
     for line in closing_lines(step - begun, batches, shown.get("loss"), task.constant_loss):
         accelerator.print(line)
     if accelerator.is_main_process:
-        newest = schedule.due(checkpoint_folders(run))[-settings.average :]
-        weights = average_weights(newest)
+        weights = average_weights(schedule.due(checkpoint_folders(run))[-settings.average :])
         task.objective.model.load_state_dict(weights, strict=False)  # frozen weights are unchanged
     accelerator.wait_for_everyone()
     accelerator.end_training()
@@ -234,8 +229,7 @@ def advice_on_memory(settings: TrainConfig, steps: int) -> Iterator[None]:
 
 def check_finite(rates: Mapping[str, float], step: int, run: Path) -> None:
     """Raises Diverged if a loss is not finite, before non-finite weights are saved."""
-    wrong = [name for name, rate in rates.items() if not math.isfinite(rate)]
-    if wrong:
+    if wrong := [name for name, rate in rates.items() if not math.isfinite(rate)]:
         raise Diverged(
             f"{wrong[0]} is {rates[wrong[0]]} at step {step}; use a lower train.learning_rate, a "
             f"longer train.warmup or train.precision=fp32, and run=ANOTHER_FOLDER if {run} has "
@@ -248,16 +242,16 @@ def learning_rate(settings: TrainConfig, step: int, total_steps: int) -> float:
 
     Linear warm-up (SpecDec: from 1e-7), then inverse square root, half a cosine to 0, or constant.
     """
-    warmup = settings.warmup if settings.warmup >= 1 else settings.warmup * total_steps
-    warmup = max(int(warmup), 1)
+    peak, warmup = settings.learning_rate, settings.warmup
+    warmup = max(int(warmup if warmup >= 1 else warmup * total_steps), 1)
     if step < warmup:
-        return 1e-7 + (settings.learning_rate - 1e-7) * (step + 1) / warmup
+        return 1e-7 + (peak - 1e-7) * (step + 1) / warmup
     if settings.schedule == "inverse-sqrt":
-        return settings.learning_rate * math.sqrt(warmup / (step + 1))
+        return peak * math.sqrt(warmup / (step + 1))
     if settings.schedule == "cosine":
         done = (step + 1 - warmup) / max(total_steps - warmup, 1)
-        return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-    return settings.learning_rate
+        return peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return peak
 
 
 def prepare(accelerator: Accelerator, task: Task, settings: TrainConfig) -> Prepared:
@@ -297,14 +291,11 @@ def make_optimizer(task: Task, settings: TrainConfig) -> torch.optim.Optimizer:
 
 
 def batches_of(prepared: Prepared, step: int, total: int) -> Iterator[tuple[int, Any]]:
-    """Yields (batch number, batch) of this process for the steps from `step` to `total`.
-
-    A batch depends only on (seed, epoch, row), so it is the same whichever worker makes it.
-    """
-    accelerator, task = prepared.accelerator, prepared.task
-    world, rank = accelerator.num_processes, accelerator.process_index
-    per_step = prepared.batches_per_step
-    numbers = range(step * per_step + rank, total * per_step, world)
+    """Yields (batch number, batch) of this process for the steps from `step` to `total`. A batch
+    depends only on (seed, epoch, row), so it is the same whichever worker makes it."""
+    accelerator, task, per_step = prepared.accelerator, prepared.task, prepared.batches_per_step
+    first = step * per_step + accelerator.process_index
+    numbers = range(first, total * per_step, accelerator.num_processes)
     on_gpu, workers = accelerator.device.type == "cuda", prepared.settings.workers
     if task.in_process or workers is None:
         workers = 2 if on_gpu and not task.in_process else 0
@@ -331,14 +322,13 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
     """
     accelerator, task, settings = prepared.accelerator, prepared.task, prepared.settings
     objective, optimizer = prepared.objective, prepared.optimizer
-    world = accelerator.num_processes
     totals: Tensor | float = 0.0
     reference = None
     for index in range(settings.accumulation):
         number, batch = next(batches)
         if task.complete is not None:
             batch = task.complete(batch)
-        torch.manual_seed(_mix(settings.seed, number))
+        torch.manual_seed(mixed_seed(settings.seed, number))
         last = index == settings.accumulation - 1
         with contextlib.nullcontext() if last else accelerator.no_sync(objective):
             sums: LossSums = objective(batch, progress)
@@ -346,7 +336,8 @@ def take_step(prepared: Prepared, batches: Iterator[tuple[int, Any]], progress: 
             gathered = accelerator.reduce(own, reduction="sum")
             if reference is None:
                 reference = gathered[1].clamp(min=1e-9)
-            accelerator.backward((sums.loss * (world / reference).float()).sum())
+            scale = (accelerator.num_processes / reference).float()
+            accelerator.backward((sums.loss * scale).sum())
         totals = totals + gathered
     parts = [objective] if task.objective.parts is None else task.objective.parts.values()
     if settings.accumulation > 1:
@@ -369,18 +360,12 @@ def _validate(prepared: Prepared, task: Task, log: MetricsLog, step: int) -> dic
     module = whole_objective(accelerator, prepared.objective, task.objective)
     values: dict[str, float] = {}
     if accelerator.is_main_process:
-        module.eval()
         with torch.no_grad():
-            values = task.validate(module)
+            values = task.validate(module.eval())
         module.train()
     log.write(step, values)
     accelerator.wait_for_everyone()
     return values
-
-
-def _mix(seed: int, number: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def _fingerprint(plan: BatchPlan, settings: TrainConfig, total: int, world: int) -> str:

@@ -49,6 +49,22 @@ def smoothed_cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
+def token_sums(
+    logits: Tensor, labels: Tensor, divergence: Tensor | None = None, smoothing: float = 0.0
+) -> LossSums:
+    """Returns the sums of N tokens, each with weight 1: of their cross entropy, or of a divergence.
+
+    Shapes: logits [N, V], labels [N] (-100: no cross entropy, a wrong prediction), divergence [N].
+    """
+    if divergence is None:
+        weights = (labels != -100).float()
+        loss, weight = smoothed_cross_entropy(logits, labels, weights, smoothing)
+    else:
+        loss, weight = divergence.sum(), torch.ones_like(labels, dtype=torch.float).sum()
+    correct = (logits.argmax(-1) == labels).sum()
+    return LossSums(loss, weight, correct, torch.ones_like(labels).sum())
+
+
 def constant_loss(counts: np.ndarray, smoothing: float) -> float:
     """Returns the label-smoothed cross entropy, in nats, of the best constant prediction for token
     counts [V]: the entropy of the smoothed frequencies."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -12,11 +13,9 @@ from transformers import PreTrainedModel
 from drafttrain.data.batches.examples import Batch
 from drafttrain.training.losses import LossSums
 
-B = TypeVar("B", bound=Batch, contravariant=True)
-
 
 @runtime_checkable
-class Objective(Protocol[B]):
+class Objective(Protocol):
     """A training objective: an `nn.Module` with a trained model, a batch loss and these members.
 
     The loop calls it on every batch, adds the sums up over accumulation steps and processes, and
@@ -32,11 +31,17 @@ class Objective(Protocol[B]):
     """If several independent models are trained at once: each by name, in the order of the sums'
     vectors. Each is normalised, clipped and logged as if it were trained separately."""
 
-    def __call__(self, batch: B, progress: float) -> LossSums:
+    def __call__(self, batch: Batch, progress: float) -> LossSums:
         """Returns the sums of a batch; `progress` runs from 0 at the first step to 1 at the last.
 
         Shapes: every sum is a scalar, or [P] with P parts.
         """
+
+
+def mixed_seed(seed: int, key: int | str) -> int:
+    """Returns the seed of random numbers that depend only on a run's seed and this key."""
+    digest = hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 class Teacher:

@@ -6,36 +6,15 @@ keys and values and reads its hidden states. The target's logits come from the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from drafttrain.config.recipes import FollowTargetConfig
 from drafttrain.data.batches.masked_blocks import BlocksBatch
 from drafttrain.decoding.engine.forward import additive
-from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.spec_drafter.layout import IGNORED
 from drafttrain.models.state_drafter import Reading, StateDrafter, read_target
 from drafttrain.training.objectives.follow_target import FollowTarget
-
-
-@dataclass(frozen=True)
-class SelectedColumns:
-    """Selected columns of each sequence of a batch, padded to the same number N."""
-
-    indices: Tensor
-    """[B, N] column indices, ascending; arbitrary in the padding."""
-    valid: Tensor
-    """[B, N] false in the padding."""
-
-    @staticmethod
-    def where(selected: Tensor, most: int) -> SelectedColumns:
-        """Returns the true columns of `selected` [B, T]; most: their maximal number, at least 1."""
-        indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        return SelectedColumns(indices, selected.gather(1, indices))
 
 
 class FollowStates(FollowTarget):
@@ -46,19 +25,9 @@ class FollowStates(FollowTarget):
 
     model: StateDrafter
 
-    def __init__(
-        self,
-        model: StateDrafter,
-        settings: FollowTargetConfig,
-        target: PreTrainedModel,
-        draftable: Tensor | None = None,
-    ):
-        super().__init__(model, settings, target, draftable)
-        self._read: tuple[BlocksBatch, Reading] | None = None
+    _read: tuple[BlocksBatch, Reading] | None = None
 
     def rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
-        """Returns the drafter's logits [N, C] over its draftable tokens at every labelled position,
-        and the labels [N], ids of the target's vocabulary."""
         target = self.teacher.on(batch.input_ids.device)
         reading = self.reading(batch)
         embedding = target.get_input_embeddings().weight
@@ -85,14 +54,18 @@ class FollowStates(FollowTarget):
 
     @torch.no_grad()
     def target_log_probs(self, batch: BlocksBatch) -> Tensor:
-        """Returns the target's log-probabilities of the draftable tokens at labels. [N, C]"""
         target = self.teacher.on(batch.input_ids.device)
         hidden = batch.text.at_labels(self.reading(batch).hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = at_least_float32(target.get_output_embeddings()(hidden))
-        total = logits.logsumexp(-1, keepdim=True)
-        rows = logits if self.draftable is None else logits[:, self.draftable]
-        return (rows - total)[batch.same_in_text()]
+            logits = target.get_output_embeddings()(hidden)
+        return self.of_draftable(logits)[batch.same_in_text()]
+
+
+def selected_columns(selected: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Returns the indices of the true columns of each row in rising order, and which are valid:
+    rows with fewer than `most` are padded. Shapes: selected [B, T] -> [B, most] both."""
+    indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    return indices, selected.gather(1, indices)
 
 
 def states_at_labels(
@@ -103,34 +76,28 @@ def states_at_labels(
     Shapes: embedding [V, D] -> [N, D].
     """
     most_slots, most_anchors = batch.widths
-    slots = SelectedColumns.where(batch.labels != IGNORED, most_slots)
-
-    def of_slots(values: Tensor) -> Tensor:
-        return values.gather(1, slots.indices)
-
-    depths = of_slots(torch.where(batch.before < 0, 0, batch.positions - batch.anchors))
-    positions = of_slots(batch.positions)
-    anchors, columns = positions - depths, of_slots(batch.text_columns) - depths
+    slots, is_slot = selected_columns(batch.labels != IGNORED, most_slots)
+    depths = torch.where(batch.before < 0, 0, batch.positions - batch.anchors).gather(1, slots)
+    positions, documents = batch.positions.gather(1, slots), batch.documents.gather(1, slots)
+    anchors, columns = positions - depths, batch.text_columns.gather(1, slots) - depths
     rows = torch.arange(len(columns), device=columns.device)[:, None]
     texts = batch.labels[:, : batch.columns] != IGNORED
-    starts = SelectedColumns.where(texts, most_anchors)  # a block follows each anchor
-    states = reading.states[rows, (starts.indices - 1).clamp(min=0)]
-    of_anchors = model.anchor_inputs(states.flatten(0, 1)).unflatten(0, starts.indices.shape)
+    starts, is_start = selected_columns(texts, most_anchors)  # a block follows each anchor
+    states = reading.states[rows, (starts - 1).clamp(min=0)]
+    of_anchors = model.anchor_inputs(states.flatten(0, 1)).unflatten(0, starts.shape)
     # numbers: [B, columns] index among the anchors of each column that is one
-    number = torch.arange(starts.indices.shape[1], device=columns.device).expand_as(starts.indices)
+    number = torch.arange(starts.shape[1], device=columns.device).expand_as(starts)
     numbers = torch.zeros_like(batch.input_ids[:, : batch.columns])
-    numbers = numbers.scatter(1, starts.indices, number.where(starts.valid, 0))
+    numbers = numbers.scatter(1, starts, number.where(is_start, 0))
     columns = columns.clamp(0, batch.columns - 1)
     tokens = F.embedding(batch.input_ids[rows, columns], embedding)
     parts = of_anchors[rows, numbers[rows, columns]], tokens, depths
-    inputs = model.slot_inputs(*(part.flatten(0, 1) for part in parts))
-    inputs = inputs.unflatten(0, columns.shape)
+    inputs = model.slot_inputs(*(part.flatten(0, 1) for part in parts)).unflatten(0, slots.shape)
     # a slot attends to its row's text before the anchor, and causally to its own block
-    documents = of_slots(batch.documents)
     text = batch.positions[:, None, : batch.columns] < anchors[..., None]
     text &= batch.documents[:, None, : batch.columns] == documents[..., None]
     block = (anchors[:, None] == anchors[..., None]) & (positions[:, None] <= positions[..., None])
-    block &= (documents[:, None] == documents[..., None]) & slots.valid[:, None]
+    block &= (documents[:, None] == documents[..., None]) & is_slot[:, None]
     mask = additive(torch.cat([text, block], 2)[:, None], model.dtype)
     hidden = model(inputs, positions, mask, reading.keys_values)
     ranks = batch.at_labels((batch.labels != IGNORED).cumsum(1) - 1)

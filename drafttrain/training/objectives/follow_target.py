@@ -23,12 +23,7 @@ from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.draftable import draftable_indices
 from drafttrain.models.language_models import takes_positions
 from drafttrain.models.spec_drafter.layout import IGNORED
-from drafttrain.training.losses import (
-    DIVERGENCES,
-    LossSums,
-    overlap,
-    smoothed_cross_entropy,
-)
+from drafttrain.training.losses import DIVERGENCES, LossSums, overlap, token_sums
 from drafttrain.training.objective import Teacher
 
 
@@ -60,16 +55,11 @@ class FollowTarget(nn.Module):
     def forward(self, batch: BlocksBatch, progress: float) -> LossSums:
         """Returns the sums of a batch. In eval mode the loss is the cross entropy of the output."""
         logits, labels = self.rows(batch)
-        indices = self.draftable_index(labels)
-        weights = (indices != IGNORED).float()
+        divergence = None
         if self.training:
             rows = self.compared_rows(batch, logits)
-            terms = [w * DIVERGENCES[name](*rows) for name, w in self.divergences.items()]
-            loss, weight = sum(terms).sum(), torch.ones_like(weights).sum()
-        else:
-            loss, weight = smoothed_cross_entropy(logits, indices, weights, 0.0)
-        correct = (logits.argmax(-1) == indices).sum()
-        return LossSums(loss, weight, correct, torch.ones_like(indices).sum())
+            divergence = sum(w * DIVERGENCES[name](*rows) for name, w in self.divergences.items())
+        return token_sums(logits, self.draftable_index(labels), divergence)
 
     def rows(self, batch: BlocksBatch) -> tuple[Tensor, Tensor]:
         """Returns the drafter's logits [N, C] over its draftable tokens at every labelled position,
@@ -101,17 +91,19 @@ class FollowTarget(nn.Module):
     def target_log_probs(self, batch: BlocksBatch) -> Tensor:
         """Returns the target's log-probabilities of the draftable tokens at labels. [N, C]"""
         logits = text_rows(self.teacher.on(batch.input_ids.device), batch.text)
+        return self.of_draftable(logits)[batch.same_in_text()]
+
+    def of_draftable(self, logits: Tensor) -> Tensor:
+        """Returns the log-probabilities of draftable tokens from the target's logits. [N, C]"""
         rows = at_least_float32(logits).log_softmax(-1)
-        rows = rows if self.draftable is None else rows[:, self.draftable]
-        return rows[batch.same_in_text()]
+        return rows if self.draftable is None else rows[:, self.draftable]
 
     @torch.no_grad()
     def overlap(self, batch: BlocksBatch, logits: Tensor) -> Tensor:
         """Returns sum(min(target_probs, draft_probs)) at every labelled position, without warping:
         the acceptance probability of a token drawn from the drafter. Shapes: logits [N, C] of
         `rows` -> [N]."""
-        draft_probs = at_least_float32(logits).softmax(-1)
-        return overlap(self.target_log_probs(batch).exp(), draft_probs)
+        return overlap(self.target_log_probs(batch).exp(), at_least_float32(logits).softmax(-1))
 
 
 def text_inputs(

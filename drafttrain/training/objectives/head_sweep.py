@@ -1,24 +1,23 @@
 """Acceptance heads of several depths and rejection weights, trained together on the same batches.
 
 The heads share only their input, so joint training gives each head the weights of its separate
-training. The work is shared: block b of all heads deeper than b is one batched matrix product over
-their stacked weights.
+training.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
+from itertools import product
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from drafttrain.config.recipes import HeadConfig
 from drafttrain.data.hidden.states import HeadBatch
-from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig, head_name
+from drafttrain.models.acceptance_head import AcceptanceHead, AcceptanceHeadConfig
 from drafttrain.training.losses import LossSums, acceptance_loss
+from drafttrain.training.objective import mixed_seed
 
 
 def make_heads(
@@ -34,21 +33,18 @@ def make_heads(
     mean label is given, the output bias starts at the best constant prediction. `identity`: further
     fields of the heads' configurations.
     """
-    heads = {}
-    for depth in settings.depths:
-        for weight in settings.rejection_weights:
-            name = head_name(depth, weight)
-            digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-            config = AcceptanceHeadConfig(
-                hidden_size=hidden_size, depth=depth, rejection_weight=weight, **identity
-            )
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int.from_bytes(digest, "big") >> 1)
-                heads[name] = AcceptanceHead(config).float()
-            if mean_acceptance is not None:
-                mean = min(max(mean_acceptance, 1e-4), 1 - 1e-4)
-                nn.init.constant_(heads[name].out.bias, math.log(mean / (weight * (1 - mean))))
-    return list(heads.values())
+    heads = []
+    for depth, weight in product(settings.depths, settings.rejection_weights):
+        config = AcceptanceHeadConfig(
+            hidden_size=hidden_size, depth=depth, rejection_weight=weight, **identity
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mixed_seed(seed, config.name))
+            heads.append(AcceptanceHead(config).float())
+        if mean_acceptance is not None:
+            mean = min(max(mean_acceptance, 1e-4), 1 - 1e-4)
+            nn.init.constant_(heads[-1].out.bias, math.log(mean / (weight * (1 - mean))))
+    return heads
 
 
 class HeadSweep(nn.Module):
@@ -72,31 +68,8 @@ class HeadSweep(nn.Module):
         side of 0.5 as the label."""
         labels = batch.acceptance.to(self.rejection_weights.dtype)
         with torch.autocast(batch.hidden.device.type, enabled=False):  # heads are float32
-            logits = sweep_logits(self.model, batch.hidden)
+            logits = torch.stack([head(batch.hidden) for head in self.model])
             losses, weights = acceptance_loss(logits, labels, self.rejection_weights)
         correct = ((logits > 0) == (labels > 0.5)).sum(-1)
         counted = torch.full_like(correct, len(labels))
         return LossSums(losses.sum(-1), weights.sum(-1), correct, counted)
-
-
-def sweep_logits(heads: Sequence[AcceptanceHead], hidden: Tensor) -> Tensor:
-    """Returns every head's logits for the same hidden states. Shapes: hidden [N, D] -> [H, N]."""
-    order = sorted(range(len(heads)), key=lambda index: heads[index].config.depth, reverse=True)
-    running = [heads[index] for index in order]
-    """Heads with blocks left, deepest first; H_b of them have block b."""
-    x = hidden.to(heads[0].out.weight.dtype).t().expand(len(heads), -1, -1)  # [H_b, D, N]
-    logits: list[Tensor] = []
-    for number in range(running[0].config.depth + 1):
-        deeper = sum(head.config.depth > number for head in running)
-        if ended := running[deeper:]:
-            weight = torch.stack([head.out.weight for head in ended])
-            bias = torch.stack([head.out.bias for head in ended])
-            logits.insert(0, torch.bmm(weight, x[deeper:])[:, 0] + bias)
-        if running := running[:deeper]:
-            weight = torch.stack([head.blocks[number].weight for head in running])
-            bias = torch.stack([head.blocks[number].bias for head in running])[..., None]
-            x = x[:deeper]
-            x = x + F.silu(torch.baddbmm(bias, weight, x))
-    ranks = {index: rank for rank, index in enumerate(order)}
-    ordered = torch.cat(logits)
-    return torch.stack([ordered[ranks[index]] for index in range(len(heads))])

@@ -9,15 +9,13 @@ from transformers import PreTrainedModel
 from drafttrain.data.batches.examples import LabelledBatch
 from drafttrain.data.encoded import source_mask
 from drafttrain.decoding.engine.sources import start_token
-from drafttrain.training.losses import LossSums, forward_kl, overlap, smoothed_cross_entropy
+from drafttrain.training.losses import LossSums, forward_kl, overlap, token_sums
 from drafttrain.training.objective import Teacher
 from drafttrain.training.objectives.follow_target import text_inputs
 
 
 class LanguageModelling(nn.Module):
-    """Next-token training with references as labels, or a teacher's distribution along them.
-
-    With a teacher, the loss of each position is KL(teacher || model) given the same text
+    """With a teacher, the loss of each position is KL(teacher || model) given the same text
     (DistillSpec, Zhou et al. 2024). This suits a drafter: a draft token is accepted with
     probability sum(min(target_probs, draft_probs)), independent of the reference.
     """
@@ -39,13 +37,10 @@ class LanguageModelling(nn.Module):
     def forward(self, batch: LabelledBatch, progress: float) -> LossSums:
         """Returns the sums of a batch; in eval mode the labels are always the references."""
         logits, labels = self._read(self.model, batch)
-        weights = torch.ones_like(labels, dtype=torch.float)
+        divergence = None
         if self.teacher is not None and self.training:
-            loss, weight = forward_kl(*self.log_probs(batch, logits)).sum(), weights.sum()
-        else:
-            loss, weight = smoothed_cross_entropy(logits, labels, weights, self.label_smoothing)
-        correct = (logits.argmax(-1) == labels).sum()
-        return LossSums(loss, weight, correct, torch.ones_like(labels).sum())
+            divergence = forward_kl(*self.log_probs(batch, logits))
+        return token_sums(logits, labels, divergence, self.label_smoothing)
 
     def log_probs(self, batch: LabelledBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns log-probabilities of teacher and model at each labelled position, [N, V] both,
@@ -66,15 +61,14 @@ class LanguageModelling(nn.Module):
 
     def _read(self, model: PreTrainedModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
         """Returns the model's logits at each labelled position, and the labels: [N, V], [N]."""
-        ids, pairs = batch.input_ids, model.config.is_encoder_decoder
-        if not pairs:
+        ids, indices = batch.input_ids, batch.learned
+        if not model.config.is_encoder_decoder:
             positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-            inputs = text_inputs(model, ids, positions)
+            inputs, indices = text_inputs(model, ids, positions), indices - 1  # predicts the next
         else:
             outputs = batch.labels.roll(1, 1).clamp(min=0)  # IGNORED, on padding, is no token
             outputs[:, 0] = start_token(model.generation_config)
             seen = source_mask(model.get_encoder(), batch.attention_mask)
             inputs = {"input_ids": ids, "attention_mask": seen, "decoder_input_ids": outputs}
         logits = model(**inputs, use_cache=False).logits
-        indices = batch.learned if pairs else batch.learned - 1  # predicts the next token
         return logits.flatten(0, 1)[indices], batch.labels.flatten()[batch.learned]

@@ -21,41 +21,32 @@ class MaskPredict(nn.Module):
 
     parts = teacher = None
 
-    def __init__(
-        self,
-        drafter: SpecDrafter,
-        settings: ObjectiveConfig,
-    ):
+    def __init__(self, drafter: SpecDrafter, settings: ObjectiveConfig):
         super().__init__()
         self.model, self.settings = drafter, settings
         self._no_split_modules = drafter._no_split_modules
-        self.anchored = drafter.shape.anchored
         has_masks = drafter.shape.masks(drafter.config.k) > 0
         self.prefix_apart = has_masks and not drafter.shape.bidirectional
         """Whether the prefix does not attend to blocks, so that it is run once for both passes."""
 
     def forward(self, batch: SlotBatch, progress: float) -> LossSums:
         """Returns the sums of a batch. `progress` runs from 0 to 1; no glancing in eval mode."""
-        layout, rows = batch.layout, batch.layout.rows
+        layout, rows, labels = batch.layout, batch.layout.rows, batch.layout.labels
         read = RowReader(self.model)  # created per call: sharding copies the model
         encoded = read.encode(batch.source, batch.attention_mask)
-        tokens, labels = rows.tokens, layout.labels
-        prefix = None
+        prefix, start = None, 0
         if self.prefix_apart:
-            prefix = rows.part(0, layout.prefix_rows)
-            prefix = read(prefix, encoded, keep=True)
-            rows = rows.part(layout.prefix_rows)
+            start = layout.prefix_rows
+            prefix = read(rows.part(0, start), encoded, keep=True)
         ratio = glancing_ratio(self.settings.glancing_start, self.settings.glancing_end, progress)
         if self.training and ratio > 0:
             with torch.no_grad(), record_function("glancing"):
-                wrong = self._count_wrong(read, batch, rows, encoded, prefix)
+                wrong = self._count_wrong(read, layout, rows.part(start), encoded, prefix)
             revealable = layout.of_blocks(layout.fill) >= 0
             revealed = choose_revealed(wrong, revealable, batch.priority, ratio)
-            tokens, labels = reveal(layout, revealed, self.anchored)
-        rows = replace(layout.rows, tokens=tokens)
-        if prefix is not None:
-            rows = rows.part(layout.prefix_rows)
-        hidden = read(rows, encoded, prefix).hidden
+            tokens, labels = reveal(layout, revealed, self.model.shape.anchored)
+            rows = replace(rows, tokens=tokens)
+        hidden = read(rows.part(start), encoded, prefix).hidden
         if prefix is not None:
             hidden = torch.cat((prefix.hidden, hidden), dim=1)
         return self._loss(hidden, labels, layout)
@@ -63,7 +54,7 @@ class MaskPredict(nn.Module):
     def _count_wrong(
         self,
         read: RowReader,
-        batch: SlotBatch,
+        layout: Layout,
         rows: Rows,
         encoded: EncoderStates,
         prefix: DecodedRows | None,
@@ -72,8 +63,7 @@ class MaskPredict(nn.Module):
 
         The random state is restored, so that both passes have the same dropout.
         """
-        layout = batch.layout
-        device = batch.targets.device
+        device = layout.labels.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             hidden = read(rows, encoded, prefix).hidden
         if prefix is None:
@@ -90,13 +80,14 @@ class MaskPredict(nn.Module):
         labels = self.model.draftable_labels(labels, IGNORED)
         weights = self._weights(labels, layout)
         counted = self._counted(layout, weights)
-        labels, weights = labels.flatten()[counted], weights.flatten()[counted]
-        previous = layout.previous.flatten()[counted]
-        logits = self.model.draftable_logits(hidden.flatten(0, 1)[counted], previous)
-        loss, weight = smoothed_cross_entropy(
-            logits, labels, weights, self.settings.label_smoothing
+        labels, weights, in_block, previous = (
+            values.flatten()[counted]
+            for values in (labels, weights, layout.rows.block >= 0, layout.previous)
         )
-        in_block = (layout.rows.block >= 0).flatten()[counted] & (weights > 0)
+        logits = self.model.draftable_logits(hidden.flatten(0, 1)[counted], previous)
+        smoothing = self.settings.label_smoothing
+        loss, weight = smoothed_cross_entropy(logits, labels, weights, smoothing)
+        in_block &= weights > 0
         correct = (logits.argmax(-1) == labels) & in_block
         return LossSums(loss, weight, correct.sum(), in_block.sum())
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from drafttrain.data.batches.block_rows import BlockRowsBatch
 from drafttrain.decoding.engine.teacher_forcing import project, teacher_forced_states
 from drafttrain.models.block_heads import BlockHeads
-from drafttrain.training.losses import LossSums, smoothed_cross_entropy
+from drafttrain.training.losses import LossSums, token_sums
 from drafttrain.training.objective import Teacher
 
 
@@ -31,10 +31,7 @@ class PredictAhead(nn.Module):
     def forward(self, batch: BlockRowsBatch, progress: float) -> LossSums:
         states = self.states(batch).to(self.model.dtype)
         logits = project(self.teacher.model, self.model(states, batch.counts))
-        weights = torch.ones_like(batch.labels, dtype=torch.float)
-        loss, weight = smoothed_cross_entropy(logits, batch.labels, weights, 0.0)
-        correct = logits.argmax(-1) == batch.labels
-        return LossSums(loss, weight, correct.sum(), weight.detach().clone())
+        return token_sums(logits, batch.labels)
 
     def states(self, batch: BlockRowsBatch) -> Tensor:
         """Returns the target's hidden states at `batch.rows`, without gradient, [M, D]."""
