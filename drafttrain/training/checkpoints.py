@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, load
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -113,8 +112,7 @@ def save_checkpoint(
             (temporary / PROGRESS).write_text(record, encoding="utf-8")
     if main:
         folders = checkpoint_folders(run)
-        kept = {final, *schedule.due(folders)[-schedule.keep :]}
-        for old in (folder for folder in folders if folder not in kept):
+        for old in sorted({*folders} - {final, *schedule.due(folders)[-schedule.keep :]}):
             dead = old.with_name(f"{UNFINISHED[1]}{old.name}")
             old.rename(dead)
             shutil.rmtree(dead)
@@ -180,11 +178,10 @@ def check_files(folder: Path, progress: Progress) -> None:
 def _broken(folder: Path, what: str) -> CheckpointError:
     """Returns an error that states what to delete, and where the run resumes afterwards."""
     folders = checkpoint_folders(folder.parent.parent)
-    before = [other for other in folders if other.name < folder.name]
-    later = " and every later one" if folders[-1].name > folder.name else ""
+    later = " and every later one" if folders[-1] > folder else ""
     resumes = "starts from its beginning"
-    if before:
-        resumes = f"continues from {before[-1].name}, to the same weights"
+    if before := [other.name for other in folders if other < folder]:
+        resumes = f"continues from {before[-1]}, to the same weights"
     return CheckpointError(f"checkpoint {folder} {what}; delete it{later}: the run {resumes}")
 
 
@@ -197,8 +194,11 @@ def trained_weights(accelerator: Accelerator, objective: nn.Module) -> dict[str,
     model = accelerator.unwrap_model(objective).model
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     names |= {name for name, _ in model.named_buffers()}
-    own = {name: state[f"model.{name}"] for name in names if f"model.{name}" in state}
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.items()}
+    return {
+        name: state[f"model.{name}"].detach().cpu().contiguous().clone()
+        for name in names
+        if f"model.{name}" in state
+    }
 
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -209,15 +209,11 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     if not folders:
         raise CheckpointError("no checkpoints to average")
     total: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
     for folder in folders:
         check_files(folder, read_progress(folder))
-        with safe_open(folder / WEIGHTS, framework="pt") as weights:
-            for name in weights.keys():
-                tensor = weights.get_tensor(name)
-                dtypes[name] = tensor.dtype
-                total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    return {name: (value / len(folders)).to(dtypes[name]) for name, value in total.items()}
+        weights = load_file(folder / WEIGHTS)
+        total = {name: total.get(name, 0.0) + value.double() for name, value in weights.items()}
+    return {name: (value / len(folders)).to(weights[name]) for name, value in total.items()}
 
 
 def _digest(path: Path) -> str:

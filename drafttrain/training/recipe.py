@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import datasets
 import numpy as np
@@ -54,30 +53,25 @@ KeptRecipe = BlocksRecipe | TargetRecipe
 """Recipes with a setting for the dtype of the saved model."""
 
 
-class Started(NamedTuple):
-    """A started run of a recipe that distils: target and distilled rows, before the drafter."""
-
-    accelerator: Accelerator
-    target: LoadedTarget
-    rows: datasets.Dataset
-    held_out: datasets.Dataset | None
+Started = tuple[Accelerator, LoadedTarget, datasets.Dataset, datasets.Dataset | None]
+"""A started run of a recipe that distils: its target, distilled rows and held-out rows."""
 
 
 def start_run(settings: DistillingRecipe) -> Started | None:
     """Opens the run's folder, loads the target, distils what is missing, and seeds; returns None if
-    the run is finished. Raises ConfigError, before anything is written, as `begin_run` does."""
+    the run is finished. Raises ConfigError."""
     if already_finished(settings):
         return None
     accelerator = begin_run(settings, distillations(settings))
     target = load_target(settings.target)
     rows, held_out = distilled_rows(settings, target)
     torch.manual_seed(settings.train.seed)
-    return Started(accelerator, target, rows, held_out)
+    return accelerator, target, rows, held_out
 
 
 def already_finished(settings: Recipe) -> bool:
-    """Returns whether `final/` exists, with a model or a folder per head, and prints it if so.
-    Raises ConfigError if it was made with other settings, e.g. more steps."""
+    """Returns whether `final/` exists, and prints it if so. Raises ConfigError if it was made with
+    other settings, e.g. more steps."""
     run, final = settings.run, settings.run / "final"
     finished = (final / "config.json").is_file() or any(final.glob("*/config.json"))
     if finished:
@@ -87,16 +81,19 @@ def already_finished(settings: Recipe) -> bool:
 
 
 def begin_run(
-    settings: DistillingRecipe | TargetRecipe,
-    wanted: Mapping[str, DistillConfig] | None = None,
+    settings: DistillingRecipe | TargetRecipe, wanted: Mapping[str, DistillConfig] | None = None
 ) -> Accelerator:
     """Runs all checks, joins the launch's processes and opens the run's folder.
 
     wanted: the run's distillations, by the setting of their inputs. Raises ConfigError, before
-    anything is written, for a folder of another run and for inputs that cannot be distilled.
+    anything is written.
     """
     check_run(settings.run, settings)
-    check_trackers(settings.train.trackers)
+    for name in settings.train.trackers:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"train.trackers has {name!r}, which is not installed: pip install {name}"
+            )
     training, shared = set(), 0
     for group, distillation in (wanted or {}).items():
         inputs = check_distillation(distillation, group)
@@ -115,28 +112,14 @@ def begin_run(
     return accelerator
 
 
-def check_trackers(trackers: Sequence[str]) -> None:
-    """Raises ConfigError if a tracker is not installed."""
-    for name in trackers:
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"train.trackers has {name!r}, which is not installed; pip install {name}, or "
-                "leave it out"
-            )
-
-
 def check_apart(path: str, training: Collection[str], group: str, held_out: Sequence[str]) -> int:
-    """Counts the held-out inputs that are also training inputs.
-
-    training, held_out: `input_keys` of both; path: of the training inputs, for the message. Raises
-    ConfigError if their share exceeds SHARED.
-    """
+    """Counts held-out inputs that are also training inputs, by `input_keys`; path: of the latter,
+    for the message. Raises ConfigError if their share exceeds SHARED."""
     twice = sum(text in training for text in held_out)
     if twice > SHARED * len(held_out):
         raise ConfigError(
             f"{twice} of {len(held_out)} inputs of {group} are inputs of data.path = {path!r} too, "
-            "so they would measure what was learned by heart; give others, or skip those "
-            f"({group}.skip)"
+            f"which may be learned by heart; give others, or skip those ({group}.skip)"
         )
     return twice
 
@@ -165,10 +148,7 @@ def keep_start(
 
 
 def train_and_save(
-    accelerator: Accelerator,
-    settings: KeptRecipe,
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
+    accelerator: Accelerator, settings: KeptRecipe, task: Task, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Trains a model to the end and writes `final/` in settings.save_dtype."""
     train(accelerator, task, settings.train, settings.run)
@@ -216,10 +196,10 @@ def print_steps(parameters: int, rows: int, tokens: int, settings: TrainConfig) 
 
     tokens: total of all rows, as batches count them.
     """
-    lengths = np.full(rows, max(1, tokens // max(rows, 1)))
-    plan, world = make_plan(lengths, settings), Accelerator().num_processes
+    plan = make_plan(np.full(rows, max(1, tokens // max(rows, 1))), settings)
     checkpoints, mib = max(KEPT_CHECKPOINTS, settings.average), 2**20
     disk = (checkpoints * 12 + 4) * parameters  # weights and two Adam moments each; final/
+    world = Accelerator().num_processes
     steps = count_steps(plan, settings, world)
     print(f"batches      {plan.batches_per_epoch:,} an epoch of {settings.batch_tokens:,} tokens")
     print(f"steps        {steps:,}; batches per step: {settings.accumulation * world}")

@@ -32,8 +32,7 @@ from drafttrain.models.language_models import keep_writable
 from drafttrain.models.target_embeddings import saved_weights
 from drafttrain.training.checkpoints import checkpoint_folders, remove_unfinished
 
-LOOSE = frozenset({"threads", "workers", "trackers"})
-LOOSE |= {"validate_every", "checkpoint_every", "log_every"}
+LOOSE = {"threads", "workers", "trackers", "validate_every", "checkpoint_every", "log_every"}
 """Settings that may change when a run is resumed: they do not affect the result."""
 OWNED: dict[Path, FileLock] = {}
 """Locks of this process's runs by absolute path, held until the process ends."""
@@ -70,11 +69,8 @@ def check_run(run: Path, settings: Config) -> None:
 
 
 def open_run(run: Path, settings: Config) -> None:
-    """Creates the run folder and records settings and versions; call it on one process only.
-
-    Opens the folder of an unfinished run too. Raises ConfigError as `check_run` does, and if
-    another process works on the run.
-    """
+    """Creates the run folder, or opens that of an unfinished run; records settings and versions;
+    call it on one process only. Raises ConfigError, also if another process works on the run."""
     check_run(run, settings)
     if run.absolute() not in OWNED:
         OWNED[run.absolute()] = only_writer(run, "run")

@@ -1,8 +1,5 @@
-"""Support for FSDP and DeepSpeed in the training loop.
-
-Both shard or convert the module they are given, so they get a copy. The task's objective stays
-unsharded and receives the weights when a complete model is needed.
-"""
+"""FSDP and DeepSpeed in the training loop: they get a copy of the objective, since they shard or
+convert it. The task's own objective receives the weights when a complete model is needed."""
 
 from __future__ import annotations
 
@@ -17,16 +14,12 @@ from drafttrain.config.recipes import TrainConfig
 from drafttrain.training.checkpoints import is_sharded, trained_weights
 from drafttrain.training.objective import Objective
 
-REQUESTED_BY = {
-    "ACCELERATE_USE_FSDP": DistributedType.FSDP,
-    "ACCELERATE_USE_DEEPSPEED": DistributedType.DEEPSPEED,
-}
-
 
 def check_sharding(accelerator: Accelerator, settings: TrainConfig) -> None:
     """Raises ConfigError for launch settings that would silently train in another way."""
     kind = accelerator.distributed_type
-    for variable, requested in REQUESTED_BY.items():
+    for requested in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        variable = f"ACCELERATE_USE_{requested.value}"
         if parse_flag_from_env(variable) and kind != requested:
             raise ConfigError(
                 f"{variable} is set, but Accelerate offers {requested.value} on GPUs only and fell "
