@@ -25,9 +25,6 @@ from drafttrain.models.identity import hash_weights
 from drafttrain.models.loading import read_config
 from drafttrain.models.weight_files import check_weight_files, read_weights
 
-IDENTITY_TYPES = (None, torch.float32, torch.bfloat16, torch.float16)
-"""Data types to try: a drafter may be loaded in another type than its files have."""
-
 
 class AcceptanceHeadConfig(PretrainedConfig):
     """Shape of a head, and the drafter, target and sampling it was trained for."""
@@ -125,14 +122,21 @@ def load_heads(folder: str | Path) -> dict[str, AcceptanceHead]:
 
     Raises ConfigError if there is no head, or another kind of model.
     """
-    folder = Path(folder)
-    heads = [folder] if (folder / "config.json").is_file() else head_folders(folder)
-    if not heads:
-        raise ConfigError(
-            f"no acceptance head in {str(folder)!r}; give the folder of a head, or the run of "
-            "recipes/train_acceptance_head.py"
-        )
-    return dict(_load_head(head) for head in heads)
+    folder, heads = Path(folder), {}
+    remedy = "give the folder of a head, or the run of recipes/train_acceptance_head.py"
+    folders = [folder] if (folder / "config.json").is_file() else head_folders(folder)
+    if not folders:
+        raise ConfigError(f"no acceptance head in {str(folder)!r}; {remedy}")
+    for own in map(str, folders):
+        config = read_config(own, f"head {own!r}")
+        if config.model_type != AcceptanceHeadConfig.model_type:
+            raise ConfigError(
+                f"{own!r} holds a {config.model_type!r} model, not an acceptance head; {remedy}"
+            )
+        check_weight_files(own, f"head {own!r}")
+        options = {"config": config, "dtype": torch.float32, "trust_remote_code": False}
+        heads[config.name] = read_weights(AcceptanceHead, own, f"head {own!r}", **options).eval()
+    return heads
 
 
 def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str) -> None:
@@ -149,33 +153,18 @@ def check_head_shape(head: AcceptanceHead, drafter: PretrainedConfig, name: str)
 def check_head_identity(head: AcceptanceHead, drafter: PreTrainedModel, name: str) -> None:
     """Checks that the head was trained for the drafter's weights. Raises ConfigError."""
     trained_for = head.config.drafter or {}
-    expected = trained_for.get("weights_sha256")
-    if expected is None:
+    if (expected := trained_for.get("weights_sha256")) is None:
         raise ConfigError(
             f"head {name!r} does not say which drafter it was trained for; train it with "
             "recipes/train_acceptance_head.py"
         )
-    if all(hash_weights(drafter, dtype) != expected for dtype in IDENTITY_TYPES):
+    types = (None, torch.float32, torch.bfloat16, torch.float16)  # that of its files may be another
+    if all(hash_weights(drafter, dtype) != expected for dtype in types):
         raise ConfigError(
             f"head {name!r} was trained for drafter {trained_for.get('path')!r} with other weights "
             f"(sha256 {expected[:12]}..., this drafter has {hash_weights(drafter)[:12]}...); train "
             "a head for this drafter, or give the drafter it was trained for"
         )
-
-
-def _load_head(folder: Path) -> tuple[str, AcceptanceHead]:
-    name = f"head {str(folder)!r}"
-    config = read_config(str(folder), name)
-    if config.model_type != AcceptanceHeadConfig.model_type:
-        raise ConfigError(
-            f"{str(folder)!r} holds a {config.model_type!r} model, not an acceptance head; give "
-            "the folder of a head, or the run of recipes/train_acceptance_head.py"
-        )
-    check_weight_files(str(folder), name)
-    head = read_weights(
-        AcceptanceHead, folder, name, config=config, dtype=torch.float32, trust_remote_code=False
-    )
-    return config.name, head.eval()
 
 
 AutoConfig.register(AcceptanceHeadConfig.model_type, AcceptanceHeadConfig)

@@ -21,10 +21,7 @@ from transformers import (
 )
 
 from drafttrain.config.base import ConfigError
-from drafttrain.config.recipes import (
-    CausalDrafterRecipe,
-    StateDrafterRecipe,
-)
+from drafttrain.config.recipes import CausalDrafterRecipe, StateDrafterRecipe
 from drafttrain.models.draftable import check_output_tokens, draftable_tokens
 from drafttrain.models.drafters import check_tokenizers, vocabulary_size
 from drafttrain.models.language_models import (
@@ -40,23 +37,15 @@ from drafttrain.models.target_embeddings import lacks_embeddings, read_whole
 
 
 def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
-    """Checks the settings without reading weights; returns the target's config.
-
-    Raises ConfigError like `check_follower`, for initial weights that do not fit the target, and
-    for packed rows or masked blocks that target or drafter cannot read.
-    """
-    target = start = check_follower(settings)
-    if settings.initialise.path is not None:
-        start = _check_start(settings)
-    else:
-        chosen_layers(settings, target)
-    _check_embeddings(settings)
+    """Checks the settings without reading weights; returns the target's config. Raises
+    ConfigError."""
+    target = check_follower(settings)
+    start = _check_start(settings, target)
     packed = settings.objective.packed_tokens is not None
     blocks = settings.drafter.drafts == "blocks"
     if blocks and settings.drafter.k == 1:
         raise ConfigError("drafter.k = 1 with drafter.drafts = 'blocks'; give 2 or more")
-    drafts = [start] if packed or blocks else []
-    for config in (*drafts, *([target] if packed else [])):
+    for config in [start] * (packed or blocks) + [target] * packed:
         kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
         if kind is not None and not takes_positions(kind, config):
             raise ConfigError(
@@ -67,11 +56,8 @@ def check_causal_recipe(settings: CausalDrafterRecipe) -> PretrainedConfig:
 
 
 def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> PretrainedConfig:
-    """Checks common to recipes for decoder-only targets; returns the target's config.
-
-    Raises ConfigError for other targets, for more draftable tokens than the target's vocabulary
-    has, and for an objective without weights.
-    """
+    """Makes the checks common to recipes for decoder-only targets; returns the target's config.
+    Raises ConfigError."""
     target = check_target(settings.target)
     if target.is_encoder_decoder:
         raise ConfigError(
@@ -81,44 +67,44 @@ def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> Pretra
     check_output_tokens(settings.drafter.output_tokens, vocabulary_size(target))
     weights = settings.objective.model_dump(include={"forward_kl", "total_variation"})
     if not any(weights.values()):
-        raise ConfigError(
-            f"objective: all of {', '.join(weights)} are 0, so nothing is learned; give one of "
-            "them a weight"
-        )
+        raise ConfigError(f"objective: {' and '.join(weights)} are 0; give one of them a weight")
     return target
 
 
-def _check_embeddings(settings: CausalDrafterRecipe) -> None:
-    """Checks that training does not change embeddings that are not saved. Raises ConfigError."""
+def _check_start(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PretrainedConfig:
+    """Checks what the drafter is made of; returns the config of `initialise.path`, or the target's.
+
+    Raises ConfigError for layers that the target does not have, for a model with an encoder or with
+    other tokens, and if training would change embeddings that are not saved.
+    """
+    path, start, name = settings.initialise.path, target, "drafter.embeddings = 'target'"
+    if path is None:
+        chosen_layers(settings, target)
+    else:
+        start = _start_config(path)
+        if start.is_encoder_decoder or not is_language_model(start):
+            raise ConfigError(
+                f"initialise.path = {path!r} is a {start.model_type!r} model, not a decoder-only "
+                "language model; give one with the target's tokens"
+            )
+        check_tokenizers(settings.target, path, f"initialise.path = {path!r}")
     if settings.drafter.embeddings == "own":
-        return
-    start, name = settings.initialise.path, "drafter.embeddings = 'target'"
+        return start
     if {*settings.objective.frozen} != {"embeddings", "output"}:
         raise ConfigError(
-            f"{name} needs frozen embeddings and output, but objective.frozen = "
-            f"{list(settings.objective.frozen)}; give objective.frozen=[embeddings,output], or "
-            "drafter.embeddings=own"
+            f"{name} needs objective.frozen=[embeddings,output], not "
+            f"{list(settings.objective.frozen)}; give that, or drafter.embeddings=own"
         )
-    if start is not None and not lacks_embeddings(
-        read_config(start, f"initialise.path = {start!r}")
-    ):
+    if path is not None and not lacks_embeddings(start):
         raise ConfigError(
-            f"{name}, but initialise.path = {start!r} has its own embeddings; leave it out to "
+            f"{name}, but initialise.path = {path!r} has its own embeddings; leave it out to "
             "start from the target's layers, or give drafter.embeddings=own"
         )
-
-
-def _check_start(settings: CausalDrafterRecipe) -> PretrainedConfig:
-    """Returns the config of `initialise.path`: decoder-only, with the target's tokens."""
-    path, name = str(settings.initialise.path), f"initialise.path = {settings.initialise.path!r}"
-    start = read_config(path, name)
-    if start.is_encoder_decoder or not is_language_model(start):
-        raise ConfigError(
-            f"{name} is a {start.model_type!r} model, not a decoder-only language model; give one "
-            "with the target's tokens"
-        )
-    check_tokenizers(settings.target, path, name)
     return start
+
+
+def _start_config(path: str) -> PretrainedConfig:
+    return read_config(path, f"initialise.path = {path!r}")
 
 
 def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> list[int]:
@@ -134,24 +120,21 @@ def chosen_layers(settings: CausalDrafterRecipe, target: PretrainedConfig) -> li
             )
         if "layers" in settings.drafter.model_fields_set and count != len(how):
             raise ConfigError(
-                f"drafter.layers = {count}, but initialise.layers lists {len(how)}; leave "
-                "drafter.layers out"
+                f"drafter.layers = {count}, but initialise.layers lists {len(how)}; leave one out"
             )
         return list(how)
     if count > depth:
         raise ConfigError(
-            f"drafter.layers = {count} is more than the target's {depth} layers, which the drafter "
-            f"is made of; give {depth} or fewer"
+            f"drafter.layers = {count} is more than the target's {depth} layers; give fewer"
         )
     return spread(count, depth)
 
 
 def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PreTrainedModel:
     """Makes the drafter in its final shape with random weights from torch's default generator."""
-    start, size = settings.initialise, target.get_text_config(decoder=True).vocab_size
-    if start.path is not None:
-        config = read_config(start.path, f"initialise.path = {start.path!r}")
-        config.vocab_size = size
+    if (path := settings.initialise.path) is not None:
+        config = _start_config(path)
+        config.vocab_size = target.get_text_config(decoder=True).vocab_size
     else:
         config = shallow_config(target, chosen_layers(settings, target))
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -159,10 +142,7 @@ def empty_drafter(settings: CausalDrafterRecipe, target: PretrainedConfig) -> Pr
 
 @torch.no_grad()
 def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> PreTrainedModel:
-    """Makes the initial drafter for training, in float32 on the CPU.
-
-    Random weights come from torch's default generator. Raises ConfigError for unreadable weights.
-    """
+    """Makes the initial drafter for training, in float32 on the CPU. Raises ConfigError."""
     path = settings.initialise.path
     if path is None:
         drafter = empty_drafter(settings, target.config)
@@ -170,8 +150,8 @@ def start_drafter(settings: CausalDrafterRecipe, target: PreTrainedModel) -> Pre
         drafter.load_state_dict(take_layers(target.state_dict(), stem, taken))
     else:
         name, options = f"initialise.path = {path!r}", {"dtype": torch.float32}
-        config = read_config(path, name)
-        drafter = read_whole(AutoModelForCausalLM, path, name, config, target, False, **options)
+        start = _start_config(path)
+        drafter = read_whole(AutoModelForCausalLM, path, name, start, target, False, **options)
         fit_vocabulary(drafter, target.get_output_embeddings().out_features)
     for entry in ("pard_token", "k", "draftable_tokens"):  # of an earlier training
         vars(drafter.config).pop(entry, None)
@@ -209,10 +189,9 @@ def demote_undrafted(model: PreTrainedModel) -> int:
     """Makes sure that tokens outside the draftable ones are never the arg-max in other programs;
     returns how many there are.
 
-    Their rows of the output projection were not trained, and would win now and then, which
-    shortens the accepted drafts. Each row becomes the mean of the draftable tokens' rows. Its score
-    is then the mean of their scores and never above the largest, so the arg-max is a trained token.
-    An output that shares the embeddings becomes a separate matrix.
+    Their rows of the output projection, which were not trained, become the mean of the draftable
+    tokens' rows: their score is then the mean of the others' and never above the largest. An output
+    that shares the embeddings becomes a separate matrix.
     """
     if getattr(model.config, "draftable_tokens", None) is None:
         return 0

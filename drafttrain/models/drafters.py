@@ -34,33 +34,26 @@ from drafttrain.models.weight_files import check_weight_files
 
 
 def read_drafter_settings(path: str) -> PretrainedConfig:
-    """Reads a drafter's config.json and checks it.
-
-    Raises ConfigError if it is missing or not a drafter's, if the weights are not safetensors, and
-    for what the checks of its kind refuse.
-    """
-    kinds = [kind for kind in KINDS.values() if kind.is_model]
+    """Reads a drafter's config.json. Raises ConfigError if it is no drafter's, if its weights are
+    not safetensors, and for what the checks of its kind refuse."""
+    kinds, name = [kind for kind in KINDS.values() if kind.is_model], f"drafter {path!r}"
     for kind in kinds:
         _class_of(kind)  # importing the class registers it with AutoConfig
-    settings = read_config(path, f"drafter {path!r}")
+    settings = read_config(path, name)
     kind = kind_of(settings)
     if kind.runs_as_targets and not is_language_model(settings):
         raise ConfigError(
-            f"drafter {path!r} is a {settings.model_type!r} model, which cannot draft; give "
-            f"{in_words(kinds)}"
+            f"{name} is a {settings.model_type!r} model, which cannot draft; give {in_words(kinds)}"
         )
     if kind.checks is not None:
-        resolve_name(kind.checks)(settings, f"drafter {path!r}")
-    check_weight_files(path, f"drafter {path!r}")
+        resolve_name(kind.checks)(settings, name)
+    check_weight_files(path, name)
     return settings
 
 
 def read_kind(drafter: str) -> DrafterKind:
-    """Returns the kind of a drafter given in settings: by a name such as max-gram, else by its
-    config.json.
-
-    Raises ConfigError like `read_drafter_settings`.
-    """
+    """Returns the kind of a drafter in settings, given by a name such as max-gram or by a model.
+    Raises ConfigError like `read_drafter_settings`."""
     named = named_kind(drafter)
     return kind_of(read_drafter_settings(drafter)) if named is None else named
 
@@ -71,11 +64,13 @@ def check_drafter(
     """Reads a drafter's config.json and checks that it fits the target, without reading weights.
 
     padded: accept embeddings of another size, if the drafter reads only tokens and its tokenizer
-    shows that they are the target's. Raises ConfigError like `read_drafter_settings`, `check_fit`
-    and `check_tokenizers`.
+    shows that they are the target's. Raises ConfigError.
     """
     settings, names = read_drafter_settings(path), (f"drafter {path!r}", f"target {target.path!r}")
-    padded = padded and reads_tokens_only(settings)
+    kind = kind_of(settings)
+    # such a drafter can run with another vocabulary size than its own (`fit_scores`)
+    resizable = kind.runs_as_targets and not settings.is_encoder_decoder
+    padded = padded and resizable and not lacks_embeddings(settings)
     check_fit(settings, target_settings, *names, same_size=not padded)
     sizes = vocabulary_size(settings), vocabulary_size(target_settings)
     if sizes[0] != sizes[1] and not has_tokenizer(path):
@@ -84,26 +79,13 @@ def check_drafter(
             "the drafter's folder has no tokenizer to show whether they are the same tokens; put "
             "the tokenizer's files there, or give a drafter of this target"
         )
-    kind = kind_of(settings)
     if kind.runs_as_targets or kind.recipe is None:  # others have the vocabulary of their target
         check_tokenizers(target, path)
     return settings
 
 
-def reads_tokens_only(drafter: PretrainedConfig) -> bool:
-    """Whether a drafter is a decoder-only language model that reads nothing of its target. Such a
-    drafter can run with another vocabulary size than its own (`fit_scores`)."""
-    return (
-        kind_of(drafter).runs_as_targets
-        and not drafter.is_encoder_decoder
-        and not reads_states(drafter)
-        and not lacks_embeddings(drafter)
-    )
-
-
 def vocabulary_size(settings: PretrainedConfig) -> int:
-    """Returns the number of tokens that a model scores: rows of its decoder's embedding, without
-    a mask token's own row."""
+    """Returns the number of tokens that a model scores: without a mask token's own row."""
     if kind_of(settings) is SPEC_DRAFTER:
         return shape_of(settings).vocab_size
     return settings.get_text_config(decoder=True).vocab_size
@@ -119,8 +101,7 @@ def check_fit(
     """Checks by both config.json that a drafter fits a target.
 
     The names are those in messages. same_size: vocabularies must have the same size. Raises
-    ConfigError if only one of the two has an encoder, if vocabularies or the states that the
-    drafter reads differ in size, and if the drafter reads layers that the target does not have.
+    ConfigError.
     """
     kind = kind_of(drafter)
     if kind is STATE_DRAFTER:
@@ -145,8 +126,7 @@ def check_fit(
     if same_size and drafter_size != target_size:
         raise ConfigError(
             f"{drafter_name} has a vocabulary of {drafter_size} tokens but {target_name} has "
-            f"{target_size}; train a drafter for this target, or give the target that the drafter "
-            "was trained for"
+            f"{target_size}; train a drafter for this target, or give the one it was trained for"
         )
     if not reads_states(drafter):
         return
@@ -162,14 +142,14 @@ def check_fit(
 
 
 def check_tokenizers(target: TargetConfig, drafter: str, name: str | None = None) -> None:
-    """Checks that ids mean the same tokens for drafter and target, if the drafter has a tokenizer.
+    """Raises ConfigError for the first id that means another token for drafter than for target.
 
-    Tokens that only one of them knows are accepted. `name`: the drafter's name in messages. Raises
-    ConfigError with the first difference.
+    Tokens that only one of them knows are accepted, and drafters without tokenizer. `name`: the
+    drafter's name in messages.
     """
-    name = name or f"drafter {drafter!r}"
     if not has_tokenizer(drafter):
         return
+    name = name or f"drafter {drafter!r}"
     target_ids = load_tokenizer(target).get_vocab()
     drafter_ids = read_tokenizer(drafter, name).get_vocab()
     tokens = {index: token for token, index in target_ids.items()}
@@ -201,16 +181,13 @@ def load_drafter(
     config.json. Raises ConfigError, also for a drafter that reads target states and was trained on
     another target.
     """
-    kind = kind_of(settings)
-    if like is not None and reads_states(settings):
-        check_same_target(settings, like.model, str(path))
-    dtype = "auto" if like is None else like.model.dtype
-    loads = _class_of(kind) or auto_class(settings)
-    name = f"drafter {str(path)!r}"
-    options = {"dtype": dtype, "trust_remote_code": False}
     target = None if like is None else like.model
+    if target is not None and reads_states(settings):
+        check_same_target(settings, target, str(path))
+    loads, name = _class_of(kind_of(settings)) or auto_class(settings), f"drafter {str(path)!r}"
+    options = {"dtype": "auto" if target is None else target.dtype, "trust_remote_code": False}
     model = read_whole(loads, path, name, settings, target, embeddings_of=embeddings_of, **options)
-    return model.eval() if like is None else model.to(like.model.device).eval()
+    return model.eval() if target is None else model.to(target.device).eval()
 
 
 def reads_states(drafter: PretrainedConfig) -> bool:

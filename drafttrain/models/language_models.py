@@ -98,7 +98,7 @@ def keep_writable(model: PreTrainedModel) -> None:
 
 def spread(count: int, depth: int) -> list[int]:
     """Returns the target layer that each drafter layer is initialised from, evenly spaced."""
-    if count >= depth:
+    if count == 0 or count >= depth:
         return [i * depth // count for i in range(count)]
     if count == 1:
         return [depth - 1]

@@ -17,7 +17,6 @@ from drafttrain.config.inputs import TargetConfig
 
 CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """Pattern of special tokens for languages: deu_Latn, de_DE."""
-FIELDS = ("source_language", "target_language")
 
 
 def language_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -44,53 +43,45 @@ def choose_languages(
 ) -> None:
     """Sets the source language of a target's tokenizer and the output language of its `generate`.
 
-    The settings are `source_language` and `target_language`. Without them the target's files must
-    name the languages: tokenizer_config.json that of sources; generation_config.json that of
-    outputs, by `forced_bos_token_id` or `decoder_start_token_id`. Raises ConfigError if neither
-    does, for codes that the tokenizer does not know, and for a target without languages.
+    Without `source_language` and `target_language` the target's files must name the languages:
+    tokenizer_config.json that of sources; generation_config.json that of outputs, by
+    `forced_bos_token_id` or `decoder_start_token_id`. Raises ConfigError.
     """
     known = language_tokens(tokenizer)
-    source, output = (_checked(config, field, known) for field in FIELDS)
+    source, output = config.source_language, config.target_language
+    first = {settings.forced_bos_token_id, settings.decoder_start_token_id}
+    in_files = tokenizer.init_kwargs.get("src_lang") is not None
+    _check_language(config, "source_language", "inputs", known, in_files)
+    _check_language(config, "target_language", "outputs", known, bool(first & {*known.values()}))
     if source is not None:
         tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source
-    elif known and tokenizer.init_kwargs.get("src_lang") is None:
-        raise _missing(config, FIELDS[0], known)
-    first = {settings.forced_bos_token_id, settings.decoder_start_token_id}
     if output is not None:
         settings.forced_bos_token_id = known[output]
-    elif known and not first & {*known.values()}:
-        raise _missing(config, FIELDS[1], known)
 
 
-def _checked(config: TargetConfig, field: str, known: Mapping[str, int]) -> str | None:
-    """Returns a language setting, None if it is not given. Raises ConfigError for unknown codes."""
+def _check_language(
+    config: TargetConfig, field: str, texts: str, known: Mapping[str, int], in_files: bool
+) -> None:
+    """Checks a language setting. in_files: the target's files name a language for these texts."""
     code = getattr(config, field)
+    if code is None and known and not in_files:
+        raise ConfigError(
+            f"target.{field} is missing: {config.path!r} has {len(known)} languages, and its files "
+            f"name none for {texts}; give a code, such as target.{field}={next(iter(known))}"
+        )
     if code is not None and not known:
         raise ConfigError(
             f"target.{field} = {code!r} is for targets whose tokenizer marks languages (NLLB, "
             f"M2M100, mBART-50), which that of {config.path!r} does not; leave it out"
         )
     if code is not None and code not in known:
+
+        def similarity(other: str) -> tuple[bool, float]:
+            """Prefers codes that begin with the given one: de_DE for de."""
+            pair = code.lower(), other.lower()
+            return pair[1].startswith(pair[0]), SequenceMatcher(None, *pair).ratio()
+
         raise ConfigError(
             f"target.{field} = {code!r} is not one of the {len(known)} languages of "
-            f"{config.path!r}; did you mean {nearest(code, known)!r}?"
+            f"{config.path!r}; did you mean {max(known, key=similarity)!r}?"
         )
-    return code
-
-
-def _missing(config: TargetConfig, field: str, known: Mapping[str, int]) -> ConfigError:
-    return ConfigError(
-        f"target.{field} is missing: {config.path!r} has {len(known)} languages, and its files do "
-        f"not name one for its {'inputs' if field == FIELDS[0] else 'outputs'}; give a code, such "
-        f"as target.{field}={next(iter(known))}"
-    )
-
-
-def nearest(code: str, known: Mapping[str, int]) -> str:
-    """Returns the known code most similar to an unknown one: de_DE for de."""
-
-    def similarity(other: str) -> tuple[bool, float]:
-        given, candidate = code.lower(), other.lower()
-        return candidate.startswith(given), SequenceMatcher(None, given, candidate).ratio()
-
-    return max(known, key=similarity)

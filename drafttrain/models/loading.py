@@ -6,6 +6,7 @@ it (`target.trust_remote_code`).
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -43,6 +44,7 @@ from drafttrain.models.weight_files import (
     check_own_file,
     check_weight_files,
     first_line,
+    named_errors,
     other_weights,
     read_weights,
 )
@@ -66,11 +68,8 @@ class LoadedTarget:
 
 
 def load_target(config: TargetConfig) -> LoadedTarget:
-    """Loads an encoder-decoder or decoder-only target and its tokenizer.
-
-    Raises ConfigError, before reading weights, for a missing folder, a model that is not a language
-    model, a missing tokenizer, or a missing device.
-    """
+    """Loads an encoder-decoder or decoder-only target and its tokenizer. Raises ConfigError, before
+    reading weights for everything but these."""
     device = choose_device(config.device)
     model_config = check_target(config)
     tokenizer, processor = load_tokenizer(config), load_processor(config, model_config)
@@ -89,16 +88,12 @@ def load_target(config: TargetConfig) -> LoadedTarget:
 
 
 def outline_target(config: TargetConfig) -> LoadedTarget:
-    """Loads a target's settings and tokenizer without weights (on the meta device).
-
-    Raises ConfigError like `load_target`.
-    """
+    """Loads a target's settings and tokenizer without weights. Raises ConfigError."""
     model_config = check_target(config)
     tokenizer = load_tokenizer(config)
+    loads, trusted = auto_class(model_config), config.trust_remote_code
     with torch.device("meta"):
-        model = auto_class(model_config).from_config(
-            model_config, trust_remote_code=config.trust_remote_code
-        )
+        model = loads.from_config(model_config, trust_remote_code=trusted)
     model.generation_config = generation_settings(config, model_config)
     return LoadedTarget(model.eval(), tokenizer, config.path)
 
@@ -111,9 +106,8 @@ def cache_for_generate(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]
     """
     if cache_is_deep_enough(model.config):
         return {}
-    depth = model.get_decoder().config
-    own, cross = DynamicCache(config=depth), DynamicCache(config=depth)
-    return {"past_key_values": EncoderDecoderCache(own, cross)}
+    caches = (DynamicCache(config=model.get_decoder().config) for _ in range(2))
+    return {"past_key_values": EncoderDecoderCache(*caches)}
 
 
 def cache_is_deep_enough(config: PretrainedConfig) -> bool:
@@ -156,20 +150,16 @@ def auto_class(
 
 
 def check_target(config: TargetConfig) -> PretrainedConfig:
-    """Checks that a target is an encoder-decoder or decoder-only language model in safetensors.
+    """Returns a target's configuration after checking that it is a language model in safetensors.
 
-    Reads only config.json and the names and headers of weight files. Returns the model's
-    configuration. Raises ConfigError.
+    Reads only config.json and the names and headers of weight files. Raises ConfigError.
     """
     name = f"target.path = {config.path!r}"
-    model_config = read_config(
-        config.path, name, config.revision, config.trust_remote_code, "target.trust_remote_code"
-    )
+    model_config = read_config(config.path, name, config.revision, config.trust_remote_code)
     if not (is_language_model(model_config) or config.trust_remote_code):
         raise ConfigError(
-            f"target.path = {config.path!r} is a {model_config.model_type!r} model, not a language "
-            "model that generates; give an encoder-decoder (T5, BART, Marian, ...) or decoder-only "
-            "one (Llama, Qwen, GPT-2, ...), or a Whisper"
+            f"{name} is a {model_config.model_type!r} model, not a language model that generates; "
+            "give an encoder-decoder (T5, BART, ...), a decoder-only one (Llama, ...) or a Whisper"
         )
     check_speech(config, model_config)
     check_weight_files(config.path, name, config.revision)
@@ -186,16 +176,12 @@ def is_language_model(config: PretrainedConfig) -> bool:
 
 
 def read_config(
-    path: str,
-    name: str,
-    revision: str | None = None,
-    trusted: bool = False,
-    switch: str | None = None,
+    path: str, name: str, revision: str | None = None, trusted: bool | None = None
 ) -> PretrainedConfig:
     """Reads a model's config.json from a folder or the Hub. Raises ConfigError.
 
-    `name`: the model's name in messages. `trusted`: run Python code that the model brings along;
-    else such models are refused. `switch`: the setting that allows it, for the message.
+    `name`: the model's name in messages. `trusted`: target.trust_remote_code, which allows Python
+    code that the model brings along; None: not a target, such code is always refused.
     """
     folder = Path(path)
     _check_exists(path, name, revision)
@@ -205,26 +191,21 @@ def read_config(
             raise ConfigError(
                 f"{name} is a local folder, which has no revision {revision!r}; leave that out"
             )
-    try:
+    what = f"{name}: its config.json does not describe a model"
+    with named_errors(what, "correct it, or copy the model again"):
         settings, _ = PretrainedConfig.get_config_dict(path, revision=revision)
         own_code = "auto_map" in settings and settings.get("model_type") not in CONFIG_MAPPING
         if own_code and not trusted:
             remedy = "give a model that Transformers knows"
-            if switch is not None:
-                remedy = f"read that code, and give {switch}=true if you trust its author"
+            if trusted is not None:
+                switch = "target.trust_remote_code=true"
+                remedy = f"read that code, and give {switch} if you trust its author"
             raise ConfigError(
                 f"{name} needs its own Python code (auto_map in its config.json); {remedy}"
             )
         if (file := settings.get("transformers_weights")) is not None:  # read without other checks
             check_own_file(file, name, "transformers_weights in its config.json")
-        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trusted)
-    except ConfigError:
-        raise
-    except Exception as error:  # a config.json may hold anything
-        raise ConfigError(
-            f"{name}: its config.json does not describe a model ({first_line(error)}); correct it, "
-            "or copy the model again"
-        ) from error
+        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=bool(trusted))
 
 
 def _check_folder(folder: Path, name: str) -> None:
@@ -241,29 +222,21 @@ def _check_folder(folder: Path, name: str) -> None:
             f"{name} holds no config.json{f', but {others[0]}' if others else ''}; give the folder "
             "of a Transformers model, as save_pretrained writes it, or the final/ folder of a run"
         )
-    if (settings := folder / "generation_config.json").is_file():
-        try:  # Transformers would silently ignore a broken one
+    if (folder / "generation_config.json").is_file():  # Transformers ignores a broken one
+        what = f"{name}: generation_config.json cannot be read"
+        with named_errors(what, "correct it, or copy the model again"):
             GenerationConfig.from_pretrained(folder)
-        except Exception as error:  # it may hold anything
-            raise ConfigError(
-                f"{name}: {settings.name} cannot be read ({first_line(error)}); correct it, or "
-                "copy the model again"
-            ) from error
 
 
 def choose_device(name: str) -> torch.device:
     """Returns the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError if missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"(cpu|cuda)(:(0|[1-9]\d?))?", name):
         raise ConfigError(
-            f"target.device = {name!r} is not a device that drafttrain supports; use auto, cpu, "
-            "cuda or cuda:N"
+            f"target.device = {name!r} is not a device for targets; use auto, cpu, cuda or cuda:N"
         )
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"target.device = {name!r}, but this machine has {torch.cuda.device_count()} usable "
@@ -273,10 +246,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def _check_exists(path: str, name: str, revision: str | None = None) -> None:
-    """Checks that a model is a folder or on the Hub; the message suggests the most similar folder.
-
-    Queries the Hub once, and only for models that are not in its cache. Raises ConfigError.
-    """
+    """Raises ConfigError for a model that is neither a folder nor on the Hub, which is queried once
+    for models that are not in its cache."""
     folder = Path(path)
     if folder.is_dir() and path:
         return
@@ -316,11 +287,10 @@ def near_folder(folder: Path) -> str:
 
 
 def load_tokenizer(config: TargetConfig) -> PreTrainedTokenizerBase:
-    """Loads the target's tokenizer, set to mark sources with `source_language`. Raises ConfigError
-    for a missing tokenizer, and for unknown or missing languages."""
-    name = f"target.path = {config.path!r}"
-    tokenizer = read_tokenizer(config.path, name, config.revision, config.trust_remote_code)
-    model_config = read_config(config.path, name, config.revision, config.trust_remote_code)
+    """Loads the target's tokenizer, set to mark sources with `source_language`. Raises
+    ConfigError."""
+    given = config.path, f"target.path = {config.path!r}", config.revision, config.trust_remote_code
+    tokenizer, model_config = read_tokenizer(*given), read_config(*given)
     choose_languages(tokenizer, generation_settings(config, model_config), config)
     return tokenizer
 
@@ -335,28 +305,20 @@ def read_tokenizer(
         raise ConfigError(
             f"{name}: there is no tokenizer in it; put the tokenizer's files in its folder"
         )
-    try:
+    remedy = "put the complete tokenizer files in its folder"
+    with named_errors(f"{name}: its tokenizer cannot be loaded", remedy):
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trusted)
-    except Exception as error:  # its files may hold anything
-        raise ConfigError(
-            f"{name}: its tokenizer cannot be loaded ({first_line(error)}); put the complete "
-            "tokenizer files in its folder"
-        ) from error
 
 
 def load_processor(config: TargetConfig, model_config: PretrainedConfig) -> ProcessorMixin | None:
     """Loads the processor of a target with audio inputs, None for others. Raises ConfigError."""
     if not takes_audio(model_config):
         return None
-    try:
+    name = f"target.path = {config.path!r}: its processor, which converts audio to features,"
+    with named_errors(f"{name} cannot be loaded", "put the processor's files in its folder"):
         processor = AutoProcessor.from_pretrained(
             config.path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
         if not isinstance(processor, ProcessorMixin):  # AutoProcessor may return a tokenizer
             raise ValueError(f"there is only a {type(processor).__name__}")
-    except Exception as error:  # its files may hold anything
-        raise ConfigError(
-            f"target.path = {config.path!r}: its processor, which converts audio to features, "
-            f"cannot be loaded ({first_line(error)}); put the processor's files in its folder"
-        ) from error
     return processor

@@ -16,11 +16,8 @@ PARD_K = 8
 
 
 def check_blocks(config: PretrainedConfig, name: str) -> None:
-    """Checks the entries of a parallel drafter's config.json.
-
-    `name`: the drafter's name in messages. Raises ConfigError for a mask outside the vocabulary,
-    for a missing or invalid `k`, and for a model with an encoder.
-    """
+    """Raises ConfigError for wrong entries in a parallel drafter's config.json. `name`: the
+    drafter's name in messages."""
     size, entries = config.get_text_config(decoder=True).vocab_size, vars(config)
     mask, k = entries.get("pard_token"), entries.get("k")
     if config.is_encoder_decoder:

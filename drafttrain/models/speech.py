@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from transformers import (
-    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
-    GenerationConfig,
-    PretrainedConfig,
-)
+from transformers import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING, GenerationConfig, PretrainedConfig
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from drafttrain.config.base import ConfigError
@@ -69,15 +63,11 @@ def check_language_and_task(settings: GenerationConfig) -> None:
             raise ConfigError(
                 f"target.task = {value!r} is not a task of this target; use {' or '.join(known)}"
             )
-        if name == "language" and not _is_language(value, known):
+        language = value.lower()  # <|de|>, de or german
+        token = f"<|{TO_LANGUAGE_CODE.get(language, language)}|>"
+        if name == "language" and known.keys().isdisjoint((language, token)):
             codes = ", ".join(sorted(token.strip("<|>") for token in known))
             raise ConfigError(
                 f"target.language = {value!r} is not a language of this target; give one of: "
                 f"{codes}"
             )
-
-
-def _is_language(language: str, known: Mapping[str, int]) -> bool:
-    """Whether a language given as `<|de|>`, `de` or `german` is known."""
-    name = language.lower()
-    return name in known or f"<|{TO_LANGUAGE_CODE.get(name, name)}|>" in known

@@ -84,9 +84,8 @@ class StateDrafter(PreTrainedModel):
         self.of_states = nn.ModuleList([nn.Linear(read, width, bias=False) for _ in range(2)])
         self.of_token = nn.ModuleList([nn.Linear(width, width) for _ in range(2)])
         self.slots = nn.Parameter(torch.zeros(config.k, width))
-        self.previous_token = None
-        if rank := config.previous_token_rank:
-            self.previous_token = PreviousToken(width, rank)
+        rank = config.previous_token_rank
+        self.previous_token = PreviousToken(width, rank) if rank else None
         self.post_init()
         if self.previous_token is not None:
             nn.init.zeros_(self.previous_token.out.weight)
@@ -162,13 +161,8 @@ def read_target(
 ) -> Reading:
     """Runs the target on texts; given: attention_mask, position_ids. Shapes: input_ids [B, T]."""
     cache = DynamicCache()
-    output = target.get_decoder()(
-        input_ids=input_ids,
-        past_key_values=cache,
-        use_cache=True,
-        output_hidden_states=True,
-        **given,
-    )
+    given |= {"past_key_values": cache, "use_cache": True, "output_hidden_states": True}
+    output = target.get_decoder()(input_ids=input_ids, **given)
     outputs, last = output.hidden_states, output[0]  # outputs[l + 1] is the output of layer l
     states = [last if layer == -1 else outputs[layer + 1] for layer in config.state_layers]
     context = [cache.layers[layer] for layer in config.context_layers]
@@ -181,10 +175,8 @@ def read_target(
 
 
 def check_own_layers(config: PretrainedConfig, name: str) -> None:
-    """Checks that a state drafter's config.json lists the layers it reads.
-
-    `name`: the drafter's name in messages. Raises ConfigError.
-    """
+    """Raises ConfigError if a state drafter's config.json does not list the layers it reads.
+    `name`: the drafter's name in messages."""
     shallow, layers, states = config.shallow, config.context_layers, config.state_layers
     complete = isinstance(shallow, dict) and isinstance(layers, list) and isinstance(states, list)
     if not complete or not states or len(layers) != shallow.get("num_hidden_layers"):
@@ -197,9 +189,7 @@ def check_own_layers(config: PretrainedConfig, name: str) -> None:
 
 def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, StateDrafterConfig]:
     """Checks the settings without reading weights; returns the target's and the drafter's config.
-
-    Raises ConfigError like `check_follower`, and for layers that the target does not have.
-    """
+    Raises ConfigError."""
     target, chosen = check_follower(settings), settings.drafter
     depth = target.get_text_config(decoder=True).num_hidden_layers
     layers, states = chosen.layers, chosen.states
@@ -217,26 +207,21 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
             f"drafter.states = {list(states)}: give layers of the target, 0 to {depth - 1}, or -1 "
             "for its last hidden state"
         )
-    shape = {"k": chosen.k, "previous_token_rank": chosen.previous_token_rank}
-    config = make_config(target, layers, states, **shape)
-    config.target = settings.target.recorded()
-    config.drafttrain_version = __version__
-    return target, config
+    entries = {"k": chosen.k, "previous_token_rank": chosen.previous_token_rank}
+    entries |= {"target": settings.target.recorded(), "drafttrain_version": __version__}
+    return target, make_config(target, layers, states, **entries)
 
 
 def make_config(
-    target: PretrainedConfig, layers: Sequence[int], states: Sequence[int], **shape: object
+    target: PretrainedConfig, layers: Sequence[int], states: Sequence[int], **entries: object
 ) -> StateDrafterConfig:
-    """Makes the config of a drafter with copies of `layers` that reads the outputs of `states`.
-
-    shape: k, previous_token_rank.
-    """
+    """Makes the config of a drafter with copies of `layers` that reads the outputs of `states`."""
     decoder = shallow_config(target, layers)
     decoder.vocab_size = 1  # placeholder: embeddings are the target's
     for name in SPECIAL_TOKENS:
         setattr(decoder, name, None)
     return StateDrafterConfig(
-        **shape,
+        **entries,
         shallow={key: value for key, value in decoder.to_dict().items() if key != "dtype"},
         context_layers=list(layers),
         state_layers=list(states),
@@ -269,8 +254,9 @@ def fit_start(
     anchor token, that of the later slots to its inputs one token later.
     """
     config, embed = drafter.config, target.get_input_embeddings()
-    width = config.hidden_size * (len(config.state_layers) + 1)
-    sums = [LeastSquares(width, config.hidden_size) for _ in (FIRST, LATER)]
+    width = config.hidden_size
+    read = width * len(config.state_layers)
+    sums = [LeastSquares(read + width, width) for _ in (FIRST, LATER)]
     for prompt, output in texts:
         ids = torch.tensor([[*prompt, *output[:-1]]], device=target.device)
         reading = read_target(target, config, ids)
@@ -282,9 +268,8 @@ def fit_start(
         sums[LATER].add(torch.cat([states[:-1], tokens[:-1]], 1).cpu(), outputs[1:].cpu())
     for index, fit in enumerate(sums):
         weights, constant = fit.solve(RIDGE)
-        of_states, of_token = weights.split([width - config.hidden_size, config.hidden_size], 1)
-        drafter.of_states[index].weight.copy_(of_states)
-        drafter.of_token[index].weight.copy_(of_token)
+        drafter.of_states[index].weight.copy_(weights[:, :read])
+        drafter.of_token[index].weight.copy_(weights[:, read:])
         drafter.of_token[index].bias.copy_(constant)
     return sums[FIRST].count
 

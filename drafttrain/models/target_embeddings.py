@@ -22,7 +22,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.models.weight_files import (
     WEIGHT_ERRORS,
     check_finite,
-    first_line,
+    named_errors,
     read_weights,
     shards_of,
 )
@@ -37,8 +37,8 @@ def saved_weights(model: PreTrainedModel) -> dict[str, Tensor] | None:
     """Returns the weights to save: all except the target's; None means all."""
     if not lacks_embeddings(model.config):
         return None
-    shared = set(_names(model))
-    return {name: value for name, value in model.state_dict().items() if name not in shared}
+    left_out = set(_names(model))
+    return {name: value for name, value in model.state_dict().items() if name not in left_out}
 
 
 def read_whole(
@@ -56,8 +56,7 @@ def read_whole(
     target: model to take the embeddings from. If `shared`, its modules become the drafter's, which
     must have the same data type; else they are copied. None: they are read from the files of
     `embeddings_of`, a folder or Hub name, or of the target named in the drafter's config.json.
-    `name`: the drafter's name in messages. Raises ConfigError for embeddings that cannot be read or
-    have another shape, and for other missing weights.
+    `name`: the drafter's name in messages. Raises ConfigError.
     """
     if not lacks_embeddings(config):
         return read_weights(kind, path, name, **settings)
@@ -94,32 +93,20 @@ def _read_embeddings(drafter: PreTrainedModel, name: str, path: str | None) -> N
     keys = _names(drafter)
     tensors, tied = drafter.state_dict(), drafter.config.tie_word_embeddings
     prefix = f"{drafter.base_model_prefix}."
-    try:
+    what = f"{name} shares the embeddings of target {target.get('path')!r}, which cannot be read"
+    remedy = "give the target, or correct target.path in its config.json"
+    with named_errors(what, remedy, (*WEIGHT_ERRORS, KeyError)):
         for key in keys[:1] if tied else keys:  # files hold tied weights once, as embeddings
             tensors[key].copy_(_read_tensor(target["path"], target.get("revision"), key, prefix))
         if tied:
             drafter.get_output_embeddings().weight = drafter.get_input_embeddings().weight
-    except (*WEIGHT_ERRORS, KeyError) as error:
-        raise ConfigError(
-            f"{name} shares the embeddings of target {target.get('path')!r}, which cannot be read "
-            f"({first_line(error)}); give the target, or correct target.path in its config.json"
-        ) from None
 
 
 def _read_tensor(path: str, revision: str | None, key: str, prefix: str) -> Tensor:
     """Reads a single tensor from a model's files, whose names may lack the prefix."""
-    spellings = (key, key.removeprefix(prefix))
-    file, folder = SAFE_WEIGHTS_NAME, Path(path)
-    local = folder / SAFE_WEIGHTS_INDEX_NAME
-    index = str(local) if local.is_file() else None
-    if not folder.is_dir():
-        index = cached_file(
-            path,
-            SAFE_WEIGHTS_INDEX_NAME,
-            revision=revision,
-            _raise_exceptions_for_missing_entries=False,
-        )
-    if index is not None:
+    spellings, file = (key, key.removeprefix(prefix)), SAFE_WEIGHTS_NAME
+    options = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    if (index := cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **options)) is not None:
         files = shards_of(Path(index), f"target {path!r}")
         file = files[next((one for one in spellings if one in files), key)]
     with safe_open(cached_file(path, file, revision=revision), framework="pt") as weights:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +40,23 @@ def read_weights(
     """Loads a complete model by `kind.from_pretrained`, by default from safetensors only.
 
     `name`: the model's name in messages. lacks: returns the names of weights that the files may
-    leave out. Raises ConfigError for files that cannot be read, for weights that are missing, have
-    another shape or are unknown to the model, and for NaN or infinity.
+    leave out. Raises ConfigError.
     """
     options = {"use_safetensors": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # _check_complete reports them
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # else it warns about weights that `lacks` allows
+    packages = f"{name}: its weights need a package that is not installed"
+    install = "install it, or give the model without quantisation"
+    convert = "complete safetensors are needed: copy them again, or use `drafttrain convert`"
     try:
-        with ExitStack() as stack:
-            stack.callback(logging.set_verbosity, logging.get_verbosity())
-            logging.set_verbosity_error()  # else it warns about weights that `lacks` allows
+        with (
+            named_errors(f"{name}: its weights cannot be read", convert, WEIGHT_ERRORS),
+            named_errors(packages, install, (ImportError,)),
+        ):
             model, report = kind.from_pretrained(path, **options | settings)
-    except ImportError as error:
-        raise ConfigError(
-            f"{name}: its weights need a package that is not installed ({first_line(error)}); "
-            "install it, or give the model without quantisation"
-        ) from error
-    except WEIGHT_ERRORS as error:
-        raise ConfigError(
-            f"{name}: its weights cannot be read ({first_line(error)}); complete safetensors are "
-            "needed: copy them again, or convert pickles with `drafttrain convert`"
-        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
     _check_complete(model, report, name, lacks(model))
     check_finite(model, name)
     return model
@@ -68,8 +65,8 @@ def read_weights(
 def _check_complete(
     model: PreTrainedModel, report: Mapping[str, Any], name: str, lacking: Collection[str]
 ) -> None:
-    """Checks that all weights come from the files, and that no weight of the files is left out
-    that the model would compute with. Raises ConfigError."""
+    """Raises ConfigError for weights that are not in the files, and for weights of the files that
+    are left out though the model would compute with them."""
     remedy = "copy the whole folder again, or save the model once with save_pretrained"
     unused = sorted(report["unexpected_keys"])
     unknown = f"; its files hold {unused[0]!r}, which the model does not have" if unused else ""
@@ -109,10 +106,7 @@ def _computes_with(model: nn.Module, key: str) -> bool:
 
 @torch.no_grad()
 def check_finite(model: nn.Module, name: str) -> None:
-    """Checks a model's weights for NaN and infinity in one pass; `name`: its name in messages.
-
-    Raises ConfigError.
-    """
+    """Raises ConfigError for NaN or infinity in a model's weights. `name`: its name in messages."""
     for key, weight in model.named_parameters():
         if weight.is_meta or not weight.is_floating_point() or not weight.numel():
             continue
@@ -134,6 +128,19 @@ def first_line(error: Exception) -> str:
     return first.rstrip(".") or kind
 
 
+@contextmanager
+def named_errors(
+    what: str, remedy: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Converts a library's errors of these kinds to a ConfigError: `what (first line); remedy`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except kinds as error:
+        raise ConfigError(f"{what} ({first_line(error)}); {remedy}") from error
+
+
 def check_weight_files(path: str, name: str, revision: str | None = None) -> None:
     """Refuses pickled weights, shards outside the folder, and incomplete safetensors files.
 
@@ -150,30 +157,31 @@ def check_weight_files(path: str, name: str, revision: str | None = None) -> Non
         files = [SAFE_WEIGHTS_NAME]
     elif (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
         files = sorted(set(shards_of(folder / SAFE_WEIGHTS_INDEX_NAME, name).values()))
-    else:
-        _refuse_others(folder, name)
-    for file in files:
-        try:
-            with safe_open(folder / file, framework="pt"):
-                pass
-        except (OSError, SafetensorError) as error:
+    elif others := other_weights(folder):
+        if others[0].endswith(PICKLES):
             raise ConfigError(
-                f"{name}: {file} is not a complete safetensors file ({first_line(error)}); copy "
-                "it again (with git: git lfs pull)"
-            ) from None
+                f"{name} holds its weights in {others[0]}, a pickle, which can run code when it is "
+                f"read; convert it: `drafttrain convert --model {folder} --out FOLDER`"
+            )
+        raise ConfigError(
+            f"{name} holds its weights in {others[0]}, but safetensors are needed; give the folder "
+            "of the Transformers model that it was made from"
+        )
+    for file in files:
+        what = f"{name}: {file} is not a complete safetensors file"
+        with (
+            named_errors(what, "copy it again (with git: git lfs pull)", WEIGHT_ERRORS),
+            safe_open(folder / file, framework="pt"),
+        ):
+            pass
 
 
 def shards_of(index: Path, name: str, suffix: str = ".safetensors") -> dict[str, str]:
-    """Returns the file of each weight that an index names. Raises ConfigError for a file outside
-    its folder."""
-    try:
+    """Returns the file of each weight of an index. Raises ConfigError for files elsewhere."""
+    what = f"{name}: {index.name} is not a list of weight files"
+    with named_errors(what, "save the model again with save_pretrained"):
         file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards = set(file_of.values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"{name}: {index.name} is not a list of weight files ({type(error).__name__}: "
-            f"{error}); save the model again with save_pretrained"
-        ) from None
     for shard in sorted(shards, key=str):
         check_own_file(shard, name, index.name, suffix)
     return file_of
@@ -190,20 +198,6 @@ def check_own_file(file: object, name: str, named_by: str, suffix: str = ".safet
 
 
 def other_weights(folder: Path) -> list[str]:
-    """Returns the names of a folder's weight files in other formats than safetensors."""
-    return sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES + OTHERS)
-
-
-def _refuse_others(folder: Path, name: str) -> None:
-    """Refuses weights in other formats, for a folder without safetensors. Raises ConfigError."""
-    others = other_weights(folder)
-    if pickles := [one for one in others if one.endswith(PICKLES)]:
-        raise ConfigError(
-            f"{name} holds its weights in {pickles[0]}, a pickle, which can run code when it is "
-            f"read; convert it: `drafttrain convert --model {folder} --out FOLDER`"
-        )
-    if others:
-        raise ConfigError(
-            f"{name} holds its weights in {others[0]}, but safetensors are needed; give the folder "
-            "of the Transformers model that it was made from"
-        )
+    """Returns the names of a folder's weight files in other formats, pickles first."""
+    names = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES + OTHERS)
+    return sorted(names, key=lambda name: not name.endswith(PICKLES))

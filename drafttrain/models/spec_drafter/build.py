@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from drafttrain.models.language_models import SPECIAL_TOKENS, shallow_config, sp
 from drafttrain.models.spec_drafter.model import SpecDrafter, class_of, family_class
 from drafttrain.models.spec_drafter.shape import DraftShape, mark
 from drafttrain.models.speech import takes_audio
-from drafttrain.models.weight_files import first_line
+from drafttrain.models.weight_files import named_errors
 
 DEPTHS = (
     ("encoder_layers", "decoder_layers"),
@@ -64,8 +65,7 @@ def make_config(
     """Makes the configuration of a target's Spec-Drafter.
 
     mask_id: None adds one embedding for the mask. identity: of the target, to record. Raises
-    ConfigError for families without Spec-Drafters and settings that do not fit together, and
-    ValueError like `DraftShape`.
+    ConfigError, and ValueError like `DraftShape`.
     """
     if family_class(target) is None:
         raise ConfigError(
@@ -74,26 +74,20 @@ def make_config(
             "decoder-only one start from recipes/causal.yaml"
         )
     encoder = _choose_encoder(target, settings)
-    config = _of_depth(target, settings, 0 if encoder == "target" else None)
+    encoder_layers = 0 if encoder == "target" else settings.encoder_layers or depths(target)[0]
+    config = _of_depth(target, encoder_layers, settings.decoder_layers)
     vocabulary = vocabulary_size(target)
     check_output_tokens(settings.output_tokens, vocabulary)
     if mask_id is None:
         mask_id = vocabulary
         _set_vocabulary(config, vocabulary + 1)
+    dropouts = dict.fromkeys(DROPOUTS, settings.dropout) | dict.fromkeys(NO_DROPOUTS, 0.0)
     for part in (config, *_parts(config)):
-        for names, value in ((DROPOUTS, settings.dropout), (NO_DROPOUTS, 0.0)):
-            for name in names:
-                if hasattr(part, name):
-                    setattr(part, name, value)
+        for name in filter(partial(hasattr, part), dropouts):
+            setattr(part, name, dropouts[name])
     given = {"slots", "prefix_attention", "source_pooling", "previous_token_rank"}
-    shape = DraftShape(
-        mask_id,
-        vocabulary,
-        **settings.model_dump(include=given),
-        encoder=encoder,
-        logit_scale=logit_scale,
-    )
-    mark(config, shape)
+    given = settings.model_dump(include=given) | {"encoder": encoder, "logit_scale": logit_scale}
+    mark(config, DraftShape(mask_id, vocabulary, **given))
     config.k, config.target = settings.k, identity
     config.draftable_tokens = None
     _override(config, target, settings.overrides)
@@ -106,29 +100,22 @@ def _parts(config: PretrainedConfig) -> list[PretrainedConfig]:
     return [part for part in parts if isinstance(part, PretrainedConfig)]
 
 
-def _of_depth(
-    target: PretrainedConfig, settings: DrafterConfig, encoder: int | None
-) -> PretrainedConfig:
-    """Returns the target's configuration with the drafter's numbers of layers.
-
-    encoder: number of encoder layers; None: that of the settings or the target.
-    """
-    target_depths = depths(target)
-    if encoder is None:
-        encoder = settings.encoder_layers or target_depths[0]
-    layers = (encoder, settings.decoder_layers)
+def _of_depth(target: PretrainedConfig, encoder: int, decoder: int) -> PretrainedConfig:
+    """Returns the target's configuration with these numbers of encoder and decoder layers."""
     config = copy.deepcopy(target)
     config.architectures = None
+    names, counts = ("encoder", "decoder"), (encoder, decoder)
     if parts := _parts(config):
-        for name, part, count in zip(("encoder", "decoder"), parts, layers, strict=True):
-            cut = shallow_config(part, spread(count, part.num_hidden_layers) if count else [])
-            setattr(config, name, cut)
-        return config
+        counts = [
+            shallow_config(part, spread(count, part.num_hidden_layers))
+            for part, count in zip(parts, counts, strict=True)
+        ]
+    else:
+        names = next(names for names in DEPTHS if hasattr(target, names[0]))
     if isinstance(windows := getattr(target, "attention_window", None), list):  # LED's encoder
-        config.attention_window = [windows[layer] for layer in spread(encoder, target_depths[0])]
-    names = next(names for names in DEPTHS if hasattr(target, names[0]))
-    for name, count in zip(names, layers, strict=True):
-        setattr(config, name, count)
+        config.attention_window = [windows[layer] for layer in spread(encoder, depths(target)[0])]
+    for name, value in zip(names, counts, strict=True):
+        setattr(config, name, value)
     return config
 
 
@@ -144,8 +131,7 @@ def _set_vocabulary(config: PretrainedConfig, size: int) -> None:
 
 
 def _override(config: PretrainedConfig, target: PretrainedConfig, overrides: dict) -> None:
-    """Applies `drafter.overrides`. Raises ConfigError for unknown fields, fields in which drafter
-    and target must agree, and fields of which Transformers cannot make a model."""
+    """Applies `drafter.overrides`. Raises ConfigError."""
     for name in overrides:
         if not hasattr(target, name):  # `config` has our own entries too, such as k
             raise ConfigError(
@@ -156,21 +142,16 @@ def _override(config: PretrainedConfig, target: PretrainedConfig, overrides: dic
             raise ConfigError(
                 f"drafter.overrides.{name}: drafter and target must agree in it; leave it out"
             )
-    try:
+    with named_errors(f"drafter.overrides = {overrides} gives no model", "correct it"):
         for name, value in overrides.items():
             setattr(config, name, value)
         if overrides:
             with torch.device("meta"):
                 empty_drafter(config)
-    except Exception as error:  # of many classes
-        raise ConfigError(
-            f"drafter.overrides = {overrides} gives no model: {first_line(error)}; correct it"
-        ) from None
 
 
 def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
-    """Returns whether the drafter has its own encoder or reads the target's (`own`, `target`).
-    Raises ConfigError for settings that do not fit."""
+    """Returns `own` or `target`, as in `DraftShape`. Raises ConfigError."""
     audio = takes_audio(target)
     chosen = settings.encoder or ("target" if audio else "own")
     if chosen == "own" and audio:
@@ -186,8 +167,7 @@ def _choose_encoder(target: PretrainedConfig, settings: DrafterConfig) -> str:
     if chosen == "own" and settings.source_pooling != 1:
         raise ConfigError(
             f"drafter.source_pooling = {settings.source_pooling} averages the target's encoder "
-            "states, but the drafter has its own encoder; leave it out, or use "
-            "drafter.encoder=target"
+            "states, but the drafter has its own; leave it out, or use drafter.encoder=target"
         )
     return chosen
 
@@ -214,18 +194,18 @@ def build(
     initialise: str,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[SpecDrafter, list[str]]:
-    """Makes the initial Spec-Drafter of a target, in train mode.
+    """Makes the initial Spec-Drafter of a target, in train mode; also returns the names of trained
+    parameters that are copied from the target.
 
-    Also returns the names of trained parameters that are copied from the target; others are drawn
-    from torch's default generator. initialise: none, encoder (with embeddings and output) or both.
-    Raises ConfigError if a weight has another shape than the target's.
+    initialise: none, encoder (with embeddings and output) or both. Raises ConfigError if a weight
+    has another shape than the target's.
     """
     drafter, names = empty_drafter(config, dtype), []
     if initialise != "none":
         _untie(drafter, target)
         names = _copy(drafter, target, initialise)
     called = [drafter.get_decoder(), drafter.get_output_embeddings(), drafter.previous_token]
-    called += [drafter.get_encoder()] if drafter.shape.encoder == "own" else []
+    called.append(drafter.get_encoder() if drafter.shape.encoder == "own" else None)
     used = {id(one) for part in called if part is not None for one in part.parameters()}
     for name, parameter in drafter.named_parameters():
         if id(parameter) not in used or "_global." in name:  # LED's attention to chosen tokens
@@ -236,20 +216,19 @@ def build(
 
 def _untie(drafter: SpecDrafter, target: PreTrainedModel) -> None:
     """Gives the drafter a separate output matrix if the target has one, despite its config.json."""
-    output, embedded = target.get_output_embeddings(), target.get_decoder().embed_tokens
-    drafter_output = drafter.get_output_embeddings()
-    tied = output.weight.shape == embedded.weight.shape and torch.equal(
-        output.weight, embedded.weight
+    tied = torch.equal(
+        target.get_output_embeddings().weight, target.get_decoder().embed_tokens.weight
     )
-    if not tied and drafter_output.weight is drafter.embed_tokens.weight:
-        drafter_output.weight = nn.Parameter(drafter_output.weight.detach().clone())
+    output = drafter.get_output_embeddings()
+    if not tied and output.weight is drafter.embed_tokens.weight:
+        output.weight = nn.Parameter(output.weight.detach().clone())
 
 
 def _copy(drafter: SpecDrafter, target: PreTrainedModel, initialise: str) -> list[str]:
     """Copies the target's weights into a drafter; returns the names of copied weights."""
     target_weights, weights = target.state_dict(), drafter.state_dict()
     counts = zip(("encoder", "decoder"), depths(drafter.config), depths(target.config), strict=True)
-    taken = {part: spread(count, depth) if count else [] for part, count, depth in counts}
+    taken = {part: spread(count, depth) for part, count, depth in counts}
     names = []
     for name, weight in weights.items():
         source = name
@@ -272,7 +251,7 @@ def _fill(weight: Tensor, value: Tensor, name: str, source: str) -> None:
     Raises ConfigError for other differences in shape.
     """
     more = [a - b for a, b in zip(weight.shape, value.shape, strict=False)]
-    if weight.dim() == value.dim() and sorted(more)[-1:] == [1] and sum(map(abs, more)) == 1:
+    if weight.dim() == value.dim() and sorted(more) == [*[0] * (len(more) - 1), 1]:
         mean = value.float().mean(more.index(1), keepdim=True).to(value.dtype)
         value = torch.cat((value, mean), dim=more.index(1))
     if weight.shape != value.shape:

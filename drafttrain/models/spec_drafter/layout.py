@@ -83,18 +83,11 @@ class Layout:
     """Token before the predicted one."""
     blocks: int
     mask_rows: int
-    learned: Tensor | None = None
+    learned: Tensor
     """[N] indices of the labels in the flattened [B, T]; computed on the CPU when the layout is
     made, to avoid a device synchronisation."""
-    learned_in_blocks: Tensor | None = None
+    learned_in_blocks: Tensor
     """[N'] indices of the labels in the flattened block rows [B, A, M]."""
-
-    def __post_init__(self) -> None:
-        if self.learned is None:
-            labelled = self.labels != IGNORED
-            object.__setattr__(self, "learned", labelled.flatten().nonzero().flatten())
-            blocks = labelled[:, self.prefix_rows :].flatten().nonzero().flatten()
-            object.__setattr__(self, "learned_in_blocks", blocks)
 
     def to(self, device: torch.device) -> Layout:
         return moved(self, lambda tensor: tensor.to(device))
@@ -134,10 +127,9 @@ def lay_out(
 
     positions = torch.arange(longest).expand(batch, -1)
     if shape.anchored:
-        tokens, labels, previous = shifted, targets, shifted
-        valid = positions < ends
+        tokens, labels, valid = shifted, targets, positions < ends
     else:
-        tokens, labels, previous = targets, torch.full_like(targets, IGNORED), targets
+        tokens, labels = targets, torch.full_like(targets, IGNORED)
         valid = positions < ends - 1
     limit = positions
     if shape.bidirectional:
@@ -149,12 +141,10 @@ def lay_out(
     block = torch.where(valid, PREFIX, PADDING)
 
     # block rows, [B, A, M]: indices count output tokens from 0, y_1 has index 0
-    offset = torch.arange(masks)
     after = prefixes[:, :, None]
     exists = (after >= 0).expand(-1, -1, masks)
-    label_index = after + offset + (1 if shape.anchored else 0)  # the token that the row predicts
-    fill_index = after + offset  # the token that glancing reveals in the row
-    block_positions = fill_index + (1 if shape.anchored else 0)
+    fill_index = after + torch.arange(masks)  # the token that glancing reveals in the row
+    label_index = fill_index + (1 if shape.anchored else 0)  # ... predicts, and its position
     slot_labels = torch.where(exists, _take(targets, label_index, ends, IGNORED), IGNORED)
     fill = torch.where(exists, _take(targets, fill_index, ends, -1), -1)
     # also defined one past the end: a draft may continue after EOS
@@ -170,18 +160,16 @@ def lay_out(
         tokens=joined(
             torch.where(valid, tokens, shape.mask_id), torch.full_like(slot_labels, shape.mask_id)
         ),
-        positions=joined(positions, block_positions.clamp(min=0)),
+        positions=joined(positions, label_index.clamp(min=0)),
         block=joined(block, number),
         limit=joined(limit, block_limit),
     )
-    return Layout(
-        rows,
-        joined(labels, slot_labels),
-        joined(torch.full_like(labels, -1), fill),
-        joined(previous, block_previous),
-        blocks,
-        masks,
+    fill, labels = joined(torch.full_like(shifted, -1), fill), joined(labels, slot_labels)
+    learned, in_blocks = (
+        (part != IGNORED).flatten().nonzero().flatten() for part in (labels, slot_labels)
     )
+    previous = joined(tokens, block_previous)
+    return Layout(rows, labels, fill, previous, blocks, masks, learned, in_blocks)
 
 
 def _take(targets: Tensor, index: Tensor, ends: Tensor, otherwise: int) -> Tensor:

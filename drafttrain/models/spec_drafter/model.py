@@ -45,8 +45,8 @@ class SpecDrafter(Base):
         """Loads a Spec-Drafter of any family from a folder."""
         if cls is not SpecDrafter:
             return super().from_pretrained(path, **settings)
-        named = {name: settings[name] for name in ("revision",) if name in settings}
-        return class_of(AutoConfig.from_pretrained(path, **named)).from_pretrained(path, **settings)
+        config = AutoConfig.from_pretrained(path, revision=settings.get("revision"))
+        return class_of(config).from_pretrained(path, **settings)
 
     @cached_property
     def draftable(self) -> Tensor | None:
@@ -97,10 +97,8 @@ class SpecDrafter(Base):
 
 def family_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """Returns the model class of an encoder-decoder configuration; None if there is none."""
-    for mapping in (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING):
-        if type(config) in mapping:
-            return mapping[type(config)]
-    return None
+    speech = MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING.get(type(config), None)
+    return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(type(config), speech)
 
 
 def class_of(config: PretrainedConfig) -> type[SpecDrafter]:
