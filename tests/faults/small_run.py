@@ -13,7 +13,7 @@ SETTINGS = SIX_STEPS.model_copy(update={"average": 2})
 
 def run_training(run: Path, stop_at_step_3: bool = False) -> dict[str, torch.Tensor]:
     """Trains to the end, or sends itself SIGTERM in step 3. Returns the final weights."""
-    task = small_task(0.2, stop_at(3) if stop_at_step_3 else None)
+    task = small_task(stop_at(3) if stop_at_step_3 else None, dropout=0.2)
     return train_small(task, SETTINGS, run)
 
 

@@ -35,7 +35,7 @@ def test_every_block_has_weights_of_its_own():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_logits_follow_the_formula(depth):
+def test_logits_follow_the_formula_for_many_states_and_for_one(depth):
     head = make_head(depth)
     x = torch.randn(2, 5, 8)
     expected = x
@@ -46,22 +46,13 @@ def test_logits_follow_the_formula(depth):
     assert head(x).shape == (2, 5)
     assert (head(x) - expected).abs().max() < 1e-5
     close(head.acceptance(x), torch.sigmoid(head(x)), 1e-6)
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_one_state_is_judged_as_many_are(depth):
-    head, x = make_head(depth), torch.randn(4, 8)
-    judge = quick_judge(head)
-    one_by_one = [judge(state) for state in x]
-    assert one_by_one == pytest.approx(head.acceptance(x).tolist(), abs=1e-6)
-    assert judge(x[0].half()) == pytest.approx(head.acceptance(x[:1].half()).item(), abs=1e-6)
-
-
-def test_half_precision_states_are_read_in_float32():
-    x = torch.randn(4, 8).half()
-    head = make_head()
-    assert head(x).dtype == torch.float32
-    close(head(x), head(x.float()), 1e-6)
+    half = head(x.half())  # read in float32
+    assert half.dtype == torch.float32
+    close(half, head(x.half().float()), 1e-6)
+    judge, states = quick_judge(head), x[0]
+    one_by_one = [judge(state) for state in states]
+    assert one_by_one == pytest.approx(head.acceptance(states).tolist(), abs=1e-6)
+    assert judge(states[0].half()) == pytest.approx(half[0, 0].sigmoid().item(), abs=1e-6)
 
 
 def test_saved_head_loads_alone_in_a_sweep_and_in_a_run(tmp_path):

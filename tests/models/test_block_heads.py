@@ -1,5 +1,7 @@
 """Block heads: initial outputs equal the target's, save and load, and identity of the target."""
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoModel
@@ -50,12 +52,13 @@ def test_saved_heads_are_loaded_as_they_were(tmp_path):
 
 def test_heads_know_their_target_in_every_type():
     target, other = tiny_model("marian").float(), tiny_model("marian", seed=4).float()
-    half = tiny_model("marian").float().bfloat16()
-    config = BlockHeadsConfig(target={"path": "t", "weights_sha256": hash_target(target)})
-    of_half = BlockHeadsConfig(target={"path": "t", "weights_sha256": hash_target(half)})
-    check_same_target(config, target, "heads")
-    check_same_target(config, half, "heads")
-    check_same_target(of_half, target, "heads")
+    half = copy.deepcopy(target).bfloat16()
+    config, of_half = (
+        BlockHeadsConfig(target={"path": "t", "weights_sha256": hash_target(one)})
+        for one in (target, half)
+    )
+    for heads, given in ((config, target), (config, half), (of_half, target)):
+        check_same_target(heads, given, "heads")
     with pytest.raises(ConfigError, match="trained on target 't' with other weights"):
         check_same_target(config, other, "heads")
     with pytest.raises(ConfigError, match="does not say which target"):

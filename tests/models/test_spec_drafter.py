@@ -23,9 +23,9 @@ from tests.comparing import close, same_weights
 from tests.tiny_drafters import collator, drafter_of, shared, tiny_drafter
 from tests.tiny_models import FAMILIES, VOCAB, tiny_model, tiny_seq2seq
 
-# T5 computes its norms and position buckets in float32, whatever the dtype
-TOLERANCE = {"t5": 1e-5, "flan-t5": 1e-5}
 OTHERS = ("m2m100", "blenderbot", "led", "mt5", "umt5", "t5gemma", "two vocabularies")
+# T5 computes its norms and position buckets in float32, whatever the dtype
+TOLERANCE = dict.fromkeys(FAMILIES, 1e-12) | dict.fromkeys(("t5", "flan-t5", *OTHERS), 1e-5)
 
 
 def target_of(family: str) -> PreTrainedModel:
@@ -60,40 +60,13 @@ def test_drafter_of_equal_depth_equals_its_target(family):
     with torch.no_grad():
         expected = target(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens).logits
         logits = drafter.logits(read(drafter, ids, mask, rows))
-    tolerance = 1e-12 if family in FAMILIES else 1e-5
-    assert (logits - expected).abs().max() < TOLERANCE.get(family, tolerance)
+    assert (logits - expected).abs().max() < TOLERANCE[family]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_layers_are_copied_repeated_and_taken_apart(family):
-    target = target_of(family)
-    drafter = drafter_of(target, encoder_layers=3, decoder_layers=1, previous_token_rank=2)
-    assert depths(drafter.config) == (3, 1)
-    config = make_config(target.config, DrafterConfig(decoder_layers=1), None)
-    made, copied = build(config, target, "both", target.dtype)
-    every = {name for name, one in made.named_parameters() if one.requires_grad}
-    assert all(name.startswith("previous_token") for name in every - {*copied})
-    _, copied = build(config, target, "encoder", target.dtype)
-    assert any(".decoder." in f".{name}" for name in every - {*copied})
-    assert not any(".encoder." in f".{name}" for name in every - {*copied})
-    mask = drafter.embed_tokens.weight
-    size = vocabulary_size(target.config)
-    assert mask.shape[0] == size + 1  # a separate row, initially the mean of the others
-    close(mask[size], target.get_decoder().embed_tokens.weight.float().mean(0).to(mask))
-
-
-@pytest.mark.parametrize(
-    ("own", "theirs", "expected"),
-    [
-        (3, 3, [0, 1, 2]),
-        (12, 6, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),  # SpecDec: floor(i * 6 / 12)
-        (2, 6, [0, 5]),
-        (2, 3, [0, 2]),
-        (1, 6, [5]),
-    ],
-)
-def test_layers_are_spread_as_stated(own, theirs, expected):
-    assert spread(own, theirs) == expected
+def test_layers_are_spread_as_stated():
+    assert spread(12, 6) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]  # SpecDec: floor(i * 6 / 12)
+    pairs = [(3, 3), (2, 6), (2, 3), (1, 6), (0, 6)]
+    assert [spread(*pair) for pair in pairs] == [[0, 1, 2], [0, 5], [0, 2], [5], []]
 
 
 def rows_of(output: list[int], prefix: int, k: int = 3, **shape: str) -> Layout:
@@ -144,25 +117,37 @@ def test_one_slot_after_a_kept_prefix_is_read_as_with_it():
     drafter = drafter_of(tiny_seq2seq("led"), k=2)
     ids, targets = torch.randint(4, VOCAB, (1, 5)), torch.randint(4, VOCAB, (1, 6))
     layout, reader = block_after(drafter, targets, 2), RowReader(drafter)
+    rows, start = layout.rows, layout.prefix_rows
     with torch.no_grad():
         encoded = reader.encode(ids, None)
-        together = reader(layout.rows, encoded).hidden
-        prefix = reader(layout.rows.part(0, layout.prefix_rows), encoded, keep=True)
-        close(
-            reader(layout.rows.part(layout.prefix_rows), encoded, prefix).hidden,
-            together[:, layout.prefix_rows :],
-        )
+        prefix = reader(rows.part(0, start), encoded, keep=True)
+        apart = reader(rows.part(start), encoded, prefix).hidden
+        close(apart, reader(rows, encoded).hidden[:, start:])
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
-def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(family, tmp_path):
-    target = target_of(family)
-    drafter = drafter_of(target, previous_token_rank=3)
-    drafter.save_pretrained(tmp_path)
+def test_layers_are_copied_and_the_saved_drafter_is_loaded_by_us_and_by_its_family(
+    family, tmp_path
+):
+    target, layers = target_of(family), {"encoder_layers": 3, "decoder_layers": 1}
+    settings = DrafterConfig(previous_token_rank=3, **layers)
+    config, size = make_config(target.config, settings, None), vocabulary_size(target.config)
+    drafter, copied = build(config, target, "both", target.dtype)
+    every = {name for name, one in drafter.named_parameters() if one.requires_grad}
+    assert depths(config) == (3, 1)
+    assert all(name.startswith("previous_token") for name in every - {*copied})
+    of_encoder = build(config, target, "encoder", target.dtype)[1]
+    assert any(".decoder." in f".{name}" for name in every - {*of_encoder})
+    assert not any(".encoder." in f".{name}" for name in every - {*of_encoder})
+    mask = drafter.embed_tokens.weight  # a separate row, initially the mean of the others
+    assert len(mask) == size + 1
+    close(mask[size], target.get_decoder().embed_tokens.weight.float().mean(0).to(mask))
+
+    torch.nn.init.normal_(drafter.previous_token.out.weight)
+    drafter.eval().save_pretrained(tmp_path)
     assert [file.suffix for file in tmp_path.iterdir() if "model" in file.name] == [".safetensors"]
-    loaded, report = SpecDrafter.from_pretrained(
-        tmp_path, dtype=target.dtype, output_loading_info=True
-    )
+    reports = {"output_loading_info": True}
+    loaded, report = SpecDrafter.from_pretrained(tmp_path, dtype=target.dtype, **reports)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert same_weights(drafter, loaded.eval())
     ids, targets = torch.randint(4, 30, (1, 5)), torch.randint(4, 30, (1, 6))
@@ -173,7 +158,7 @@ def test_saved_drafter_is_loaded_whole_and_by_the_familys_own_class(family, tmp_
             for model in (loaded, drafter)
         )
     close(found, expected, 1e-12 if family in FAMILIES else 1e-5)
-    plain, report = type(target).from_pretrained(tmp_path, output_loading_info=True)
+    plain, report = type(target).from_pretrained(tmp_path, **reports)
     assert all(name.startswith("previous_token.") for name in report["unexpected_keys"])
     assert type(plain).__name__ == type(drafter).__name__
 
@@ -214,36 +199,35 @@ def test_a_drafter_of_another_version_is_refused_by_the_entry_it_has(tmp_path):
     drafter = tiny_drafter()
     drafter.config.spec_drafter |= {"fused_layer": 2}
     drafter.save_pretrained(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"spec_drafter\.fused_layer in the drafter's config.json"
-    ):
+    with pytest.raises(ConfigError, match=r"spec_drafter\.fused_layer in the drafter's config"):
         SpecDrafter.from_pretrained(tmp_path)
 
 
 def test_other_sizes_than_the_targets_are_fields_of_its_family():
-    target = shared("t5").config
     sizes = {"d_model": 24, "num_heads": 6, "d_ff": 40}
-    settings = DrafterConfig(initialise="none", overrides=sizes)
-    config = make_config(target, settings, None)
-    assert (config.d_model, config.num_heads, config.d_ff) == (24, 6, 40)
+    config = make_config(shared("t5").config, DrafterConfig(overrides=sizes), None)
+    assert sizes == {name: getattr(config, name) for name in sizes}
 
 
 @pytest.mark.parametrize(
-    ("family", "override", "named"),
+    ("family", "settings", "named"),
     [
-        ("t5", {"ffn": 3}, "drafter.overrides.ffn is not a field"),
-        ("t5", {"k": 3}, "drafter.overrides.k is not a field"),
-        ("t5", {"d_model": "wide"}, "wide.* gives no model: "),
-        ("t5", {"d_model": -8}, "gives no model"),
-        ("bart", {"encoder_attention_heads": 7}, "gives no model"),
-        ("bart", {"vocab_size": 3}, "drafter.overrides.vocab_size: drafter and target must agree"),
-        ("bart", {"pad_token_id": 7}, "must agree"),
+        ("t5", {"overrides": {"ffn": 3}}, "drafter.overrides.ffn is not a field"),
+        ("t5", {"overrides": {"k": 3}}, "drafter.overrides.k is not a field"),
+        ("t5", {"overrides": {"d_model": "wide"}}, r"wide.* gives no model \("),
+        ("t5", {"overrides": {"d_model": -8}}, "gives no model"),
+        ("bart", {"overrides": {"encoder_attention_heads": 7}}, "gives no model"),
+        ("bart", {"overrides": {"vocab_size": 3}}, "overrides.vocab_size: drafter and target must"),
+        ("bart", {"overrides": {"pad_token_id": 7}}, "must agree"),
+        ("whisper", {"encoder": "own"}, "drafter.encoder = 'own', but the inputs .* are audio"),
+        ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 is for"),
+        ("bart", {"source_pooling": 2}, "drafter.source_pooling = 2 averages"),
     ],
+    ids=str,
 )
-def test_wrong_overrides_are_refused_before_anything_is_made(family, override, named):
-    settings = DrafterConfig(initialise="none", overrides=override)
+def test_wrong_settings_are_refused_before_anything_is_made(family, settings, named):
     with pytest.raises(ConfigError, match=named):
-        make_config(shared(family).config, settings, None)
+        make_config(tiny_model(family).config, DrafterConfig(**settings), None)
 
 
 def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path):
@@ -261,17 +245,14 @@ def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path):
     again = SpecDrafter.from_pretrained(tmp_path, dtype=torch.float64)
     assert torch.equal(again.draftable, chosen)
     assert torch.equal(again.logits(hidden, previous), found)
-
-
-def test_labels_that_cannot_be_drafted_are_ignored():
-    few = tiny_drafter("marian", draftable=[1, 4, 9])
-    labels = torch.tensor([[9, 5, -100], [1, 4, 0]])
+    labels = torch.tensor([[9, 5, -100], [1, 4, 0]])  # others cannot be drafted and are ignored
     assert few.draftable_labels(labels, -100).tolist() == [[2, -100, -100], [0, 1, -100]]
-    assert tiny_drafter("marian").draftable_labels(labels, -100) is labels
+    assert whole.draftable_labels(labels, -100) is labels
 
 
-def test_an_encoder_that_is_never_called_is_not_trained():
-    drafter = tiny_drafter("whisper", encoder="target")
+def test_audio_is_read_by_the_targets_encoder_and_texts_by_an_own_one_that_is_trained():
+    assert tiny_drafter("bart").shape.encoder == "own"
+    drafter = tiny_drafter("whisper")
     assert shape_of(drafter.config).encoder == "target"
     trained = {name for name, one in drafter.named_parameters() if one.requires_grad}
     assert trained and not any(".encoder." in name for name in trained)
@@ -285,25 +266,6 @@ def test_each_trained_parameter_gets_a_gradient(family):
     examples = [Example(0, 0, [5, 6, 7], [8, 9, 1]), Example(0, 1, [10], [11, 1])]
     MaskPredict(drafter, ObjectiveConfig())(collator(drafter, 2)(examples), 0.0).loss.backward()
     assert not [n for n, p in drafter.named_parameters() if p.requires_grad and p.grad is None]
-
-
-@pytest.mark.parametrize(
-    ("family", "settings", "words"),
-    [
-        ("whisper", {"encoder": "own"}, "drafter.encoder = 'own', but the inputs .* are audio"),
-        ("bart", {"encoder": "target", "encoder_layers": 2}, "drafter.encoder_layers = 2 is for"),
-        ("bart", {"source_pooling": 2}, "drafter.source_pooling = 2 averages"),
-    ],
-)
-def test_encoders_that_cannot_be_are_refused(family, settings, words):
-    with pytest.raises(ConfigError, match=words):
-        make_config(tiny_model(family).config, DrafterConfig(**settings), None)
-
-
-def test_audio_is_read_by_the_targets_encoder_and_texts_by_the_drafters_own():
-    for family, expected in (("whisper", "target"), ("bart", "own")):
-        config = make_config(tiny_model(family).config, DrafterConfig(), None)
-        assert shape_of(config).encoder == expected
 
 
 @pytest.mark.parametrize("family", ["bart", "t5gemma"])

@@ -2,11 +2,13 @@
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -55,16 +57,12 @@ def drafter_of(folder: Path, target: LoadedTarget | None) -> PreTrainedModel:
     return load_drafter(folder, read_drafter_settings(str(folder)), target)
 
 
-def test_the_folder_has_only_the_layers(folders):
+def test_its_folder_has_only_layers_and_it_shares_the_loaded_targets_modules(folders, tmp_path):
     target, final = folders
     names, theirs = (set(load_file(one / "model.safetensors")) for one in (final, target))
     assert not names & THEIRS and "model.layers.1.mlp.up_proj.weight" in names
     assert "model.embed_tokens.weight" in theirs
     assert json.loads((final / "config.json").read_text())["embeddings"] == "target"
-
-
-def test_loaded_with_its_target_it_shares_the_targets_modules(folders):
-    target, final = folders
     loaded_target, alone = loaded(target), drafter_of(final, None)
     drafter = drafter_of(final, loaded_target)
     assert drafter.get_input_embeddings() is loaded_target.model.get_input_embeddings()
@@ -72,6 +70,11 @@ def test_loaded_with_its_target_it_shares_the_targets_modules(folders):
     close(drafter(IDS).logits.double(), alone(IDS).logits.double(), 1e-5)
     stock = start_drafter(recipe(target), loaded_target.model)
     assert not torch.allclose(stock(IDS).logits, alone(IDS).logits)
+    drafter.save_pretrained(tmp_path / "out")  # saved again it is whole
+    out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert not hasattr(out.config, "embeddings") and same_weights(out, alone)
+    half = load_target(TargetConfig(path=str(target), dtype="bfloat16"))  # is the same target
+    assert drafter_of(final, half).dtype == torch.bfloat16
 
 
 def test_loading_it_warns_of_nothing(folders, monkeypatch):
@@ -81,16 +84,6 @@ def test_loading_it_warns_of_nothing(folders, monkeypatch):
     drafter_of(folders[1], loaded(folders[0]))
     assert [one.getMessage() for one in warned] == []
     assert transformers_logging.get_verbosity() == level
-
-
-def test_saved_again_it_is_whole(folders, tmp_path):
-    target, final = folders
-    drafter = drafter_of(final, loaded(target))
-    drafter.save_pretrained(tmp_path / "out")
-    out = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert not hasattr(out.config, "embeddings")
-    assert same_weights(out, drafter_of(final, None))
-    close(out(IDS).logits.double(), drafter(IDS).logits.double(), 1e-5)
 
 
 def test_training_continues_from_it_with_separate_embeddings(folders):
@@ -104,22 +97,14 @@ def test_training_continues_from_it_with_separate_embeddings(folders):
     assert tied == drafter.config.tie_word_embeddings
 
 
-def test_a_target_in_half_precision_is_the_same_target(folders):
-    target, final = folders
-    half = load_target(TargetConfig(path=str(target), dtype="bfloat16"))
-    assert drafter_of(final, half).dtype == torch.bfloat16
-
-
 def test_embeddings_of_a_sibling_are_taken_as_they_are(folders):
     target, final = folders
     model = AutoModelForCausalLM.from_pretrained(target)
-    model.get_input_embeddings().weight.data[3] += 1.0
+    changed = model.get_input_embeddings().weight
+    changed.data[3] += 1.0
     model.save_pretrained(target)
     for given in (None, loaded(target)):
-        drafter = drafter_of(final, given)
-        assert torch.equal(
-            drafter.get_input_embeddings().weight, model.get_input_embeddings().weight
-        )
+        assert torch.equal(drafter_of(final, given).get_input_embeddings().weight, changed)
 
 
 def test_embeddings_of_another_shape_are_refused(folders, tmp_path):
@@ -135,37 +120,35 @@ def test_a_missing_target_and_missing_layers_are_named(folders):
     with pytest.raises(ConfigError, match=r"shares the embeddings of target .*target\.path"):
         drafter_of(final, None)
     moved.rename(target)
-    whole = load_file(target / "model.safetensors")
-    few = {name: whole[name] for name in whole if name != "model.embed_tokens.weight"}
-    save_file(few, target / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"cannot be read .*model\.embed_tokens\.weight"):
-        drafter_of(final, None)
-    save_file(whole, target / "model.safetensors", metadata={"format": "pt"})
-    weights = load_file(final / "model.safetensors")
-    weights.pop("model.layers.1.mlp.up_proj.weight")
-    save_file(weights, final / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"lack 1 of .*'model\.layers\.1\.mlp\.up_proj\.weight'"):
-        drafter_of(final, None)
+    cases = (
+        (target, "model.embed_tokens.weight", "cannot be read .*"),
+        (final, "model.layers.1.mlp.up_proj.weight", "lack 1 of .*"),
+    )
+    for folder, name, says in cases:
+        edit(folder, lambda weights, name=name: weights.pop(name))
+        with pytest.raises(ConfigError, match=says + name):
+            drafter_of(final, None)
 
 
-def test_names_of_a_target_without_its_base_models_prefix_are_read(folders):
-    target, final = folders
-    expected, file = drafter_of(final, loaded(target)), target / "model.safetensors"
-    bare = {name.removeprefix("model."): value for name, value in load_file(file).items()}
-    save_file(bare, file, metadata={"format": "pt"})
-    assert same_weights(drafter_of(final, None), expected)
-    file.rename(target / "part.safetensors")
-    index = {"weight_map": dict.fromkeys(bare, "part.safetensors")}
-    (target / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert same_weights(drafter_of(final, None), expected)
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Changes the weights in a folder's file in place."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_the_exact_name_goes_before_the_one_without_prefix(folders):
+def test_names_of_a_target_without_its_base_models_prefix_are_read_after_exact_names(folders):
     target, final = folders
     expected, file = drafter_of(final, loaded(target)), target / "model.safetensors"
     weights = load_file(file)
-    wrong = {name.removeprefix("model."): value + 1.0 for name, value in weights.items()}
-    save_file(wrong | weights, file, metadata={"format": "pt"})
+    bare = {name.removeprefix("model."): value for name, value in weights.items()}
+    wrong = {name: value + 1.0 for name, value in bare.items()}
+    for stored in (wrong | weights, bare):
+        save_file(stored, file, metadata={"format": "pt"})
+        assert same_weights(drafter_of(final, None), expected)
+    file.rename(target / "part.safetensors")
+    index = {"weight_map": dict.fromkeys(bare, "part.safetensors")}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
     assert same_weights(drafter_of(final, None), expected)
 
 

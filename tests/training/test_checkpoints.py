@@ -30,10 +30,9 @@ def test_tied_weights_are_saved_once_and_without_a_warning(tmp_path, caplog):
     objective.model = slot_drafter().float()
     objective.again = objective.model.embed_tokens
     objective = accelerator.prepare(objective)
+    progress, schedule = Progress(1, 1, "print"), Schedule(1, 1, 1)
     with caplog.at_level(logging.WARNING):
-        save_checkpoint(
-            accelerator, objective, tmp_path, Progress(1, 1, "print"), Schedule(1, 1, 1)
-        )
+        save_checkpoint(accelerator, objective, tmp_path, progress, schedule)
     assert not caplog.records
     [folder] = checkpoint_folders(tmp_path)
     before = objective.again.weight.detach().clone()

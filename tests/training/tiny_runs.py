@@ -9,9 +9,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
+from torch import nn
 
 from drafttrain.config.recipes import ObjectiveConfig, TrainConfig
-from drafttrain.data.batches.examples import Example, Examples
+from drafttrain.data.batches.examples import Batch, Example, Examples
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.training.loop import Task, make_accelerator, train
 from drafttrain.training.objectives.mask_predict import MaskPredict
@@ -30,11 +31,11 @@ SIX_STEPS = TrainConfig(
 
 
 def small_task(
-    dropout: float = 0.0, validate: Callable[[object], dict[str, float]] | None = None
+    validate: Callable[[object], dict[str, float]] | None = None, **shape: float
 ) -> Task:
     """Returns the training of a small drafter on twelve sentences."""
     rows = [{"source_ids": s, "target_ids": t} for _, _, s, t in examples(12)]
-    drafter = slot_drafter(dropout=dropout).float()
+    drafter = slot_drafter(**shape).float()
     lengths = np.array([len(r["source_ids"]) + len(r["target_ids"]) for r in rows]) + 6
     collate = collator(drafter, 2)
     objective = MaskPredict(drafter, ObjectiveConfig())
@@ -50,7 +51,7 @@ def train_small(task: Task, settings: TrainConfig, run: Path) -> dict[str, torch
 
 def slot_drafter(**changes) -> SpecDrafter:
     """Returns the small drafter to train, with token ids below 20."""
-    return small_drafter(20, 24, changes.pop("k", 4), decoder_layers=2, ffn=32, **changes)
+    return small_drafter(20, 24, **{"k": 4, "decoder_layers": 2, "ffn": 32} | changes)
 
 
 def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:
@@ -65,6 +66,20 @@ def examples(count: int = 6) -> list[tuple[int, int, list[int], list[int]]]:
 def numbered(rows: Sequence[tuple[list[int], list[int]]]) -> list[Example]:
     """Returns rows of source and target tokens as examples of epoch 0, numbered from 0."""
     return [Example(0, row, source, target) for row, (source, target) in enumerate(rows)]
+
+
+def learn(objective: nn.Module, batch: Batch, steps: int, rate: float) -> list[float]:
+    """Trains an objective on one batch by Adam; returns the loss of each step."""
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    optimizer, losses = torch.optim.Adam(trained, rate), []
+    for step in range(steps):
+        sums = objective(batch, step / (steps - 1))
+        loss = sums.loss / sums.weight.clamp(min=1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def logged(run: Path, name: str) -> list[float]:

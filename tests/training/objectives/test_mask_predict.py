@@ -7,6 +7,7 @@ import torch
 
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.examples import PairCollator
+from drafttrain.data.batches.slots import SlotBatch
 from drafttrain.decoding.engine.spec_drafter import RowReader
 from drafttrain.models.spec_drafter.layout import PADDING
 from drafttrain.training.losses import smoothed_cross_entropy
@@ -15,7 +16,7 @@ from drafttrain.training.objectives.mask_predict import MaskPredict
 from tests.comparing import close
 from tests.tiny_drafters import collator, drafter_of, shared, tiny_drafter
 from tests.tiny_models import tiny_model, tiny_t5gemma
-from tests.training.tiny_runs import examples, slot_drafter
+from tests.training.tiny_runs import examples, learn, slot_drafter
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5", "t5gemma"])
@@ -42,40 +43,36 @@ def test_blocks_past_the_last_position_are_read():
     assert MaskPredict(drafter, ObjectiveConfig())(batch, 0.0).loss.isfinite()
 
 
+def objective_and_batch(**changes) -> tuple[MaskPredict, SlotBatch]:
+    objective = MaskPredict(slot_drafter(**changes), ObjectiveConfig())
+    return objective, collator(objective.model, 1)(examples())
+
+
+CHOICE = "drafttrain.training.objectives.mask_predict.choose_revealed"
+
+
 def test_both_glancing_passes_drop_out_the_same_units(monkeypatch):
-    objective = MaskPredict(slot_drafter(dropout=0.4), ObjectiveConfig()).train()
+    objective, batch = objective_and_batch(dropout=0.4)
     seen = []
     objective.model.get_decoder().register_forward_hook(
         lambda module, given, named, output: seen.append((named["input_ids"], output[0].detach())),
         with_kwargs=True,
     )
-    monkeypatch.setattr(
-        "drafttrain.training.objectives.mask_predict.choose_revealed",
-        lambda wrong, revealable, priority, ratio: torch.zeros_like(revealable),
-    )
-    objective(collator(objective.model, 1)(examples()), 0.5)
+    monkeypatch.setattr(CHOICE, lambda wrong, revealable, *_: torch.zeros_like(revealable))
+    objective.train()(batch, 0.5)
     (_, prefix), (first_tokens, first), (second_tokens, second) = seen
     assert prefix.shape[1] == 9  # the longest output; computed once for both passes
     assert torch.equal(first_tokens, second_tokens)
     close(first, second)
 
 
-def test_revealed_slots_leave_the_loss(monkeypatch):
-    objective = MaskPredict(slot_drafter(slots="paper"), ObjectiveConfig()).train()
-    batch = collator(objective.model, 1)(examples())
-    monkeypatch.setattr(
-        "drafttrain.training.objectives.mask_predict.choose_revealed",
-        lambda wrong, revealable, priority, ratio: revealable,
-    )
-    sums = objective(batch, 0.5)
+def test_revealed_slots_leave_the_loss_and_validation_reveals_none(monkeypatch):
+    objective, batch = objective_and_batch(slots="paper")
+    monkeypatch.setattr(CHOICE, lambda wrong, revealable, *_: revealable)
+    sums = objective.train()(batch, 0.5)
     assert sums.weight == 0 and sums.loss == 0
     sums.loss.backward()  # an empty selection keeps its graph
-
-
-def test_validation_does_not_glance():
-    objective = MaskPredict(slot_drafter(slots="paper"), ObjectiveConfig()).eval()
-    batch = collator(objective.model, 1)(examples())
-    assert objective(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
+    assert objective.eval()(batch, 0.0).weight == (batch.layout.labels >= 0).sum()
 
 
 def test_prefix_rows_have_the_set_weight_and_slots_weight_1():
@@ -93,12 +90,7 @@ def test_prefix_rows_have_the_set_weight_and_slots_weight_1():
 def test_one_batch_is_learned_by_heart(changes):
     objective = MaskPredict(slot_drafter(**changes), ObjectiveConfig(label_smoothing=0.0)).train()
     batch = collator(objective.model, 2)(examples(3))
-    optimizer = torch.optim.Adam(objective.parameters(), lr=1e-2)
-    for step in range(150):
-        sums = objective(batch, step / 149)
-        optimizer.zero_grad()
-        (sums.loss / sums.weight.clamp(min=1)).backward()
-        optimizer.step()
+    learn(objective, batch, steps=80, rate=1e-2)
     sums = objective.eval()(batch, 1.0)
     assert sums.loss / sums.weight < 0.05
     assert sums.correct == sums.counted

@@ -59,8 +59,8 @@ def follow_blocks() -> Made:
 
 
 def follow_states() -> Made:
-    target = tiny_model("llama", num_hidden_layers=4)
-    drafter = state_drafter(target, [1, 3], "linked", k=3)
+    target = tiny_model("llama")
+    drafter = state_drafter(target, [1], "linked", k=3)
     collate = BlocksCollator(0, 0, 3, reads_prompt=False)
     return FollowStates(drafter, BLOCKS, target), collate.alone
 
@@ -83,7 +83,7 @@ def seeded(seed: int) -> torch.Generator:
 OBJECTIVES = {
     "mask_predict": mask_predict,
     "predict_ahead": predict_ahead,
-    "pairs": partial(language_modelling, "t5", dropout_rate=0.0),
+    "pairs": partial(language_modelling, "t5", dropout_rate=0.0, num_layers=1),
     "texts": partial(language_modelling, "llama"),
     "follow_target": partial(follow_target, packed=True),
     "follow_unpacked": partial(follow_target, packed=False),
@@ -94,7 +94,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_maps_a_batch_to_sums_of_each_part(name):
+def test_an_objective_returns_sums_of_each_part_and_its_model_alone_is_saved_and_trained(name):
     objective, collate = OBJECTIVES[name]()
     assert isinstance(objective, Objective)
     sums = objective.train()(collate(EXAMPLES).to(torch.device("cpu")), 0.5)
@@ -104,6 +104,14 @@ def test_an_objective_maps_a_batch_to_sums_of_each_part(name):
     sums.loss.sum().backward()
     reached = [p.grad is not None for p in objective.model.parameters() if p.requires_grad]
     assert any(reached)
+    assert all(name.startswith("model.") for name in objective.state_dict())
+    if objective.teacher is not None:
+        frozen = list(objective.teacher.model.parameters())
+        assert not {id(p) for p in frozen} & {id(p) for p in objective.parameters()}
+        assert not any(p.requires_grad for p in frozen) and not objective.teacher.model.training
+    if objective.parts is not None:
+        of_parts = [id(p) for part in objective.parts.values() for p in part.parameters()]
+        assert sorted(of_parts) == sorted(id(p) for p in objective.parameters())
 
 
 VARIANTS: dict[str, Callable[[], Made]] = {
@@ -122,22 +130,9 @@ def test_sums_do_not_depend_on_how_the_batch_is_split(name):
     objective.train()
     whole = objective(collate(EXAMPLES), 0.3)
     assert (whole.weight > 0).all()
-    for sizes in ([2, 4], [5, 1], [1, 2, 3], [1] * 6):
+    for sizes in ([5, 1], [1, 2, 3]):
         ends = list(itertools.accumulate(sizes))
         parts = [EXAMPLES[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         sums = [objective(collate(part), 0.3) for part in parts]
         for total, *apart in zip(whole, *sums, strict=True):
             close(sum(apart), total, 1e-9 if total.dtype == torch.float64 else 1e-6)
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_its_model_alone_is_saved_and_no_teacher_is_trained(name):
-    objective, _ = OBJECTIVES[name]()
-    assert all(name.startswith("model.") for name in objective.state_dict())
-    if objective.teacher is not None:
-        frozen = list(objective.teacher.model.parameters())
-        assert not {id(p) for p in frozen} & {id(p) for p in objective.parameters()}
-        assert not any(p.requires_grad for p in frozen) and not objective.teacher.model.training
-    if objective.parts is not None:
-        of_parts = [id(p) for part in objective.parts.values() for p in part.parameters()]
-        assert sorted(of_parts) == sorted(id(p) for p in objective.parameters())
