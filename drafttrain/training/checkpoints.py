@@ -212,7 +212,8 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     for folder in folders:
         check_files(folder, read_progress(folder))
         weights = load_file(folder / WEIGHTS)
-        total = {name: total.get(name, 0.0) + value.double() for name, value in weights.items()}
+        for name, value in weights.items():
+            total[name] = total.get(name, 0.0) + value.double()
     return {name: (value / len(folders)).to(weights[name]) for name, value in total.items()}
 
 

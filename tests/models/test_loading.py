@@ -70,12 +70,12 @@ def test_a_missing_tokenizer_is_named_before_weights_are_read(folder):
         load_target(target_at(folder))
 
 
-@pytest.mark.parametrize("kept", [0, 7, 400])
-def test_a_torn_file_of_weights_is_refused_with_its_name_before_it_is_read(folder, kept):
+def test_a_torn_file_of_weights_is_refused_with_its_name_before_it_is_read(folder):
     file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ConfigError, match=r"is not a complete safetensors file \("):
-        check_target(target_at(folder))
+    for kept in (400, 7, 0):
+        file.write_bytes(file.read_bytes()[:kept])
+        with pytest.raises(ConfigError, match=r"model.safetensors is not a complete safetensors"):
+            check_target(target_at(folder))
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from tests.tiny_models import tiny_model
 
 def test_least_squares_recover_a_linear_map():
     torch.manual_seed(0)
-    weights, constant = torch.randn(3, 5), torch.randn(3)
-    sums = LeastSquares(5, 3)
-    for size in (40, 1, 60):
-        inputs = torch.randn(size, 5)
+    weights, constant, sums = torch.randn(3, 5), torch.randn(3), LeastSquares(5, 3)
+    for inputs in torch.randn(101, 5).split((40, 1, 60)):
         sums.add(inputs, inputs @ weights.T + constant)
     found, own = sums.solve(1e-9)
     assert sums.count == 101

@@ -60,7 +60,7 @@ def test_batches_of_other_lengths_need_no_other_graph(name, compiler):
 def test_a_compiled_run_has_the_losses_of_one_that_is_not(compiler, tmp_path):
     """With dropout, equal in both passes of glancing, and with cached prefix keys."""
     for name, on in (("plain", False), ("compiled", True)):
-        settings = SIX_STEPS.model_copy(update={"compile": on, "max_steps": 3})
+        settings = SIX_STEPS.model_copy(update={"compile": on, "max_steps": 2})
         train_small(small_task(dropout=0.2, decoder_layers=1), settings, tmp_path / name)
     found, expected = (torch.tensor(logged(tmp_path / x, "loss")) for x in ("compiled", "plain"))
     close(found, expected, 1e-5)

@@ -69,15 +69,12 @@ def head_sweep() -> Made:
     heads = make_heads(HeadConfig(depths=(0, 3, 1), rejection_weights=(1.0, 3.0)), 8, seed=0)
 
     def collate(rows: Sequence[Example]) -> HeadBatch:
-        drawn = [torch.rand(len(row.target_ids), 9, generator=seeded(row.row)) for row in rows]
-        values = torch.cat(drawn).double()
+        seeds = (torch.Generator().manual_seed(row.row) for row in rows)
+        drawn = [torch.rand(8, 9, generator=seed, dtype=torch.float64) for seed in seeds]
+        values = torch.cat(drawn)
         return HeadBatch(values[:, :8] - 0.5, values[:, 8])
 
     return HeadSweep(heads).double(), collate
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 OBJECTIVES = {
