@@ -89,10 +89,10 @@ class AcceptanceHead(PreTrainedModel):
 
 @torch.no_grad()
 def quick_judge(head: AcceptanceHead) -> Callable[[Tensor], float]:
-    """Returns a fast `head.acceptance` for one state [D], which drafting calls before each token.
+    """Returns `head.acceptance` for one state [D]; on the CPU in NumPy, for less call overhead.
 
-    On the CPU it uses NumPy, which has less call overhead at this size. SiLU(2 z) = z + z tanh(z),
-    so a block is x + z + z tanh(z) with halved weights. The weights must not change afterwards.
+    SiLU(2 z) = z + z tanh(z), so a block is x + z + z tanh(z) with halved weights. The weights must
+    not change afterwards.
     """
     dtype, device = head.out.weight.dtype, head.device
     if device.type != "cpu" or dtype == torch.bfloat16:

@@ -67,7 +67,8 @@ def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> Pretra
     check_output_tokens(settings.drafter.output_tokens, vocabulary_size(target))
     weights = settings.objective.model_dump(include={"forward_kl", "total_variation"})
     if not any(weights.values()):
-        raise ConfigError(f"objective: {' and '.join(weights)} are 0; give one of them a weight")
+        names = " and ".join(weights)
+        raise ConfigError(f"objective: {names} are 0, so nothing is learned; give one a weight")
     return target
 
 

@@ -30,10 +30,9 @@ MIN_LOG_PROB = -1e6
 def drawn_states(hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
     """Computes the `drawn` states of tokens, each drawn from its own row of logits.
 
-    Appends to each hidden state features of its row before temperature: the log-probabilities of
-    the token and of the two most likely tokens, the entropy (nats), and the probabilities of the
-    token and of the most likely token. Uses few operations, as it runs for each draft token.
-    Shapes: hidden [N, D] (that the rows were computed from), logits [N, V], tokens [N]
+    Appends to the hidden state of each row, before temperature: the log-probabilities of the token
+    and of the two most likely tokens, the entropy (nats), and the probabilities of the token and of
+    the most likely token. Shapes: hidden [N, D], logits [N, V], tokens [N]
     -> [N, D + ROW_FEATURES], float32 at least.
     """
     log_probs = logits.log_softmax(dim=-1).clamp_min(MIN_LOG_PROB)  # no 0 * -inf in the entropy
@@ -44,12 +43,8 @@ def drawn_states(hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def drawn_state(hidden: Tensor, logits: Tensor, token: int) -> Tensor:
-    """Computes the `drawn` state of one token.
-
-    Drafting needs it before each next token. On the CPU it uses NumPy on the tensors' memory,
-    because call overhead dominates at this size. Shapes: hidden [D], logits [V] ->
-    [D + ROW_FEATURES].
-    """
+    """Computes the `drawn` state of one token; on the CPU by NumPy, which has less call overhead.
+    Shapes: hidden [D], logits [V] -> [D + ROW_FEATURES]."""
     if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
         return drawn_states(hidden[None], logits[None], torch.tensor([token]))[0]
     row, width = logits.numpy(), len(hidden)

@@ -17,7 +17,8 @@ def check_output_tokens(tokens: int | str | None, vocabulary: int) -> None:
     """Raises ConfigError for more draftable tokens than the target's vocabulary has."""
     if isinstance(tokens, int) and tokens > vocabulary:
         raise ConfigError(
-            f"drafter.output_tokens = {tokens} is more than the target's {vocabulary}; give fewer"
+            f"drafter.output_tokens = {tokens} is more than the target's {vocabulary} tokens; give "
+            "fewer"
         )
 
 

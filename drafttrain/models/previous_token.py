@@ -28,8 +28,7 @@ class PreviousToken(nn.Module):
         self.out = nn.Linear(rank, width, bias=False)
 
     def features(self, embedded: Tensor) -> Tensor:
-        """Computes the features of tokens from their RMS-normalised embeddings. Shapes: [..., D]
-        -> [..., R]."""
+        """Computes the features of tokens from their embeddings. Shapes: [..., D] -> [..., R]."""
         embedded = embedded.to(self.embedding.weight.dtype)
         return self.embedding(F.rms_norm(embedded, embedded.shape[-1:]))
 

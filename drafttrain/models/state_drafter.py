@@ -3,12 +3,9 @@ targets.
 
 It consists of copies of a few target layers. Their KV cache holds the target's own keys and values
 for the prompt and all verified tokens, so the drafter never processes these. The inputs of its k
-slots are computed from the last committed token and from the target's hidden states that this token
-was predicted from (as in EAGLE, arXiv 2401.15077, and EAGLE-3). One forward pass of k slots drafts
-k tokens. Embeddings and output projection are the target's.
-
-It is initialised from the target (`fit_start`): the slot inputs are a linear map of these states
-and this token, fitted by least squares to the inputs of the target's own layer.
+slots are a linear map of the last committed token and of the target's hidden states that it was
+predicted from (as in EAGLE, arXiv 2401.15077, and EAGLE-3), initialised by `fit_start`. One forward
+pass of k slots drafts k tokens. Embeddings and output projection are the target's.
 """
 
 from __future__ import annotations
@@ -91,8 +88,8 @@ class StateDrafter(PreTrainedModel):
             nn.init.zeros_(self.previous_token.out.weight)
 
     def anchor_inputs(self, states: Tensor) -> Tensor:
-        """Computes the part of slot inputs that comes from the target's states, for blocks that
-        follow A anchor tokens: for the first slot and for all later slots.
+        """Computes the part of slot inputs that comes from the target's states, for the first slot
+        and for all later slots of the blocks after A anchor tokens.
 
         states: outputs of `state_layers` that each anchor token was predicted from.
         Shapes: [A, S, D] -> [A, 2, D].
@@ -101,11 +98,8 @@ class StateDrafter(PreTrainedModel):
         return torch.stack([part(inputs) for part in self.of_states], 1)
 
     def slot_inputs(self, anchor_inputs: Tensor, embedded: Tensor, depths: Tensor) -> Tensor:
-        """Computes the inputs of N slots.
-
-        anchor_inputs: those of each slot's anchor token; embedded: the anchor token's embedding;
-        depths: the index of the slot in its block. Shapes: [N, 2, D], [N, D], [N] -> [N, D].
-        """
+        """Computes the inputs of N slots from `anchor_inputs` and embeddings of their anchor tokens
+        and from their indices in their blocks. Shapes: [N, 2, D], [N, D], [N] -> [N, D]."""
         inputs = normalised(embedded.to(self.dtype))
         tokens = torch.stack([part(inputs) for part in self.of_token], 1)
         maps = depths.clamp(max=LATER)
@@ -194,14 +188,13 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
     depth = target.get_text_config(decoder=True).num_hidden_layers
     layers, states = chosen.layers, chosen.states
     if layers is None:
-        layers = tuple(range(max(0, depth - 2), depth))
+        layers = range(max(0, depth - 2), depth)
     if not layers or max(layers) >= depth:
         raise ConfigError(
             f"drafter.layers = {list(layers)}: give layers of the target, 0 to {depth - 1}"
         )
     if states is None:
-        before = {depth // 4, 2 * depth // 3, max(0, layers[0] - 1)}
-        states = (*sorted(before), -1)
+        states = (*sorted({depth // 4, 2 * depth // 3, max(0, layers[0] - 1)}), -1)
     if not states or not all(-1 <= layer < depth for layer in states):
         raise ConfigError(
             f"drafter.states = {list(states)}: give layers of the target, 0 to {depth - 1}, or -1 "
@@ -247,12 +240,9 @@ def copy_layers(drafter: StateDrafter, target: PreTrainedModel) -> None:
 def fit_start(
     drafter: StateDrafter, target: PreTrainedModel, texts: Iterable[tuple[list[int], list[int]]]
 ) -> int:
-    """Fits the input maps by least squares on texts of (prompt, output); returns the number of
-    tokens used.
-
-    The map of the first slot is fitted to the inputs of the target's first copied layer at the
-    anchor token, that of the later slots to its inputs one token later.
-    """
+    """Fits the input maps by least squares on texts of (prompt, output): that of the first slot to
+    the inputs of the target's first copied layer at the anchor token, that of later slots to its
+    inputs one token later. Returns the number of tokens used."""
     config, embed = drafter.config, target.get_input_embeddings()
     width = config.hidden_size
     read = width * len(config.state_layers)

@@ -3,9 +3,8 @@
 A checkpoint folder has `weights.safetensors` (the trained weights, unsharded; frozen weights come
 from the run's start), `state/` (Accelerate's state: optimizer, and weights if they are sharded;
 read as plain tensors only, so that no file can run code) and `progress.json` with the digests of
-all these files. The folder is written under a temporary name and renamed last, so a folder with the
-final name is complete. Accelerate's `total_limit` cannot be used: it deletes the oldest checkpoint
-before the new one is written, and counts the checkpoints of interrupted runs.
+all these files. Accelerate's `total_limit` cannot be used: it deletes the oldest checkpoint before
+the new one is written, and counts the checkpoints of interrupted runs.
 """
 
 from __future__ import annotations

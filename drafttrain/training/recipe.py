@@ -92,7 +92,7 @@ def begin_run(
     for name in settings.train.trackers:
         if find_spec(name) is None:
             raise ConfigError(
-                f"train.trackers has {name!r}, which is not installed: pip install {name}"
+                f"train.trackers has {name!r}, which is not installed; install it, or leave it out"
             )
     training, shared = set(), 0
     for group, distillation in (wanted or {}).items():

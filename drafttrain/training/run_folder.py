@@ -30,6 +30,7 @@ from drafttrain.data.shards.writing import (
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.language_models import keep_writable
 from drafttrain.models.target_embeddings import saved_weights
+from drafttrain.models.weight_files import named_errors
 from drafttrain.training.checkpoints import checkpoint_folders, remove_unfinished
 
 LOOSE = {"threads", "workers", "trackers", "validate_every", "checkpoint_every", "log_every"}
@@ -51,15 +52,12 @@ def check_run(run: Path, settings: Config) -> None:
     file = run / "run.yaml"
     if not file.exists():
         return
-    try:
+    remedy = "delete this file to continue with the given settings (the checkpoints check them), "
+    remedy += "or give run=ANOTHER_FOLDER"
+    with named_errors(f"{file} cannot be read", remedy, (yaml.YAMLError, ValueError)):
         before = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(before, dict):
             raise ValueError("it holds no settings")
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(
-            f"{file} cannot be read ({error}); delete this file to continue with the given "
-            "settings (the checkpoints check them), or give run=ANOTHER_FOLDER"
-        ) from None
     free = LOOSE if checkpoint_folders(run) else LOOSE | {"train", "limit"}
     for key, old, new in differences(before, settings.model_dump(mode="json"), free):
         raise ConfigError(

@@ -102,11 +102,8 @@ def family_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def class_of(config: PretrainedConfig) -> type[SpecDrafter]:
-    """Returns the Spec-Drafter class of a family: `SpecDrafter` mixed into the family's class.
-
-    It has the name of the family's class, which config.json records, so the family's class can load
-    such a folder too, without the parts added by drafttrain.
-    """
+    """Returns `SpecDrafter` mixed into the family's class, with the name of the latter, which
+    config.json records: so it can load such a folder too, without the parts of drafttrain."""
     return _class_of(family_class(config))
 
 

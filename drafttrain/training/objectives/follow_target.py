@@ -100,9 +100,8 @@ class FollowTarget(nn.Module):
 
     @torch.no_grad()
     def overlap(self, batch: BlocksBatch, logits: Tensor) -> Tensor:
-        """Returns sum(min(target_probs, draft_probs)) at every labelled position, without warping:
-        the acceptance probability of a token drawn from the drafter. Shapes: logits [N, C] of
-        `rows` -> [N]."""
+        """Returns the acceptance probability of a token drawn from the drafter at every label,
+        without warping. Shapes: logits [N, C] of `rows` -> [N]."""
         return overlap(self.target_log_probs(batch).exp(), at_least_float32(logits).softmax(-1))
 
 

@@ -53,9 +53,8 @@ class LanguageModelling(nn.Module):
 
     @torch.no_grad()
     def acceptance(self, batch: LabelledBatch) -> Tensor:
-        """Returns sum(min(target_probs, draft_probs)) at each labelled position, [N]: the
-        probability that the teacher accepts a token drawn from the model, without warping
-        (Leviathan et al., Theorem 3.5)."""
+        """Returns the probability that the teacher accepts a token drawn from the model at each
+        label, without warping. [N]"""
         rows = self.log_probs(batch, self._read(self.model, batch)[0])
         return overlap(*(log_probs.exp() for log_probs in rows))
 
