@@ -65,7 +65,7 @@ def test_heads_know_their_target_in_every_type():
         check_same_target(BlockHeadsConfig(), target, "heads")
 
 
-@pytest.mark.parametrize("k", [1, 0, "many"])
-def test_a_block_is_two_tokens_at_least(k):
-    with pytest.raises(ValueError, match="must be 2 or more"):
-        BlockHeadsConfig(k=k)
+def test_a_block_is_two_tokens_at_least():
+    for k in (1, 0, "many"):
+        with pytest.raises(ValueError, match="must be 2 or more"):
+            BlockHeadsConfig(k=k)

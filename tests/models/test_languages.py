@@ -1,6 +1,7 @@
 """Multilingual targets: sources are marked, and outputs begin with the requested language."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,22 +54,17 @@ def test_unknown_and_missing_languages_are_refused_with_the_nearest_code(kind, t
             load_tokenizer(target_at(folder, **known | {"source_language": "de"}))
 
 
-def test_settings_in_the_targets_files_need_not_be_given(targets):
-    folder = targets["mbart50"]
+def test_settings_in_the_targets_files_need_not_be_given(targets, tmp_path):
+    folder = Path(shutil.copytree(targets["mbart50"], tmp_path / "own"))
     file, generation = folder / "tokenizer_config.json", folder / "generation_config.json"
-    tokens = language_tokens(AutoTokenizer.from_pretrained(folder))
-    written = {one: one.read_text() for one in (file, generation)}
-    try:
-        file.write_text(json.dumps(json.loads(written[file]) | {"src_lang": "fr_XX"}))
-        for name in ("forced_bos_token_id", "decoder_start_token_id"):
-            own = json.loads(written[generation]) | {name: tokens["ro_RO"]}
-            generation.write_text(json.dumps(own))
-            target = load_target(target_at(folder))
-            assert target.tokenizer.src_lang == "fr_XX"
-            assert getattr(target.model.generation_config, name) == tokens["ro_RO"]
-    finally:
-        for one, text in written.items():
-            one.write_text(text)
+    output = language_tokens(AutoTokenizer.from_pretrained(folder))["ro_RO"]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"src_lang": "fr_XX"}))
+    own = json.loads(generation.read_text())
+    for name in ("forced_bos_token_id", "decoder_start_token_id"):
+        generation.write_text(json.dumps(own | {name: output}))
+        target = load_target(target_at(folder))
+        assert target.tokenizer.src_lang == "fr_XX"
+        assert getattr(target.model.generation_config, name) == output
 
 
 @pytest.mark.parametrize("field", ["source_language", "target_language"])

@@ -108,8 +108,9 @@ def test_paper_rows_by_hand_with_masks_past_the_end():
 def test_bidirectional_prefix_sees_the_block_and_nothing_after_the_prefix():
     shape = {"slots": "paper", "prefix_attention": "bidirectional"}
     visible = rows_of([5, 6, 7, 1], 2, 2, **shape).rows.visible(DraftShape(9, 10, **shape))[0].int()
-    for row in (0, 1, 4, 5):
-        assert visible[row].tolist() == [1, 1, 0, 0, 1, 1]
+    assert visible[[0, 1, 4, 5]].tolist() == [[1, 1, 0, 0, 1, 1]] * 4
+    with pytest.raises(ValueError, match="drafter.slots=paper"):  # anchored slots cannot have it
+        DraftShape(9, 10, prefix_attention="bidirectional")
 
 
 def test_one_slot_after_a_kept_prefix_is_read_as_with_it():
@@ -190,23 +191,12 @@ def test_a_state_is_corrected_by_the_direction_of_the_last_tokens_embedding():
         assert (drafter.logits(hidden) - expected).abs().max() > 0.1
 
 
-def test_anchored_slots_with_a_bidirectional_prefix_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="drafter.slots=paper"):
-        DraftShape(9, 10, prefix_attention="bidirectional")
-
-
 def test_a_drafter_of_another_version_is_refused_by_the_entry_it_has(tmp_path):
     drafter = tiny_drafter()
     drafter.config.spec_drafter |= {"fused_layer": 2}
     drafter.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"spec_drafter\.fused_layer in the drafter's config"):
         SpecDrafter.from_pretrained(tmp_path)
-
-
-def test_other_sizes_than_the_targets_are_fields_of_its_family():
-    sizes = {"d_model": 24, "num_heads": 6, "d_ff": 40}
-    config = make_config(shared("t5").config, DrafterConfig(overrides=sizes), None)
-    assert sizes == {name: getattr(config, name) for name in sizes}
 
 
 @pytest.mark.parametrize(
@@ -228,6 +218,12 @@ def test_other_sizes_than_the_targets_are_fields_of_its_family():
 def test_wrong_settings_are_refused_before_anything_is_made(family, settings, named):
     with pytest.raises(ConfigError, match=named):
         make_config(tiny_model(family).config, DrafterConfig(**settings), None)
+
+
+def test_other_sizes_than_the_targets_are_fields_of_its_family():
+    sizes = {"d_model": 24, "num_heads": 6, "d_ff": 40}
+    config = make_config(shared("t5").config, DrafterConfig(overrides=sizes), None)
+    assert sizes == {name: getattr(config, name) for name in sizes}
 
 
 def test_a_drafter_of_few_tokens_scores_those_as_one_of_all_does(tmp_path):

@@ -138,10 +138,9 @@ def test_models_that_are_already_loaded_are_checked_too():
 
 
 def test_eight_bit_weights_and_those_without_values_are_no_obstacle():
-    model = torch.nn.Linear(2, 2, bias=False)
-    model.weight = torch.nn.Parameter(torch.ones(2, 2).to(torch.float8_e5m2), requires_grad=False)
+    check_finite(torch.nn.Linear(2, 2, device="meta"), "model")
+    model = torch.nn.Linear(2, 2, bias=False).requires_grad_(False).to(torch.float8_e5m2)
     check_finite(model, "model")
     model.weight.data = torch.full((2, 2), torch.inf).to(torch.float8_e5m2)
     with pytest.raises(ConfigError, match="infinity"):
         check_finite(model, "model")
-    check_finite(torch.nn.Linear(2, 2, device="meta"), "model")
