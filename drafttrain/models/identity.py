@@ -75,7 +75,7 @@ def check_same_target(drafter: PretrainedConfig, target: PreTrainedModel, name: 
     if all(hash_weights(target, getattr(torch, name)) != expected[name] for name in types):
         raise ConfigError(
             f"{name!r} ({kind.words}) was trained on target {trained_on.get('path')!r} with other "
-            "weights, whose states it reads; give that target, or train one for this target"
+            "weights than the given target, whose states it reads; give that, or train it again"
         )
 
 

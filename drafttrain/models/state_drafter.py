@@ -200,21 +200,23 @@ def check_state_recipe(settings: StateDrafterRecipe) -> tuple[PretrainedConfig, 
             f"drafter.states = {list(states)}: give layers of the target, 0 to {depth - 1}, or -1 "
             "for its last hidden state"
         )
-    entries = {"k": chosen.k, "previous_token_rank": chosen.previous_token_rank}
-    entries |= {"target": settings.target.recorded(), "drafttrain_version": __version__}
-    return target, make_config(target, layers, states, **entries)
+    shape = {"k": chosen.k, "previous_token_rank": chosen.previous_token_rank}
+    config = make_config(target, layers, states, **shape)
+    config.target, config.drafttrain_version = settings.target.recorded(), __version__
+    return target, config
 
 
 def make_config(
-    target: PretrainedConfig, layers: Sequence[int], states: Sequence[int], **entries: object
+    target: PretrainedConfig, layers: Sequence[int], states: Sequence[int], **shape: object
 ) -> StateDrafterConfig:
-    """Makes the config of a drafter with copies of `layers` that reads the outputs of `states`."""
+    """Makes the config of a drafter with copies of `layers` that reads the outputs of `states`.
+    shape: k, previous_token_rank."""
     decoder = shallow_config(target, layers)
     decoder.vocab_size = 1  # placeholder: embeddings are the target's
     for name in SPECIAL_TOKENS:
         setattr(decoder, name, None)
     return StateDrafterConfig(
-        **entries,
+        **shape,
         shallow={key: value for key, value in decoder.to_dict().items() if key != "dtype"},
         context_layers=list(layers),
         state_layers=list(states),
