@@ -20,7 +20,7 @@ from tests.tiny_targets import save_target
 
 OWN = {"environment.json", ".writing.lock"}
 """Files that differ between runs: the command line and locks."""
-SENTENCES, HELD_OUT = 60, 10
+SENTENCES, HELD_OUT = 24, 4
 
 
 STAGES: dict[str, Callable[[Path], None]] = {
@@ -38,7 +38,7 @@ distill:
   target: &target {path: MADE/target}
   data: &data {path: MADE/train.txt}
   method: sample
-  sampling: {temperature: 1.0, top_k: 20, max_new_tokens: 12}
+  sampling: {temperature: 1.0, top_k: 20, max_new_tokens: 8}
   shard_rows: 5
 cache:
   target: *target
@@ -49,10 +49,10 @@ recipe:
   target: *target
   data: *data
   held_out: {path: MADE/val.txt}
-  distill: {sampling: {max_new_tokens: 12}, shard_rows: 20}
+  distill: {sampling: {max_new_tokens: 8}, shard_rows: 8}
   drafter: {k: 4, decoder_layers: 1, dropout: 0.2}
-  train: {threads: 1, max_steps: 12, batch_tokens: 400, checkpoint_every: 2,
-          average: 2, validate_every: 6, log_every: 1, warmup: 2}
+  train: {threads: 1, max_steps: 6, batch_tokens: 200, checkpoint_every: 2,
+          average: 2, validate_every: 3, log_every: 1, warmup: 2}
 eval:
   target: *target
   data: {path: MADE/val.txt}

@@ -29,6 +29,8 @@ PRELOADED = [
     "tests.faults.kills",
     "recipes.train_acceptance_head",
     "recipes.train_spec_drafter",
+    "recipes.train_state_drafter",
+    "transformers.models.llama.modeling_llama",
     "transformers.models.marian.modeling_marian",
 ]
 FORKING = multiprocessing.get_context("forkserver")

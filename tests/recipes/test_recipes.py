@@ -18,9 +18,7 @@ from tests.tiny_drafters import shared
 from tests.tiny_targets import save_target
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-ROWS = 200
-
-
+ROWS = 24
 TINY_T5 = ["drafter.overrides={d_model: 32, num_heads: 4, d_kv: 8, d_ff: 64}"]
 """Sizes that a tiny target cannot have."""
 
@@ -39,7 +37,7 @@ def test_recipe_of_the_paper_runs_on_a_sample(
 ):
     """copies: whether the encoder is initialised from the target's."""
     target = save_target(shared(family), tmp_path / "target")
-    write_texts(tmp_path, ROWS, 5)
+    write_texts(tmp_path, ROWS, 2)
     config = RECIPES / f"{recipe}.yaml"
     local = [
         f"run={tmp_path / 'run'}",
