@@ -46,9 +46,6 @@ from drafttrain.training.run_folder import save_heads
 import torch
 from transformers import PretrainedConfig
 
-ROWS_AT_ONCE = 64
-"""Held-out rows per batch of validation."""
-
 
 @recipe_command(HeadRecipe, "recipes/quickstart_heads.yaml")
 def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
@@ -77,10 +74,7 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
     """Checks settings and models before weights are read; returns the drafter's config. Raises
     ConfigError."""
     if settings.train.precision == "bf16":
-        raise ConfigError(
-            f"train.precision = {settings.train.precision!r}: heads are trained in fp32; leave it "
-            "out"
-        )
+        raise ConfigError("train.precision = 'bf16': heads are trained in fp32; leave it out")
     shapes = product(settings.heads.depths, settings.heads.rejection_weights)
     (name, count), *_ = Counter(head_name(*shape) for shape in shapes).most_common(1)
     if count > 1:
@@ -96,9 +90,8 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
 def distillations(settings: HeadRecipe) -> dict[str, DistillConfig]:
     """Returns the distillations of the run by the setting of their inputs (`data`, `held_out`).
     Raises ConfigError."""
-    inputs = {"data": settings.data, "held_out": settings.held_out}
     return {
-        group: distill_settings(settings, inputs[group], cache.distilled)
+        group: distill_settings(settings, getattr(settings, group), cache.distilled)
         for group, cache in caches(settings).items()
     }
 
@@ -117,19 +110,16 @@ def caches(settings: HeadRecipe) -> dict[str, CacheConfig]:
 
 
 def cached_rows(settings: HeadRecipe) -> tuple[HiddenCache, HiddenCache | None]:
-    """Opens the caches of hidden states and labels of training and held-out prompts; builds missing
-    ones.
-
-    Raises ConfigError if an existing cache was made with other settings or models.
-    """
+    """Opens the caches of training and held-out prompts; builds missing ones. Raises ConfigError if
+    an existing cache was made with other settings or models."""
     target = load_target(settings.target)
     for distillation in distillations(settings).values():
         distill(distillation, target)
     drafter = load_checked_drafter(target, settings.drafter)
-    groups = caches(settings)
-    for cache in groups.values():
+    opened = {}
+    for group, cache in caches(settings).items():
         build_cache(cache, target, drafter)
-    opened = {group: open_cache(cache.out) for group, cache in groups.items()}
+        opened[group] = open_cache(cache.out)
     return opened["data"], opened.get("held_out")
 
 
@@ -166,8 +156,8 @@ class Validation:
         sums = {name: torch.zeros(4, dtype=torch.float64) for name in sweep.parts}
         labels, positions = 0.0, 0
         rows = range(len(self.cache.rows))
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            hidden, acceptance = self.cache.read(0, rows[start : start + ROWS_AT_ONCE])
+        for start in rows[::64]:
+            hidden, acceptance = self.cache.read(0, rows[start : start + 64])
             labels, positions = labels + float(acceptance.sum()), positions + len(acceptance)
             for name, head in sweep.parts.items():
                 logits = head(hidden.to(head.device)).cpu()
@@ -190,8 +180,7 @@ def print_plan(settings: HeadRecipe, drafter: PretrainedConfig) -> None:
     """Prints what a run would do, without loading weights or writing anything."""
     cache = caches(settings)["data"]
     with torch.device("meta"):
-        width = state_size(drafter, cache.state)
-        heads = make_heads(settings.heads, width, settings.train.seed)
+        heads = make_heads(settings.heads, state_size(drafter, cache.state), settings.train.seed)
     plan = plan_distillation(distillations(settings)["data"])
     tokens = plan.target_tokens
     if (cache.distilled / MANIFEST).is_file():

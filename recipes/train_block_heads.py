@@ -59,7 +59,6 @@ def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHe
     """Makes the config of the heads from the target's config.json only."""
     width = state_size(target, "token")
     text = target.get_text_config(decoder=True)
-    ends = {"eos_token_id": text.eos_token_id, "pad_token_id": text.pad_token_id}
     return BlockHeadsConfig(
         k=settings.drafter.k,
         hidden_size=width,
@@ -68,7 +67,8 @@ def make_config(settings: BlockHeadsRecipe, target: PretrainedConfig) -> BlockHe
         target=settings.target.recorded(),
         drafttrain_version=version("drafttrain"),
         is_encoder_decoder=target.is_encoder_decoder,
-        **ends,
+        eos_token_id=text.eos_token_id,
+        pad_token_id=text.pad_token_id,
     )
 
 
@@ -79,17 +79,16 @@ def make_task(
     rows: datasets.Dataset,
     held_out: datasets.Dataset | None,
 ) -> Task:
-    objective = PredictAhead(heads, target)
-    collate = BlockRowsCollator(
-        heads.config.heads, settings.objective.positions, settings.train.seed
-    )
+    positions, seed = settings.objective.positions, settings.train.seed
+    collate = BlockRowsCollator(heads.config.heads, positions, seed)
 
     def draft(objective: PredictAhead, example: Example) -> BlockDrafts:
         ids = map(torch.tensor, (example.source_ids, example.target_ids))
         return BlockDrafts(predict_blocks(objective.model, objective.teacher.model, *ids))
 
     validate = None if held_out is None else BlockValidation(Examples(held_out), collate, draft)
-    return Task(objective, Examples(rows), row_lengths(rows).sum(axis=1), collate, validate)
+    lengths = row_lengths(rows).sum(axis=1)
+    return Task(PredictAhead(heads, target), Examples(rows), lengths, collate, validate)
 
 
 if __name__ == "__main__":

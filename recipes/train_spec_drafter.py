@@ -33,11 +33,7 @@ from drafttrain.evaluation.teacher_forced import BlockDrafts, BlockValidation
 from drafttrain.models.drafters import reads_states, vocabulary_size
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget, check_target, load_tokenizer
-from drafttrain.models.spec_drafter.build import (
-    build,
-    empty_drafter,
-    make_config,
-)
+from drafttrain.models.spec_drafter.build import build, empty_drafter, make_config
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from drafttrain.models.spec_drafter.shape import mark, shape_of
 from drafttrain.models.speech import takes_audio
@@ -67,7 +63,9 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
             "to its one block; set objective.blocks=1 or drafter.prefix_attention=causal"
         )
     if dry_run:
-        plan_run(settings, config)
+        with torch.device("meta"):
+            drafter = empty_drafter(config)
+        print_plan(settings, drafter, settings.objective.blocks * drafter.shape.masks(config.k))
         return
     run = start_run(settings)
     if run is None:
@@ -84,15 +82,7 @@ def main(settings: SpecDrafterRecipe, dry_run: DryRun = False) -> None:
     del target, run  # frees the target, unless the task keeps it
     train(accelerator, task, settings.train, settings.run)
     if accelerator.is_main_process:
-        drafter.cpu()
-        print(f"saved {save_final(settings.run, drafter, tokenizer)}")
-
-
-def plan_run(settings: SpecDrafterRecipe, config: PretrainedConfig) -> None:
-    """Prints the plan, without loading weights or writing anything."""
-    with torch.device("meta"):
-        drafter = empty_drafter(config)
-    print_plan(settings, drafter, settings.objective.blocks * drafter.shape.masks(config.k))
+        print(f"saved {save_final(settings.run, drafter.cpu(), tokenizer)}")
 
 
 def make_drafter(
@@ -111,9 +101,8 @@ def make_drafter(
     mark(config, replace(shape_of(config), logit_scale=scale))
     if drafter.output_tokens is not None:
         size = None if drafter.output_tokens == "used" else drafter.output_tokens
-        vocabulary = shape_of(config).vocab_size
-        chosen = frequent_tokens(rows, size, vocabulary, config.eos_token_id)
-        config.draftable_tokens = chosen
+        vocabulary, ends = shape_of(config).vocab_size, config.eos_token_id
+        config.draftable_tokens = frequent_tokens(rows, size, vocabulary, ends)
     if reads_states(config):
         config.target["weights_sha256"] = hash_target(target.model)
         config.target["takes_audio"] = takes_audio(target.model.config)
@@ -127,8 +116,7 @@ def make_drafter(
 def choose_mask(tokenizer: PreTrainedTokenizerBase, target: PretrainedConfig) -> int | None:
     """Returns the tokenizer's mask token, else an unused id of the vocabulary, else None (the
     drafter then gets one more embedding)."""
-    mask = tokenizer.mask_token_id
-    size = vocabulary_size(target)
+    mask, size = tokenizer.mask_token_id, vocabulary_size(target)
     if mask is not None and mask != tokenizer.unk_token_id and mask < size:
         return mask
     return len(tokenizer) if len(tokenizer) < size else None
@@ -142,37 +130,27 @@ def make_task(
     target: LoadedTarget,
 ) -> Task:
     """Makes the training task, which keeps the target only if training runs it."""
-    texts = drafter.shape.encoder == "target" and not takes_audio(target.model.config)
-    collate = SlotCollator(
-        drafter.shape,
-        drafter.config.k,
-        settings.objective.blocks,
-        settings.train.seed,
-        drafter.config.decoder_start_token_id,
-        drafter.config.pad_token_id or 0,
-    )
-    objective = MaskPredict(drafter, settings.objective)
+    config, blocks = drafter.config, settings.objective.blocks
+    start, pad = config.decoder_start_token_id, config.pad_token_id or 0
+    collate = SlotCollator(drafter.shape, config.k, blocks, settings.train.seed, start, pad)
     validate = None
     if held_out is not None:
         held_out_examples = examples_for(settings, drafter, held_out, "held_out", target)
         validate = BlockValidation(held_out_examples, collate, blocks_along)
-    masks = settings.objective.blocks * drafter.shape.masks(drafter.config.k)
-    if texts:  # worker processes make batches, this process encodes them
-        examples = Examples(rows)
-    else:
-        examples = examples_for(settings, drafter, rows, "data", target)
+    reads_encoder = drafter.shape.encoder == "target"
+    texts = reads_encoder and not takes_audio(target.model.config)
+    # worker processes make batches of texts, this process encodes them
+    examples = Examples(rows) if texts else examples_for(settings, drafter, rows, "data", target)
+    counts = count_tokens(rows, ["target_ids"], drafter.shape.vocab_size)
     return Task(
-        objective,
+        MaskPredict(drafter, settings.objective),
         examples,
-        row_lengths(rows) + [0, masks],
+        row_lengths(rows) + [0, blocks * drafter.shape.masks(config.k)],
         collate,
         validate,
         complete=batch_encoding(target) if texts else None,
-        in_process=drafter.shape.encoder == "target" and not texts,
-        constant_loss=constant_loss(
-            count_tokens(rows, ["target_ids"], drafter.shape.vocab_size),
-            settings.objective.label_smoothing,
-        ),
+        in_process=reads_encoder and not texts,
+        constant_loss=constant_loss(counts, settings.objective.label_smoothing),
     )
 
 

@@ -29,12 +29,7 @@ from drafttrain.evaluation.teacher_forced import slot_validation
 from drafttrain.models.draftable import draftable_tokens
 from drafttrain.models.identity import hash_target
 from drafttrain.models.loading import LoadedTarget
-from drafttrain.models.state_drafter import (
-    StateDrafter,
-    check_state_recipe,
-    copy_layers,
-    fit_start,
-)
+from drafttrain.models.state_drafter import StateDrafter, check_state_recipe, copy_layers, fit_start
 from drafttrain.training.loop import Task
 from drafttrain.training.objectives.follow_states import FollowStates
 from drafttrain.training.recipe import (
@@ -51,8 +46,6 @@ import torch
 
 FITTED_TOKENS = 60_000
 """Output tokens used to fit the initial input maps."""
-FITTED_SEED = 1
-"""Seed of the order in which rows are used for the fit."""
 
 
 @recipe_command(StateDrafterRecipe, "recipes/smollm2_states.yaml")
@@ -74,27 +67,25 @@ def main(settings: StateDrafterRecipe, dry_run: DryRun = False) -> None:
     config.target |= {"weights_sha256": hash_target(target.model)}
     drafter = StateDrafter(config)
     copy_layers(drafter, target.model)
-    texts = list(first_texts(rows, labelled, FITTED_TOKENS))
-    shown = accelerator.is_main_process
+    texts, shown = list(random_texts(rows, labelled)), accelerator.is_main_process
     fitted = fit_start(drafter, target.model, tracking(texts, "fit", "text", shown=shown))
     keep_start(accelerator, settings, drafter, target.tokenizer)
-    accelerator.print(
-        f"{drafter.num_parameters():,} parameters; maps fitted along {fitted:,} tokens"
-    )
+    size = f"{drafter.num_parameters():,} parameters"
+    accelerator.print(f"{size}; maps fitted along {fitted:,} tokens")
     task = make_task(settings, drafter, rows, held_out, target)
     train_and_save(accelerator, settings, task, target.tokenizer)
 
 
-def first_texts(
-    rows: datasets.Dataset, labelled: np.ndarray, tokens: int
+def random_texts(
+    rows: datasets.Dataset, labelled: np.ndarray
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields random (prompt, output) without replacement, until outputs have `tokens` tokens."""
-    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(FITTED_SEED))
+    """Yields random (prompt, output) without replacement, until outputs have FITTED_TOKENS."""
+    order, tokens = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(1)), 0
     for index in order.tolist():
         row = rows[int(labelled[index])]
         yield row["source_ids"], row["target_ids"]
-        tokens -= len(row["target_ids"])
-        if tokens <= 0:
+        tokens += len(row["target_ids"])
+        if tokens >= FITTED_TOKENS:
             return
 
 

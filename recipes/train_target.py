@@ -75,39 +75,25 @@ def train_tokenizer(texts: list[str], vocab_size: int, pairs: bool) -> PreTraine
         bpe.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=SPECIAL,
-        initial_alphabet=alphabet,
-        min_frequency=2,
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        mask_token="<mask>",
-    )
+    sizes = {"vocab_size": vocab_size, "min_frequency": 2, "show_progress": False}
+    kept = {"special_tokens": SPECIAL, "initial_alphabet": alphabet}
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(**sizes, **kept))
+    roles = ("pad_token", "eos_token", "unk_token", "mask_token")
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **dict(zip(roles, SPECIAL, strict=True)))
 
 
 @torch.no_grad()
 def perplexity(
-    objective: LanguageModelling,
-    rows: datasets.Dataset,
-    collate: PairCollator,
+    objective: LanguageModelling, rows: datasets.Dataset, collate: PairCollator
 ) -> dict[str, float]:
     """Per-token perplexity and accuracy on held-out rows, without label smoothing; with a teacher
     also the mean probability that it accepts a token drawn from the model."""
-    sums = torch.zeros(4, dtype=torch.float64)
-    accepted = 0.0
+    sums, accepted = torch.zeros(4, dtype=torch.float64), 0.0
     smoothing, objective.label_smoothing = objective.label_smoothing, 0.0
     for start in range(0, len(rows), 32):
         chunk = rows[start : start + 32]
         pairs = zip(chunk["source_ids"], chunk["target_ids"], strict=True)
-        batch = collate([(0, 0, source, target) for source, target in pairs])
-        batch = batch.to(objective.model.device)
+        batch = collate([(0, 0, *pair) for pair in pairs]).to(objective.model.device)
         sums += torch.stack([value.double().cpu() for value in objective(batch, 1.0)])
         if objective.teacher is not None:
             accepted += float(objective.acceptance(batch).sum())
@@ -203,27 +189,23 @@ def make_task(
 
 def check_teacher(settings: TargetRecipe, pairs: bool) -> None:
     """Checks that the teacher is of the trained model's kind. Raises ConfigError."""
-    if settings.teacher is None:
-        return
-    if check_target(settings.teacher).is_encoder_decoder != pairs:
+    given = settings.teacher
+    if given is not None and check_target(given).is_encoder_decoder != pairs:
         other = "decoder-only" if pairs else "an encoder-decoder"
         raise ConfigError(
-            f"teacher.path = {settings.teacher.path!r} is {other}, unlike model.model_type = "
+            f"teacher.path = {given.path!r} is {other}, unlike model.model_type = "
             f"{settings.model['model_type']!r}; give a model_type of the teacher's kind"
         )
 
 
 def build_model(settings: TargetRecipe, tokenizer, pairs: bool) -> PreTrainedModel:
-    given = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
+    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    size, ends = len(tokenizer), {"eos_token_id": eos, "bos_token_id": None}
+    given = {"vocab_size": size, "pad_token_id": pad} | ends
     if pairs:
-        given |= {"decoder_start_token_id": tokenizer.pad_token_id, "forced_eos_token_id": None}
+        given |= {"decoder_start_token_id": pad, "forced_eos_token_id": None}
     if settings.model["model_type"] == "marian":
-        given["decoder_vocab_size"] = len(tokenizer)
+        given["decoder_vocab_size"] = size
     torch.manual_seed(settings.train.seed)
     kind = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
     return random_model(kind, settings.model, given)
