@@ -125,21 +125,17 @@ def bandwidth(device: str) -> float:
 def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
     """Trains, then yields a row per method and batch size: tokens per second, equal outputs."""
     run, began = given.out / "quickstart", perf_counter()
-    recipe = ["recipes/train_spec_drafter.py", "--config", "recipes/quickstart.yaml", f"run={run}"]
-    recipe += ["train.batch_tokens=4096", "train.epochs=5"]  # the recipe's small steps suit a CPU
+    settings = ["train.batch_tokens=4096", "train.epochs=5"]  # the recipe's small steps suit a CPU
     if given.rehearse:
-        recipe += ["data.limit=20", "held_out.limit=5", "train.max_steps=2"]
-    subprocess.run([sys.executable, *recipe], cwd=ROOT, check=True)
+        settings += ["data.limit=20", "held_out.limit=5", "train.max_steps=2"]
+    train("quickstart", run, settings)
     yield {"way": "training, distilling included", "seconds": perf_counter() - began}
     rows = load_inputs(DataConfig(path=str(TEXTS), limit=3 if given.rehearse else 64))
     texts, longest = list(rows["source"]), 4 if given.rehearse else 128
     drafters = {"plain": "none", "Spec-Drafter": str(run / "final")}
     decoders = {
         f"{name}, {how}": drafttrain.load(str(TARGET), drafter, compile=compile)
-        for compile, how in (
-            ("on", "compiled"),
-            ("off", "eager"),
-        )  # "on" compiles existing ones
+        for compile, how in {"on": "compiled", "off": "eager"}.items()
         for name, drafter in drafters.items()
     }
     plain = decoders["plain, eager"]
@@ -173,8 +169,7 @@ def stage_training(given: argparse.Namespace) -> Iterator[Row]:
     for workers in (0, 2):
         began, run = perf_counter(), given.out / f"workers-{workers}"
         settings = [f"distilled={given.out / 'shards'}", f"train.workers={workers}", steps, *few]
-        row = {"drafter": "quickstart", "workers": workers}
-        row |= trained(run, "quickstart", settings)
+        row = {"drafter": "quickstart", "workers": workers} | trained("quickstart", run, settings)
         yield row | {"seconds, distilling included": perf_counter() - began}
     texts = ["data={path: data/docstrings/train.jsonl.gz}", "held_out=null", "train.log_every=50"]
     if given.multi30k is not None:
@@ -187,7 +182,7 @@ def stage_training(given: argparse.Namespace) -> Iterator[Row]:
     for compiled in ("false", "true")[: 1 if given.rehearse else 2]:
         run = given.out / f"large-{compiled}"
         overrides = [*texts, *settings, f"train.compile={compiled}"]
-        figures = trained(run, "multi30k_target", overrides)
+        figures = trained("multi30k_target", run, overrides)
         work = 6 * figures["parameters"] * figures["tokens per step"] / 2
         row = {"target": "recipes/multi30k_target.yaml", "compiled": compiled}
         yield row | figures | {"TFLOP/s": work * figures["steps per second"] / 1e12}
@@ -196,12 +191,17 @@ def stage_training(given: argparse.Namespace) -> Iterator[Row]:
         yield {"step": logged["step"], "loss": logged["loss"], "accuracy": logged["accuracy"]}
 
 
-def trained(run: Path, recipe: str, settings: Sequence[str]) -> Row:
-    """Runs a recipe to its end; returns the figures that it prints."""
+def train(recipe: str, run: Path, settings: Sequence[str]) -> str:
+    """Runs a recipe to its end in a separate process; returns what it prints."""
     command = [sys.executable, "-m", "drafttrain", "train", recipe, f"run={run}", *settings]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     print(done.stdout, flush=True)
-    text = done.stdout.replace(",", "")
+    return done.stdout
+
+
+def trained(recipe: str, run: Path, settings: Sequence[str]) -> Row:
+    """Runs a recipe; returns the figures that it prints."""
+    text = train(recipe, run, settings).replace(",", "")
     rate, waiting = re.search(r"steps at (\S+) a second; waiting .* took (\S+)", text).groups()
     figures: Row = {"steps per second": float(rate), "waiting": waiting}
     if match := re.search(r"(\d+) parameters .* (\d+) tokens (\d+) batches", text):

@@ -1,6 +1,5 @@
 """benchmarks/gpu_day.py, run on a CPU; the measurements of a failed stage are kept."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -8,15 +7,25 @@ import pytest
 
 from benchmarks import gpu_day
 from drafttrain.decoding.engine import compiling
+from tests.commanding import ended
 
-
-def options(out: Path, device: str = "cpu") -> argparse.Namespace:
-    return argparse.Namespace(out=out, device=device, rehearse=True, multi30k=None)
+STAGE = """#!/bin/sh
+case "$*" in *quickstart*) sleep 60;; esac
+echo '{"model": "tiny"}' > OUT/calls.jsonl
+echo "no such device"
+exit 1
+"""
+"""Instead of Python: never ends as one stage, fails after a row as another."""
 
 
 def rehearsed(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Rehearses a stage in this process, where it also trains."""
     monkeypatch.setattr(compiling, "BACKEND", "eager")
-    gpu_day.run_stage(name, options(out))
+    monkeypatch.setattr(
+        gpu_day, "train", lambda recipe, run, own: ended("train", recipe, f"run={run}", *own)
+    )
+    monkeypatch.chdir(gpu_day.ROOT)
+    gpu_day.main(["--stage", name, "--out", str(out), "--rehearse"])
     return [*map(json.loads, (out / f"{name}.jsonl").read_text().splitlines())]
 
 
@@ -36,16 +45,16 @@ def test_the_rehearsal_times_every_shape(tmp_path, monkeypatch):
 
 def test_a_stage_that_fails_or_is_cut_off_does_not_end_the_day(tmp_path, monkeypatch, capsys):
     """Later stages run, and results and table show the failure."""
-
-    def start(name, given, limit, own=gpu_day.start_stage):
-        other = argparse.Namespace(out=given.out, device="no-device", rehearse=False, multi30k=None)
-        return own(name, other, limit) if name == "calls" else own(name, given, 0.01)
-
-    monkeypatch.setattr(gpu_day, "start_stage", start)
-    gpu_day.main(["--rehearse", "--stages=calls,quickstart", f"--out={tmp_path}"])
+    program = tmp_path / "program"
+    program.write_text(STAGE.replace("OUT", str(tmp_path)))
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    stages = ["--stages=calls,quickstart", "--minutes=0.04"]
+    gpu_day.main(["--rehearse", f"--out={tmp_path}", *stages])
     results = json.loads((tmp_path / "results.json").read_text())
     assert [stage["outcome"] for stage in results.values()] == ["failed", "cut off"]
-    assert "device" in results["calls"]["error"]
+    assert results["calls"]["error"] == "no such device"
+    assert results["calls"]["rows"] == [{"model": "tiny"}]
     assert "## calls: failed" in capsys.readouterr().out
 
 
