@@ -127,10 +127,10 @@ def stage_quickstart(given: argparse.Namespace) -> Iterator[Row]:
     run, began = given.out / "quickstart", perf_counter()
     settings = ["train.batch_tokens=4096", "train.epochs=5"]  # the recipe's small steps suit a CPU
     if given.rehearse:
-        settings += ["data.limit=20", "held_out.limit=5", "train.max_steps=2"]
+        settings += ["data.limit=8", "held_out.limit=3", "train.max_steps=2"]
     train("quickstart", run, settings)
     yield {"way": "training, distilling included", "seconds": perf_counter() - began}
-    rows = load_inputs(DataConfig(path=str(TEXTS), limit=3 if given.rehearse else 64))
+    rows = load_inputs(DataConfig(path=str(TEXTS), limit=2 if given.rehearse else 64))
     texts, longest = list(rows["source"]), 4 if given.rehearse else 128
     drafters = {"plain": "none", "Spec-Drafter": str(run / "final")}
     decoders = {
