@@ -71,8 +71,7 @@ def main(settings: HeadRecipe, dry_run: DryRun = False) -> None:
 
 
 def check_settings(settings: HeadRecipe) -> PretrainedConfig:
-    """Checks settings and models before weights are read; returns the drafter's config. Raises
-    ConfigError."""
+    """Checks all before weights are read; returns the drafter's config. Raises ConfigError."""
     if settings.train.precision == "bf16":
         raise ConfigError("train.precision = 'bf16': heads are trained in fp32; leave it out")
     shapes = product(settings.heads.depths, settings.heads.rejection_weights)
@@ -88,8 +87,7 @@ def check_settings(settings: HeadRecipe) -> PretrainedConfig:
 
 
 def distillations(settings: HeadRecipe) -> dict[str, DistillConfig]:
-    """Returns the distillations of the run by the setting of their inputs (`data`, `held_out`).
-    Raises ConfigError."""
+    """Returns distillations by their inputs' setting (`data`, `held_out`). Raises ConfigError."""
     return {
         group: distill_settings(settings, getattr(settings, group), cache.distilled)
         for group, cache in caches(settings).items()
@@ -97,8 +95,7 @@ def distillations(settings: HeadRecipe) -> dict[str, DistillConfig]:
 
 
 def caches(settings: HeadRecipe) -> dict[str, CacheConfig]:
-    """Returns the caches of the run by the setting of their inputs. The cache of held-out prompts
-    is always in the run's folder."""
+    """Returns caches by the setting of their inputs; that of `held_out` is in the run's folder."""
     run, given = settings.run, {"out": settings.run / "cache"} | settings.cache
     fixed = {"target": settings.target, "drafter": settings.drafter}
     fixed["distilled"] = settings.distilled or run / "distilled"
