@@ -26,7 +26,7 @@ PADDING = -1
 NO_ANCHOR = -1
 """Value of `anchors` for tokens that are not masks."""
 PADDED = {"positions": 0, "labels": IGNORED, "documents": PADDING}
-PADDED |= {"anchors": NO_ANCHOR, "text_columns": 0, "before": -1}
+PADDED |= {"anchors": NO_ANCHOR, "text_columns": 0}
 """Padding value of each field; `input_ids` are padded with the padding token."""
 Columns = dict[str, list[int]]
 """Values of the [B, T] fields of a batch for one sequence, by field name."""
@@ -53,9 +53,6 @@ class BlocksBatch(Batch):
     text_columns: Tensor
     """[B, T] column of the text token at the same position, which has the same label; in the text
     the token's own column."""
-    before: Tensor
-    """[B, T] column that predicts the previous token of the same block: the anchor for a block's
-    first mask; -1 in the text, whose columns predict the first tokens of blocks."""
     columns: int
     """Number of text columns, including their padding."""
     packed: bool
@@ -98,15 +95,18 @@ class BlocksBatch(Batch):
         """The batch without masks, as the target reads it."""
         if not self.has_masks:
             return self
-        names = "input_ids", "positions", "labels", "documents", "anchors", "text_columns", "before"
+        names = ("input_ids", *PADDED)
         texts = {name: getattr(self, name)[:, : self.columns] for name in names}
         return replace(self, **texts, learned=self.text_learned)
 
+    @property
+    def depths(self) -> Tensor:
+        """[B, T] index in its block, from 0, of the token that each position predicts."""
+        return torch.where(self.anchors == NO_ANCHOR, 0, self.positions - self.anchors)
+
     def slots(self) -> Tensor:
-        """Returns the index in its block, from 0, of the token each labelled position predicts.
-        [N]"""
-        depths = torch.where(self.before < 0, 0, self.positions - self.anchors)
-        return self.at_labels(depths)
+        """Returns the `depths` of the labelled positions. [N]"""
+        return self.at_labels(self.depths)
 
     def same_in_text(self) -> Tensor | slice:
         """Returns the index of each label among the labels of `text`. [N]"""
@@ -120,10 +120,7 @@ class BlocksBatch(Batch):
 @dataclass(frozen=True)
 class BlocksCollator:
     """Lays out the rows of each sequence, with a block after each token that predicts an output
-    token.
-
-    kept, floor: as in `tasks_of_blocks`. Dropped tokens are drawn for each (seed, epoch, row).
-    """
+    token. kept, floor: as in `tasks_of_blocks`, drawn for each (seed, epoch, row)."""
 
     pad_token_id: int
     mask_token: int = 0
@@ -136,23 +133,12 @@ class BlocksCollator:
 
     def __call__(self, sequences: Sequence[Sequence[Example]]) -> BlocksBatch:
         texts = lay_out_texts(sequences, self.reads_prompt)
-        columns = max(len(sequence["input_ids"]) for sequence in texts)
-        for sequence, examples in zip(texts, sequences, strict=True):
-            count = len(sequence["input_ids"])
-            sequence |= {"anchors": [NO_ANCHOR] * count, "before": [-1] * count}
-            sequence["text_columns"] = list(range(count))
-            for name, values in sequence.items():
-                values += [PADDED.get(name, self.pad_token_id)] * (columns - count)
-            start = 0
-            for number, example in enumerate(examples):
-                self._add_masks(sequence, example, number, start)
-                start += len(example.source_ids) + len(example.target_ids) - 1
-        tensors = {
-            name: pad([sequence[name] for sequence in texts], PADDED.get(name, self.pad_token_id))[
-                0
-            ]
-            for name in texts[0]
-        }
+        masks = [self._lay_out_masks(examples) for examples in sequences]
+        tensors = {}
+        for name, value in {"input_ids": self.pad_token_id, **PADDED}.items():
+            parts = [pad([one[name] for one in part], value)[0] for part in (texts, masks)]
+            tensors[name] = torch.cat(parts, dim=1)
+        columns = max(len(text["input_ids"]) for text in texts)
         labelled = tensors["labels"] != IGNORED
         of_texts = labelled[:, :columns]
         return BlocksBatch(
@@ -169,23 +155,25 @@ class BlocksCollator:
         """Collates examples without packing, one row per sequence."""
         return self([[example] for example in examples])
 
-    def _add_masks(self, columns: Columns, example: Example, number: int, start: int) -> None:
-        """Appends the masks of a row to its sequence; its text starts at column `start`."""
-        random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
-        tokens = [*example.source_ids, *example.target_ids]
-        first = first_anchor(example, self.reads_prompt)
-        tasks = tasks_of_blocks(len(tokens) - 1 - first, self.k, self.kept, self.floor, random)
-        for anchor, count in enumerate(tasks.tolist(), first):
-            before = start + anchor
-            for position in range(anchor + 1, anchor + count):
-                columns["before"].append(before)
-                before = len(columns["input_ids"])
-                columns["input_ids"].append(self.mask_token)
-                columns["positions"].append(position)
-                columns["labels"].append(tokens[position + 1])
-                columns["documents"].append(number)
-                columns["anchors"].append(anchor)
-                columns["text_columns"].append(start + position)
+    def _lay_out_masks(self, examples: Sequence[Example]) -> Columns:
+        """Returns the columns of all masks of a sequence."""
+        columns: Columns = {name: [] for name in ("input_ids", *PADDED)}
+        start = 0  # the first column of the row's text
+        for number, example in enumerate(examples):
+            random = np.random.default_rng((self.seed, 1, example.epoch, example.row))
+            tokens = [*example.source_ids, *example.target_ids]
+            first = first_anchor(example, self.reads_prompt)
+            tasks = tasks_of_blocks(len(tokens) - 1 - first, self.k, self.kept, self.floor, random)
+            for anchor, count in enumerate(tasks.tolist(), first):
+                positions = range(anchor + 1, anchor + count)
+                columns["input_ids"] += [self.mask_token] * len(positions)
+                columns["positions"] += positions
+                columns["labels"] += [tokens[position + 1] for position in positions]
+                columns["documents"] += [number] * len(positions)
+                columns["anchors"] += [anchor] * len(positions)
+                columns["text_columns"] += [start + position for position in positions]
+            start += len(tokens) - 1
+        return columns
 
 
 def lay_out_texts(
@@ -198,7 +186,7 @@ def lay_out_texts(
     """
     texts = []
     for examples in sequences:
-        columns: Columns = {"input_ids": [], "positions": [], "labels": [], "documents": []}
+        columns: Columns = {name: [] for name in ("input_ids", *PADDED)}
         for number, example in enumerate(examples):
             tokens = [*example.source_ids, *example.target_ids]
             count, unlearned = len(tokens) - 1, first_anchor(example, reads_prompt)
@@ -206,6 +194,8 @@ def lay_out_texts(
             columns["positions"] += range(count)
             columns["labels"] += [IGNORED] * unlearned + tokens[unlearned + 1 :]
             columns["documents"] += [number] * count
+            columns["anchors"] += [NO_ANCHOR] * count
+            columns["text_columns"] += range(len(columns["text_columns"]), len(columns["labels"]))
         texts.append(columns)
     return texts
 

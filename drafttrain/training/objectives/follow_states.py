@@ -77,8 +77,8 @@ def states_at_labels(
     """
     most_slots, most_anchors = batch.widths
     slots, is_slot = selected_columns(batch.labels != IGNORED, most_slots)
-    depths = torch.where(batch.before < 0, 0, batch.positions - batch.anchors).gather(1, slots)
-    positions, documents = batch.positions.gather(1, slots), batch.documents.gather(1, slots)
+    depths, positions = batch.depths.gather(1, slots), batch.positions.gather(1, slots)
+    documents = batch.documents.gather(1, slots)
     anchors, columns = positions - depths, batch.text_columns.gather(1, slots) - depths
     rows = torch.arange(len(columns), device=columns.device)[:, None]
     texts = batch.labels[:, : batch.columns] != IGNORED

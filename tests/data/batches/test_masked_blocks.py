@@ -63,11 +63,11 @@ def test_texts_come_first_and_masks_chain_on_to_their_anchor():
     text = BlocksCollator(0)([EXAMPLES[1:], EXAMPLES[:1]])
     for name in ("input_ids", "positions", "labels", "documents"):
         assert torch.equal(getattr(batch.text, name), getattr(text, name))
-    row = batch.anchors[1], batch.positions[1], batch.before[1], batch.text_columns[1]
-    anchors, positions, before, places = (values[8:].tolist() for values in row)
+    row = batch.anchors[1], batch.positions[1], batch.depths[1], batch.text_columns[1]
+    anchors, positions, depths, places = (values[8:].tolist() for values in row)
     assert anchors == [2, 2, 3, 3, 4, 4, 5, 5, 6]
     assert positions == [3, 4, 4, 5, 5, 6, 6, 7, 7] == places
-    assert before == [2, 8, 3, 10, 4, 12, 5, 14, 6]
+    assert depths == [1, 2, 1, 2, 1, 2, 1, 2, 1] and not batch.text.depths.any()
 
 
 def test_rows_of_the_target_are_found_by_their_place_in_the_text():
