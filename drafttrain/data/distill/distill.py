@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from time import perf_counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import pyarrow.compute as compute
@@ -64,8 +64,7 @@ BACKENDS = {
     "engine": "engine:open_engine",  # the decoding loop of `generate` and `eval`
     "server": "server:open_server",  # a decoder-only target on an OpenAI-compatible server
 }
-"""Functions (DistillConfig, LoadedTarget) -> BatchDecoder, by the backend's name in settings and
-manifests."""
+"""Functions (DistillConfig, LoadedTarget) -> BatchDecoder, by the backend's name."""
 GROWING = frozenset({"settings.data.limit", "rows", "inputs_sha256"})
 """Manifest fields that change when more inputs are added to a distillation."""
 TRIED, TRIED_SHARE, WARMED = 128, 16, 8
@@ -146,7 +145,7 @@ def grow(filling: Distilling) -> None:
 
 @dataclass(frozen=True)
 class Distilling:
-    """The `Filling` of a distillation: decodes the inputs of each shard with the target."""
+    """The `Filling` of a distillation."""
 
     config: DistillConfig
     target: LoadedTarget
@@ -208,12 +207,19 @@ class Distilling:
         say_reasons({one["row"]: f"{one['status']}, {one['reason']}" for one in lost.to_pylist()})
 
     def decode(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
-        """Decodes the inputs; yields finished rows in no particular order."""
+        """Decodes the inputs; yields the skipped rows first, then finished rows in any order."""
         clips = AUDIO in inputs.column_names
-        return self._decode_clips(inputs) if clips else self._decode_texts(inputs)
+        rows = self._read_clips(inputs) if clips else self._read_texts(inputs)
+        yield [row for row in rows if row.status == "skipped"]
+        indices = {row.row: index for index, row in enumerate(rows)}
+        kept = KeptEncodings(self.config.out, self.target.model) if clips else None
+        for batch in self.decoder.batches([row for row in rows if row.status == "ok"]):
+            if kept is not None:
+                batch = self._encode(batch, [inputs[indices[row.row]] for row in batch], kept)
+            yield from self._decode_batch(batch)
 
-    def _decode_texts(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
-        """Decodes texts in batches of similar length; yields the skipped rows first."""
+    def _read_texts(self, inputs: datasets.Dataset) -> list[ShardRow]:
+        """Tokenises texts; rows without tokens, or with too many, are skipped."""
         config, model = self.config, self.target.model
         decoder_only, positions = not model.config.is_encoder_decoder, source_limit(model.config)
         limits = {f"max_source_tokens is {config.max_source_tokens}": config.max_source_tokens}
@@ -224,49 +230,38 @@ class Distilling:
         elif positions is not None:
             limits[f"the target has {positions} positions"] = positions
         vocabulary = model.get_input_embeddings().num_embeddings
-        given = self.target.tokenizer, inputs, decoder_only, limits, vocabulary
-        rows = [*zip(inputs["row"][:], tokenize_prompts(*given), strict=True)]
-        yield [
+        found = tokenize_prompts(self.target.tokenizer, inputs, decoder_only, limits, vocabulary)
+        return [
             ShardRow(row, status="skipped", reason=ids.reason)
-            for row, ids in rows
             if isinstance(ids, Refused)
+            else ShardRow(row, source_ids=ids)
+            for row, ids in zip(inputs["row"][:], found, strict=True)
         ]
-        ready = [ShardRow(row, source_ids=i) for row, i in rows if not isinstance(i, Refused)]
-        for batch in self.decoder.batches(ready):
-            yield from self._decode_batch(batch)
 
-    def _decode_clips(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
-        """Decodes audio clips; yields the skipped rows first. Features are computed batch by batch
-        and encoded once."""
-        target = self.target
-        size = source_limit(target.model.config) or 0
-        facts = [*zip(inputs["row"][:], inputs[SECONDS][:], inputs[REASON][:], strict=True)]
-        yield [
-            ShardRow(row, status="skipped", reason=reason, seconds=seconds)
-            for row, seconds, reason in facts
-            if reason is not None
+    def _read_clips(self, inputs: datasets.Dataset) -> list[ShardRow]:
+        size = source_limit(self.target.model.config) or 0
+        columns = inputs["row"][:], inputs[SECONDS][:], inputs[REASON][:]
+        return [
+            ShardRow(row, encoded=size, seconds=seconds)
+            if reason is None
+            else ShardRow(row, status="skipped", reason=reason, seconds=seconds)
+            for row, seconds, reason in zip(*columns, strict=True)
         ]
-        ready = [ShardRow(n, encoded=size, seconds=long) for n, long, why in facts if why is None]
-        indices = {row: index for index, (row, _, _) in enumerate(facts)}
-        kept = KeptEncodings(self.config.out, target.model)
-        for batch in self.decoder.batches(ready):
-            clips = [inputs[indices[row.row]] for row in batch]
-            sources = [clip_source(target, clip) for clip in clips]
-            with torch.inference_mode():
-                states = Encoder(target.model)(sources)
-            for clip, own in zip(clips, states, strict=True):
-                kept.keep(clip[DIGESTS], own)
-            named = detect_languages(target.model, sources, states)
-            whole = [
-                replace(
-                    row,
-                    source=replace(source, encoded=own),
-                    prefix_ids=source.prefix[1:].tolist(),
-                )
-                for row, source, own in zip(batch, named, states, strict=True)
-            ]
-            for done in self._decode_batch(whole):
-                yield [replace(row, source=None) for row in done]
+
+    def _encode(
+        self, batch: list[ShardRow], clips: list[dict[str, Any]], kept: KeptEncodings
+    ) -> list[ShardRow]:
+        """Adds features, encoder states, which are stored as well, and prefixes to clips."""
+        model = self.target.model
+        sources = [clip_source(self.target, clip) for clip in clips]
+        with torch.inference_mode():
+            states = Encoder(model)(sources)
+        sources, encoded = detect_languages(model, sources, states), []
+        for row, clip, source, own in zip(batch, clips, sources, states, strict=True):
+            kept.keep(clip[DIGESTS], own)
+            prefix = source.prefix[1:].tolist()
+            encoded.append(replace(row, source=replace(source, encoded=own), prefix_ids=prefix))
+        return encoded
 
     def _decode_batch(self, batch: list[ShardRow]) -> Iterator[list[ShardRow]]:
         """Decodes a batch and yields its rows as they end; if out of memory, or if logits are not
@@ -295,9 +290,10 @@ class Distilling:
         if tokens is None:
             tokens = Refused(f"scores are not finite in {model.dtype}; try target.dtype=float32")
         if isinstance(tokens, Refused):
-            return replace(row, status="error", reason=tokens.reason)
+            return replace(row, status="error", reason=tokens.reason, source=None)
         generation = model.generation_config
         ended = tokens[-1] in end_tokens(generation)
         full = len(tokens) == self.config.sampling.max_new_tokens
         cut = full and (not ended or generation.forced_eos_token_id is not None)
-        return replace(row, target_ids=tokens, reason=TRUNCATED if cut else "")
+        reason = TRUNCATED if cut else ""
+        return replace(row, target_ids=tokens, reason=reason, source=None)

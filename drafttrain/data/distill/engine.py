@@ -31,8 +31,7 @@ another ends, so only the last rows of a call decode in a batch that is not full
 
 def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     """Opens the backend `engine`. Raises ValueError if it does not support the target's family."""
-    model, chosen = CachedModel(target.model), config.sampling
-    sampling = sampling_of(config)
+    model, chosen, sampling = CachedModel(target.model), config.sampling, sampling_of(config)
     rule = GreedyMatch() if sampling.greedy else RejectionSampling()
 
     def decode(rows: Sequence[ShardRow]) -> Iterator[tuple[int, Decoded]]:
@@ -48,8 +47,7 @@ def open_engine(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
                 yield round_.sequence, outputs.pop(round_.sequence)
 
     def batches(rows: Sequence[ShardRow]) -> list[list[ShardRow]]:
-        audio = any(row.encoded for row in rows)
-        count = CLIP_BATCHES_AT_ONCE if audio else BATCHES_AT_ONCE
+        count = CLIP_BATCHES_AT_ONCE if any(row.encoded for row in rows) else BATCHES_AT_ONCE
         return batches_of_rows(rows, count * config.batch_rows)
 
     return BatchDecoder("engine", decode, batches)

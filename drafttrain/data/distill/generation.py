@@ -7,33 +7,31 @@ all rows continue at the same column; attention masks and positions exclude the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.commands import DistillConfig
 from drafttrain.data.distill.batches import BatchDecoder, Decoded, batches_by_length, sampling_of
-from drafttrain.data.inputs.clips import given_outputs
 from drafttrain.data.shards.outputs import ShardRow
+from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.padding import cut_after_eos, end_tokens, padded
 from drafttrain.decoding.sampling import draw_tokens, warp
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.models.loading import LoadedTarget, cache_for_generate
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Sampling settings and the uniform random numbers that tokens are drawn with."""
+class Draws(NamedTuple):
+    """Sampling settings, and uniform random numbers [B, max_new_tokens] that draw the tokens."""
 
     sampling: Sampling
     uniforms: Tensor
-    """[B, max_new_tokens] in [0, 1)"""
 
 
 def needs_equal_lengths(model: PreTrainedModel) -> bool:
@@ -57,17 +55,12 @@ def open_generate(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
             seed, count = chosen.seed, chosen.max_new_tokens
             numbers = [np.random.default_rng((seed, row.row)).random(count) for row in rows]
             draws = Draws(sampling_of(config), torch.from_numpy(np.stack(numbers)))
-        clips = [row.source for row in rows if row.source is not None]
-        if clips:
-            return enumerate(generate_clips(model, clips, settings, draws))
-        texts = [row.source_ids for row in rows]
-        return enumerate(generate_batch(model, texts, settings, draws))
+        sources = [row.source or row.source_ids for row in rows]
+        return enumerate(generate_batch(model, sources, settings, draws))
 
-    return BatchDecoder(
-        "transformers",
-        decode,
-        partial(batches_by_length, batch_tokens=budget, equal=needs_equal_lengths(model)),
-    )
+    equal = needs_equal_lengths(model)
+    batches = partial(batches_by_length, batch_tokens=budget, equal=equal)
+    return BatchDecoder("transformers", decode, batches)
 
 
 def generate_settings(config: DistillConfig) -> dict[str, Any]:
@@ -88,58 +81,38 @@ def generate_settings(config: DistillConfig) -> dict[str, Any]:
 @torch.inference_mode()
 def generate_batch(
     model: PreTrainedModel,
-    sources: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int] | Source],
     settings: dict[str, Any],
     draws: Draws | None = None,
 ) -> list[list[int] | None]:
     """Generates tokens for each source; returns them with EOS, without padding.
 
-    Encoder-decoder models: the tokens after the decoder start token; decoder-only models: the
-    tokens after the prompt, which is the source. None for a row whose logits were not finite.
-
-    settings: keyword arguments of `generate`, without sampling.
+    sources: token ids, or encoded clips with complete prefixes. Returns the tokens after the
+    decoder start token, after the prompt of a decoder-only model, or after the prefix of a clip;
+    None for a row whose logits were not finite. settings: keyword arguments of `generate`, without
+    sampling.
     """
-    rows = [torch.tensor(source) for source in sources]
-    pad = model.generation_config.pad_token_id or 0  # masked: the token does not matter
-    side = "right" if model.config.is_encoder_decoder else "left"
-    inputs, mask = (part.to(model.device) for part in padded(rows, pad, side))
-    given = {"inputs": inputs, "attention_mask": mask, **cache_for_generate(model)}
-    prefix = 1 if model.config.is_encoder_decoder else inputs.shape[1]
-    return _generate(model, partial(model.generate, **given), prefix, settings, draws)
-
-
-@torch.inference_mode()
-def generate_clips(
-    model: PreTrainedModel,
-    sources: Sequence[Source],
-    settings: dict[str, Any],
-    draws: Draws | None = None,
-) -> list[list[int] | None]:
-    """Generates as `generate_batch`, for encoded clips with complete prefixes; returns the tokens
-    after the prefix, EOS included.
-
-    Calls `GenerationMixin.generate`: the prefixes replace what a speech model's `generate` adds.
-    """
-    prefixes = torch.stack([source.prefix for source in sources])
-    given = {"decoder_input_ids": prefixes, "encoder_outputs": given_outputs(sources)}
-    generate = partial(GenerationMixin.generate, model, **given)
-    return _generate(model, generate, prefixes.shape[1], settings, draws)
-
-
-def _generate(
-    model: PreTrainedModel,
-    generate: Callable[..., Tensor],
-    prefix: int,
-    settings: dict[str, Any],
-    draws: Draws | None,
-) -> list[list[int] | None]:
-    """Returns the tokens after the first `prefix`; `TokenChoice` samples, finds non-finite rows."""
+    generate = model.generate
+    if isinstance(sources[0], Source):
+        # the prefixes replace what a speech model's own `generate` adds
+        generate = partial(GenerationMixin.generate, model)
+        prefixes = torch.stack([source.prefix for source in sources])
+        states = BaseModelOutput(last_hidden_state=torch.stack(given_encoding(sources)))
+        given = {"decoder_input_ids": prefixes, "encoder_outputs": states}
+        prefix = prefixes.shape[1]
+    else:
+        rows = [torch.tensor(source) for source in sources]
+        pad = model.generation_config.pad_token_id or 0  # masked: the token does not matter
+        side = "right" if model.config.is_encoder_decoder else "left"
+        inputs, mask = (part.to(model.device) for part in padded(rows, pad, side))
+        given = {"inputs": inputs, "attention_mask": mask, **cache_for_generate(model)}
+        prefix = 1 if model.config.is_encoder_decoder else inputs.shape[1]
     if settings["num_beams"] > 1:
-        return trim(generate(**settings), model, prefix)
+        return trim(generate(**given, **settings), model, prefix)
     choice = TokenChoice(prefix, end_tokens(model.generation_config), draws)
-    sequences = generate(logits_processor=LogitsProcessorList([choice]), **settings)
-    rows = enumerate(trim(sequences, model, prefix))
-    return [None if row in choice.broken else tokens for row, tokens in rows]
+    sequences = generate(**given, logits_processor=LogitsProcessorList([choice]), **settings)
+    outputs = enumerate(trim(sequences, model, prefix))
+    return [None if row in choice.broken else tokens for row, tokens in outputs]
 
 
 def trim(sequences: Tensor, model: PreTrainedModel, prefix: int = 1) -> list[list[int]]:

@@ -24,21 +24,18 @@ from openai.types import Completion
 
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import DistillConfig
-from drafttrain.data.distill.batches import BatchDecoder, Decoded, Refused, batches_of_rows
+from drafttrain.data.distill.batches import BatchDecoder, Decoded, batches_of_rows, sampling_of
+from drafttrain.data.inputs.chats import Refused
 from drafttrain.data.shards.outputs import ShardRow
 from drafttrain.decoding.padding import end_tokens
 from drafttrain.models.loading import LoadedTarget, check_target
 
 KEY = "OPENAI_API_KEY"
 """Environment variable that the API key is read from."""
-TIMEOUT, RETRIES = 600.0, 6
-"""Timeout of a request for an output in seconds, and number of retries."""
-PROBE_SECONDS = 10.0
-"""Timeout in seconds of requests for the list of models."""
-ROUNDS = 16
-"""Batch size in rows, as a multiple of the concurrent requests."""
-FEW = 4
-"""Minimal batch size at which the failure of all rows ends the run."""
+TIMEOUT, RETRIES, PROBE_SECONDS = 600.0, 6, 10.0
+"""Timeout in seconds and retries of requests for outputs; timeout of those for the models."""
+ROUNDS, FEW = 16, 4
+"""Rows of a batch per concurrent request; minimal number of rows whose failure ends the run."""
 ENDS = dict.fromkeys((401, 403), f"set {KEY} in the environment, or correct it")
 ENDS |= dict.fromkeys((404, 405), "give the address that ends in /v1, and check server.model")
 ENDS |= dict.fromkeys((429, 503), "check the server")
@@ -89,13 +86,11 @@ def read_address(text: str) -> str:
 def open_server(config: DistillConfig, target: LoadedTarget) -> BatchDecoder:
     """Opens the backend `server`. Raises ConfigError if the server or its model cannot be used."""
     check_server(config)
-    given = config.server
-    url = read_address(given.url)
-    model = find_model(url, given.model, target.path)
+    url = read_address(config.server.url)
+    model = find_model(url, config.server.model, target.path)
     check_sent(target, config)
-    server = Server(config, target, url, model)
-    batches = partial(batches_of_rows, count=ROUNDS * given.concurrency)
-    return BatchDecoder("server", server.decode, batches, model)
+    batches = partial(batches_of_rows, count=ROUNDS * config.server.concurrency)
+    return BatchDecoder("server", Server(config, target, url, model).decode, batches, model)
 
 
 def connection(url: str, timeout: float, retries: int) -> dict[str, Any]:
@@ -135,12 +130,11 @@ def check_sent(target: LoadedTarget, config: DistillConfig) -> None:
             f"the target's generation_config sets {unsent}, which cannot be sent to a server; "
             "remove it from generation_config.json, or leave --server out"
         )
-    drawn = config.method == "sample"
-    top_k, min_p = (config.sampling.top_k, config.sampling.min_p) if drawn else (0, 0.0)
+    sampling = sampling_of(config)
     penalty = values.get("repetition_penalty") or 1.0
     for name, value, neutral in (
-        ("top_k", top_k, 0),
-        ("min_p", min_p, 0.0),
+        ("top_k", sampling.top_k, 0),
+        ("min_p", sampling.min_p, 0.0),
         ("repetition_penalty", penalty, 1.0),
     ):
         if value != neutral and config.server.extra_body.get(name) != value:
@@ -184,12 +178,12 @@ class Server:
     async def _decode(self, rows: Sequence[ShardRow]) -> list[Decoded]:
         free = asyncio.Semaphore(self.config.server.concurrency)
 
-        async def answer(client: AsyncOpenAI, row: ShardRow) -> Decoded:
+        async def answer(row: ShardRow) -> Decoded:
             async with free:
                 return await self._answer(client, row)
 
         async with AsyncOpenAI(**connection(self.url, TIMEOUT, RETRIES)) as client:
-            return await asyncio.gather(*(answer(client, row) for row in rows))
+            return await asyncio.gather(*map(answer, rows))
 
     async def _answer(self, client: AsyncOpenAI, row: ShardRow) -> Decoded:
         """Returns a row's output, or the reason why it has none. Raises ServerGone."""
@@ -216,20 +210,17 @@ class Server:
         )
 
     def _request(self, row: ShardRow) -> dict[str, Any]:
-        sampling = self.config.sampling
-        request: dict[str, Any] = {
+        sampling, drawn = self.config.sampling, {"temperature": 0.0, "top_p": 1.0}
+        if self.config.method == "sample":
+            key = np.random.SeedSequence([sampling.seed, row.row]).generate_state(1)[0]
+            drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+            drawn["seed"] = int(key) & (2**31 - 1)
+        return drawn | {
             "model": self.model,
             "prompt": list(row.source_ids),
             "max_tokens": sampling.max_new_tokens,
-            "temperature": 0.0,
-            "top_p": 1.0,
             "extra_body": self.config.server.extra_body,
         }
-        if self.config.method == "sample":
-            key = np.random.SeedSequence([sampling.seed, row.row]).generate_state(1)[0]
-            seed = int(key) & (2**31 - 1)
-            request |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
-        return request
 
     def _tokens(self, row: ShardRow, answer: Completion) -> Decoded:
         """Returns an answer's tokens, or Refused if they may not be the target's."""
@@ -245,7 +236,10 @@ class Server:
             )
         if tokens is None:
             tokens = tokenizer(choice.text, add_special_tokens=False)["input_ids"]
-            tokens = [*tokens, self._end] if ended else tokens
+            if ended:  # the tokenizer's EOS, if it is one of the target's
+                ends = end_tokens(self.target.model.generation_config)
+                own = tokenizer.eos_token_id
+                tokens = [*tokens, own if own in ends else ends[0]]
             if made not in (None, len(tokens)):
                 return Refused(f"the text has {len(tokens)} tokens, but the server made {made}")
         if not tokens:
@@ -261,10 +255,3 @@ class Server:
         if ended and len({"".join(filter(str.isalnum, text)) for text in texts}) > 1:
             return Refused("the target's tokenizer decodes the server's tokens to another text")
         return tokens
-
-    @property
-    def _end(self) -> int:
-        """The EOS token; if the target has several, the tokenizer's if it is one of them."""
-        ends = end_tokens(self.target.model.generation_config)
-        end = self.target.tokenizer.eos_token_id
-        return end if end in ends else ends[0]
