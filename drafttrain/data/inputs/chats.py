@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from drafttrain.config.inputs import DataConfig
@@ -32,18 +31,6 @@ class Refused(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-@dataclass(frozen=True)
-class Chat:
-    """A chat, ready to be rendered by a chat template."""
-
-    source: str
-    """The user's last turn."""
-    template: str
-    """Arguments of the chat template, as JSON."""
-    answer: str | None
-    """The assistant's turn at the end, if any: the reference."""
 
 
 def text_of(value: Any, blank: bool = False) -> str:
@@ -79,30 +66,28 @@ def is_chat(value: Any) -> bool:
     )
 
 
-def read_chat(value: Any, row: Mapping[str, Any], config: DataConfig) -> Chat:
+def read_chat(value: Any, row: Mapping[str, Any], config: DataConfig) -> dict[str, str | None]:
     """Reads a chat with its row's tools and template settings; adds prefix and suffix to the last
-    user turn. Raises Refused."""
+    user turn. Returns that turn as `source`, the arguments of the chat template as JSON, and the
+    assistant's last turn, if any, as `reference`. Raises Refused."""
     if not is_chat(value):
         raise Refused(NO_USER if value in (None, []) else "no turns of a chat, which others are")
     turns = [_read_turn(turn) for turn in value]
-    answer = None
-    if turns[-1]["role"] == "assistant":
-        answer = turns.pop()["content"] or None
+    answer = turns.pop()["content"] or None if turns[-1]["role"] == "assistant" else None
     users = [turn for turn in turns if turn["role"] == "user"]
     if not users or not all(turn["content"].strip() for turn in users):
         raise Refused(NO_USER)
     source = users[-1]["content"] = config.prefix + users[-1]["content"] + config.suffix
     arguments: dict[str, Any] = {"conversation": turns}
     for name, kind in CHAT_SETTINGS.items():
-        own = from_json(row.get(name))
-        if own and not isinstance(own, kind):
-            raise Refused(f"{name} = {own!r:.60} is no {kind.__name__}")
-        if own:
+        if own := from_json(row.get(name)):
+            if not isinstance(own, kind):
+                raise Refused(f"{name} = {own!r:.60} is no {kind.__name__}")
             arguments[name] = own
     if config.chat_template_kwargs:
         own = arguments.get("chat_template_kwargs", {})
         arguments["chat_template_kwargs"] = config.chat_template_kwargs | own
-    return Chat(source, json.dumps(arguments), answer)
+    return {"source": source, CHAT: json.dumps(arguments), "reference": answer}
 
 
 def _read_turn(turn: Any) -> dict[str, Any]:

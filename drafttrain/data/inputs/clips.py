@@ -20,8 +20,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import torch
-from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.config.base import Config, ConfigError
 from drafttrain.config.inputs import DataConfig
@@ -35,29 +33,19 @@ from drafttrain.data.inputs.rows import (
     find_column,
     iterate_rows,
 )
-from drafttrain.decoding.engine.encoding import given_encoding
 from drafttrain.decoding.engine.speech import speech_source
 from drafttrain.decoding.types import Source
 from drafttrain.models.loading import LoadedTarget
 
-RATE = 16_000
-"""Sample rate of speech models in Hz."""
-LONGEST = 30.0
-"""Maximal clip length in seconds."""
+RATE, LONGEST = 16_000, 30.0
+"""Sample rate of speech models in Hz, and maximal clip length in seconds."""
 SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".m4a", ".aac", ".wma")
 """Suffixes of audio files in a folder."""
-AUDIO = "audio"
-"""Column of the clips: path or bytes."""
-SECONDS = "seconds"
-"""Column of the clips' lengths."""
-DIGESTS = "sha256"
-"""Column of the SHA-256 of the clips' files."""
+AUDIO, SECONDS, DIGESTS = "audio", "seconds", "sha256"
+"""Columns of the clips (path or bytes), of their lengths, and of the SHA-256 of their files."""
 CLIP_COLUMNS = (AUDIO, "file")
-"""Usual names of columns with clips."""
-WRITTEN_COLUMNS = ("text", "sentence", "transcription", "transcript", *REFERENCE_COLUMNS)
-"""Usual names of columns with transcripts."""
-TEXT_ONLY = ("reference_path", "template", "prefix", "suffix", "chat")
-"""Settings that apply to texts only."""
+TRANSCRIPT_COLUMNS = ("text", "sentence", "transcription", "transcript", *REFERENCE_COLUMNS)
+"""Usual names of columns with clips and with transcripts."""
 FEATURES = datasets.Features(
     **TEXT_FEATURES,
     audio={"path": datasets.Value("string"), "bytes": datasets.Value("binary")},
@@ -83,7 +71,8 @@ def as_clips(
 
     Raises ConfigError for settings that apply to texts only and for missing columns.
     """
-    check_unread(config, TEXT_ONLY, prefix="data.")
+    text_settings = ("reference_path", "template", "prefix", "suffix", "chat")
+    check_unread(config, text_settings, prefix="data.")
     for name, kind in rows.features.items():
         if isinstance(kind, datasets.Audio):
             rows = rows.cast_column(name, datasets.Audio(decode=False))
@@ -95,27 +84,28 @@ def as_clips(
             f"{config.path!r} has none of the columns {', '.join(CLIP_COLUMNS)}; name the one with "
             f"files or audio with data.input_column (there are: {', '.join(names)})"
         )
-    written = find_column(names, config, "reference_column", WRITTEN_COLUMNS)
+    written = find_column(names, config, "reference_column", TRANSCRIPT_COLUMNS)
     folder = Path(config.path).resolve()
     folder = folder if folder.is_dir() else folder.parent
 
     def read(number: int, row: dict[str, Any] | Refused) -> dict[str, Any]:
         found = dict.fromkeys(FEATURES) | {"row": number, "source": "", SECONDS: 0.0, DIGESTS: ""}
-        if isinstance(row, Refused):
-            return found | {REASON: row.reason}
         try:
+            if isinstance(row, Refused):
+                raise row
             name, audio = find_clip(cell_of(row, column), number, folder)
-            seconds, digest = measure(name, audio)
-        except (ValueError, OSError) as error:
+            samples, rate = decode(name, audio)
+            content = audio["bytes"] or Path(audio["path"]).read_bytes()
+        except (Refused, ValueError, OSError) as error:
             return found | {REASON: str(error)}
-        found |= {"source": name, AUDIO: audio, SECONDS: seconds, DIGESTS: digest}
-        return found | {"reference": reference_of(cell_of(row, written))}
+        found |= {"source": name, AUDIO: audio, "reference": reference_of(cell_of(row, written))}
+        digest = hashlib.sha256(content).hexdigest()
+        return found | {SECONDS: len(samples) / rate, DIGESTS: digest}
 
     library("soundfile")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        found = datasets.Dataset.from_list(
-            list(pool.map(read, numbers, iterate_rows(rows))), features=FEATURES
-        )
+        clips = list(pool.map(read, numbers, iterate_rows(rows)))
+    found = datasets.Dataset.from_list(clips, features=FEATURES)
     found.info.description = f"column {column!r}"
     return found
 
@@ -154,13 +144,6 @@ def find_clip(value: Any, row: int, folder: Path) -> tuple[str, dict[str, Any]]:
     return value, {"path": str(path), "bytes": None}
 
 
-def measure(name: str, audio: Mapping[str, Any]) -> tuple[float, str]:
-    """Returns a clip's length in seconds and its file's SHA-256. Raises as `decode` does."""
-    samples, rate = decode(name, audio)
-    content = Path(audio["path"]).read_bytes() if audio["bytes"] is None else audio["bytes"]
-    return len(samples) / rate, hashlib.sha256(content).hexdigest()
-
-
 def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
     """Returns a clip's samples, [T, channels] float32, and the sample rate in Hz.
 
@@ -174,9 +157,6 @@ def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
             rate, frames = file.samplerate, file.frames
             short = frames <= LONGEST * rate
             samples = file.read(dtype="float32", always_2d=True) if short else None
-    except soundfile.LibsndfileError as error:
-        wrong = f"cannot be read ({error.error_string.rstrip('.')})"
-    else:
         if samples is None:
             wrong = f"lasts {frames / rate:,.1f} s"
         elif len(samples) != frames or frames == 0:
@@ -185,6 +165,8 @@ def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
             wrong = "has samples that are no numbers"
         else:
             return samples, rate
+    except soundfile.LibsndfileError as error:
+        wrong = f"cannot be read ({error.error_string.rstrip('.')})"
     raise ConfigError(
         f"clip {name!r} {wrong}; give WAV, FLAC, MP3 or OGG of {LONGEST:g} s or less, or leave it "
         "out"
@@ -192,30 +174,20 @@ def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
 
 
 def read_speech(row: Mapping[str, Any]) -> np.ndarray:
-    """Reads a row of `as_clips` for a feature extractor: [T] float32, mono, at 16 kHz.
-
-    Raises ConfigError as `decode` does.
-    """
+    """Reads a row of `as_clips` as [T] float32, mono, at 16 kHz. Raises as `decode` does."""
     samples, rate = decode(row["source"], row[AUDIO])
     samples = samples.mean(axis=1)
     return samples if rate == RATE else library("soxr").resample(samples, rate, RATE)
 
 
 def clip_source(target: LoadedTarget, row: Mapping[str, Any]) -> Source:
-    """Returns the source of a row of `as_clips`: log-mel features and decoder prefix.
-
-    Raises ConfigError for a clip that has become unusable.
-    """
+    """Returns the source of a row of `as_clips`: log-mel features and decoder prefix. Raises
+    ConfigError for a clip that has become unusable."""
     assert target.processor is not None
     features = target.processor.feature_extractor(
         read_speech(row), sampling_rate=RATE, return_tensors="pt"
     )
     return speech_source(features["input_features"][0], target.model)
-
-
-def given_outputs(sources: Sequence[Source]) -> BaseModelOutput:
-    """Returns the stored encoder states of sources as Transformers' encoder output."""
-    return BaseModelOutput(last_hidden_state=torch.stack(given_encoding(sources)))
 
 
 def library(name: str) -> ModuleType:

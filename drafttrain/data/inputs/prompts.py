@@ -23,7 +23,7 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.data.inputs.chats import CHAT
 from drafttrain.data.inputs.clips import SUFFIXES, as_clips, find_files
-from drafttrain.data.inputs.rows import LINE, as_inputs, check_some
+from drafttrain.data.inputs.rows import LINE, REASON, as_inputs
 from drafttrain.data.inputs.tokens import check_chats
 from drafttrain.models.loading import check_target, load_tokenizer
 from drafttrain.models.speech import takes_audio
@@ -31,14 +31,10 @@ from drafttrain.models.speech import takes_audio
 TEXT_KINDS = (".json", ".jsonl", ".csv", ".tsv", ".txt")
 """Suffixes of text files with rows; .gz may follow."""
 KINDS = (*TEXT_KINDS, ".parquet")
-LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError, zlib.error, csv.Error)
-LOADING_ERRORS += (datasets.exceptions.DatasetsError,)
+LOADING_ERRORS = (OSError, EOFError, RuntimeError, StopIteration, ValueError)
+LOADING_ERRORS += (zlib.error, csv.Error, datasets.exceptions.DatasetsError)
 DATA_FIELD = re.compile(rf"\bdata\.(?=({'|'.join(DataConfig.model_fields)})\b)")
 """Matches `data.` before a setting's name; messages replace it by the actual settings group."""
-SAVED = ("dataset_dict.json", "dataset_info.json")
-"""Files of which `save_to_disk` writes at least one."""
-LARGEST_FIELD = 2**31 - 1
-"""Maximal number of characters of a csv field."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -96,7 +92,12 @@ def load_inputs(
         stop = None if config.limit is None else config.skip + config.limit
         numbers = range(len(rows))[config.skip : stop]
         found = (as_clips if audio else as_inputs)(rows, numbers, config)
-        check_some(found, config.path)
+        if None not in (reasons := found[REASON][:]):
+            raise ConfigError(
+                f"none of the {len(found)} rows of {config.path!r} ({found.info.description}) can "
+                f"be used; row {found[0]['row']}: {reasons[0]}; give data with at least one, or "
+                "another column"
+            )
         return found
     except ConfigError as error:
         raise ConfigError(DATA_FIELD.sub(f"{group}.", str(error))) from None
@@ -105,7 +106,8 @@ def load_inputs(
 def _load_rows(config: DataConfig, path: Path, audio: bool) -> datasets.Dataset:
     if config.reference_path is not None and not audio:
         return _load_aligned(config)
-    is_saved = any((path / name).is_file() for name in SAVED)
+    saved_files = ("dataset_dict.json", "dataset_info.json")  # `save_to_disk` writes one or both
+    is_saved = any((path / name).is_file() for name in saved_files)
     if config.config_name is not None and (is_saved or path.is_file()):
         raise ConfigError(
             f"data.config_name = {config.config_name!r} has no effect, because "
@@ -113,14 +115,12 @@ def _load_rows(config: DataConfig, path: Path, audio: bool) -> datasets.Dataset:
         )
     if is_saved:
         saved = datasets.load_from_disk(config.path)
-        if isinstance(saved, datasets.Dataset):
-            return saved
-        if config.split in saved:
-            return saved[config.split]
-        raise ConfigError(
-            f"data.split = {config.split!r} is not in {config.path!r}; there are: "
-            f"{', '.join(saved)}"
-        )
+        if isinstance(saved, datasets.DatasetDict) and config.split not in saved:
+            raise ConfigError(
+                f"data.split = {config.split!r} is not in {config.path!r}; there are: "
+                f"{', '.join(saved)}"
+            )
+        return saved[config.split] if isinstance(saved, datasets.DatasetDict) else saved
     if audio and path.exists() and (files := find_files(path)) is not None:
         return files
     if path.is_file():
@@ -169,9 +169,7 @@ def _load_aligned(config: DataConfig) -> datasets.Dataset:
             f"data.path {config.path!r} has {len(sources)} lines but data.reference_path "
             f"{config.reference_path!r} has {len(references)}; they must be line-aligned"
         )
-    columns = [sources.rename_column("text", "source")]
-    columns.append(references.rename_column("text", "reference"))
-    return datasets.concatenate_datasets(columns, axis=1)
+    return sources.rename_column("text", "source").add_column("reference", references["text"][:])
 
 
 def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
@@ -184,8 +182,7 @@ def _load_file(path: str, name: str, split: str = "train") -> datasets.Dataset:
         if kind in (".json", ".csv", ".tsv") and (found := _read_objects(path, kind)) is not None:
             if split != "train":
                 raise ValueError(f"Unknown split {split!r}: a file has 'train' alone")
-            lines = [json.dumps(one) for one in found]
-            return datasets.Dataset.from_dict({LINE: lines})
+            return datasets.Dataset.from_dict({LINE: [json.dumps(one) for one in found]})
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             if not file.read(1):  # `datasets` needs at least one row
                 return datasets.Dataset.from_dict({"text": []})
@@ -211,7 +208,7 @@ def _read_objects(path: str, kind: str) -> list[Any] | None:
             except json.JSONDecodeError:
                 return None
             return found if isinstance(found, list) else [found]
-        csv.field_size_limit(LARGEST_FIELD)
+        csv.field_size_limit(2**31 - 1)
         names, *rows = filter(None, csv.reader(file, delimiter="\t" if kind == ".tsv" else ","))
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise ValueError(f"{twice.count(twice[0])} columns have the name {twice[0]!r}")

@@ -35,6 +35,8 @@ RIVALS = ("question", "instruction", "input", "query", "article", "content")
 REFERENCE_COLUMNS = ("reference", "target", "response", "summary", "canonical_solution")
 LINE = "line of json"
 """The only column of rows that are lines of JSON, parsed one at a time."""
+SHOWN = 72
+"""Number of characters of the first input that are printed."""
 REASON = "reason"
 """Column with the reason why a row is unusable; None if it is usable."""
 FEATURES = datasets.Features(
@@ -72,7 +74,7 @@ def _parse_line(line: str) -> dict[str, Any] | Refused:
     if isinstance(found, str):
         return {"text": found}
     if not isinstance(found, dict):
-        return Refused(f"{shortened(repr(found))}, not an object with columns by name")
+        return Refused(f"{found!r:.72}, not an object with columns by name")
     return found
 
 
@@ -81,12 +83,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _without_none(own) for k, own in value.items() if own is not None}
     return list(map(_without_none, value)) if isinstance(value, list) else value
-
-
-def shortened(text: str, most: int = 72) -> str:
-    """Puts a text on one line and truncates it to `most` characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def iterate_rows(rows: datasets.Dataset) -> Iterator[dict[str, Any] | Refused]:
@@ -142,8 +138,7 @@ def as_inputs(
         needed = {columns.input, columns.reference or "", *CHAT_SETTINGS}
         needed |= {name.partition(".")[0] for name in needed}
         rows = rows.select_columns([name for name in rows.column_names if name in needed])
-    texts, cells = config.template is not None, _read_cells(rows, columns, config)
-    chats = config.chat or (not texts and is_chat(next(filter(None, cells), None)))
+    chats = config.chat or (config.template is None and is_chat(_first_cell(rows, columns, config)))
     if config.chat_template_kwargs and not chats:
         raise ConfigError(
             f"data.chat_template_kwargs = {config.chat_template_kwargs} has no effect, because "
@@ -156,18 +151,25 @@ def as_inputs(
         read = {name: [row.get(name) for row in found] for name in features}
         return read | {"row": [numbers[index] for index in indices]}
 
-    # a result in the cache could be another version's
-    how = {"batched": True, "with_indices": True, "load_from_cache_file": False}
-    inputs = rows.map(convert, remove_columns=rows.column_names, features=features, **how)
+    inputs = rows.map(
+        convert,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=features,
+        load_from_cache_file=False,  # a result in the cache could be another version's
+    )
     inputs.info.description = columns.named
     return inputs
 
 
-def _read_cells(rows: datasets.Dataset, columns: Columns, config: DataConfig) -> Iterator[Any]:
+def _first_cell(rows: datasets.Dataset, columns: Columns, config: DataConfig) -> Any:
+    """Returns the first input value that is not empty."""
     for row in iterate_rows(rows):
         with suppress(Refused):
-            if not isinstance(row, Refused):
-                yield read_cell(row, columns, config)
+            if isinstance(row, dict) and (cell := read_cell(row, columns, config)):
+                return cell
+    return None
 
 
 def read_cell(row: dict[str, Any], columns: Columns, config: DataConfig) -> Any:
@@ -203,7 +205,7 @@ def as_input(
             cell = [{"role": "user", "content": text_of(cell)}]
         if chats:
             chat = read_chat(cell, row, config)
-            return {"reference": chat.answer} | found | {"source": chat.source, CHAT: chat.template}
+            return chat | {"reference": found.get("reference", chat["reference"])}
         if is_chat(cell):
             raise Refused("turns of a chat, where others are texts")
         return found | {"source": config.prefix + text_of(cell) + config.suffix}
@@ -280,18 +282,8 @@ def usable(rows: datasets.Dataset) -> datasets.Dataset:
     return rows.select([i for i, reason in enumerate(rows[REASON][:]) if reason is None])
 
 
-def check_some(rows: datasets.Dataset, path: str) -> None:
-    """Raises ConfigError if no row is usable."""
-    reasons = rows[REASON][:]
-    if None not in reasons:
-        raise ConfigError(
-            f"none of the {len(rows)} rows of {path!r} ({rows.info.description}) can be used; row "
-            f"{rows[0]['row']}: {reasons[0]}; give data with at least one, or another column"
-        )
-
-
 def describe_inputs(rows: datasets.Dataset) -> str:
-    """Describes inputs: their number, columns, and the first usable source, shortened."""
-    first = rows[REASON][:].index(None)
-    number, columns = counted(len(rows), "input"), rows.info.description
-    return f"{number} of {columns}, the first: {shortened(rows[first]['source'])!r}"
+    """Describes inputs: their number, columns, and the start of the first usable source."""
+    text = " ".join(rows[rows[REASON][:].index(None)]["source"].split())
+    shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return f"{counted(len(rows), 'input')} of {rows.info.description}, the first: {shown!r}"

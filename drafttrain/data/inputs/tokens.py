@@ -22,10 +22,8 @@ from drafttrain.data.inputs.rows import REASON, describe_inputs
 from drafttrain.data.shards.writing import say
 
 TEMPLATE_ERRORS = (TemplateError, AttributeError, KeyError, IndexError, TypeError, ValueError)
-ROWS_NAMED = 20
-"""Maximal number of rows that are printed with a reason."""
-SHOWN = 60
-"""Number of characters before an answer that are printed."""
+ROWS_NAMED, SHOWN = 20, 60
+"""Numbers of rows that are printed with a reason, and of characters before an answer."""
 
 
 def tokenize_prompts(
@@ -51,25 +49,20 @@ def tokenize_prompts(
         found = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     else:
         found = tokenize_texts(tokenizer, texts, decoder_only)
-    return [
-        _checked(prompt if reason is None else Refused(reason), ids, limits, vocabulary)
-        for prompt, reason, ids in zip(prompts, rows[REASON][:], found, strict=True)
-    ]
 
+    def checked(prompt: str | Refused, reason: str | None, ids: list[int]) -> list[int] | Refused:
+        if reason is not None or isinstance(prompt, Refused):
+            return prompt if reason is None else Refused(reason)
+        if not ids:
+            return Refused("empty")
+        for words, most in (limits or {}).items():
+            if len(ids) > most:
+                return Refused(f"{len(ids)} tokens where {words}")
+        if vocabulary is not None and max(ids) >= vocabulary:
+            return Refused(f"token {max(ids)}, the target has {vocabulary} tokens")
+        return ids
 
-def _checked(
-    prompt: str | Refused, ids: list[int], limits: Mapping[str, int] | None, vocabulary: int | None
-) -> list[int] | Refused:
-    if isinstance(prompt, Refused):
-        return prompt
-    if not ids:
-        return Refused("empty")
-    for words, most in (limits or {}).items():
-        if len(ids) > most:
-            return Refused(f"{len(ids)} tokens where {words}")
-    if vocabulary is not None and max(ids) >= vocabulary:
-        return Refused(f"token {max(ids)}, the target has {vocabulary} tokens")
-    return ids
+    return list(map(checked, prompts, rows[REASON][:], found))
 
 
 def tokenize_texts(
