@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -24,7 +24,7 @@ from drafttrain.data.distill.batches import batches_by_length
 from drafttrain.data.distill.recipe_rows import distillations
 from drafttrain.data.shards.outputs import DerivedManifest, ShardRow, derived_from
 from drafttrain.data.shards.store import fill_folder, open_tensors, write_tensors
-from drafttrain.data.shards.writing import join_processes, say
+from drafttrain.data.shards.writing import join_processes
 from drafttrain.decoding.engine.teacher_forcing import teacher_force
 from drafttrain.decoding.sampling import at_least_float32, likeliest
 from drafttrain.models.loading import LoadedTarget
@@ -46,9 +46,9 @@ class TeacherManifest(DerivedManifest):
     draftable: int
     """Number of tokens that the drafter can draft; the likeliest are chosen from these."""
     draftable_sha256: str | None
-    """Hash of the draftable tokens; None: the whole vocabulary."""
+    """None: the whole vocabulary."""
     counts: int | None = None
-    """Tokens of all outputs; None until all shards exist."""
+    """Tokens of all outputs."""
     top_k_share: float | None = None
     """Mean total probability of the k likeliest tokens."""
 
@@ -88,7 +88,7 @@ def training_examples(
 
 @dataclass(frozen=True)
 class TeacherCaching:
-    """The `Filling` of the teacher cache: runs the target on its outputs, shard by shard."""
+    """The `Filling` of the teacher cache."""
 
     settings: CausalDrafterRecipe
     folder: Path
@@ -130,20 +130,17 @@ class TeacherCaching:
         }
         write_tensors(manifest.path(self.folder, shard), tensors)
 
-    def complete(self, manifest: TeacherManifest) -> TeacherManifest:
-        """Counts the tokens and computes `top_k_share`."""
+    def complete(self, manifest: TeacherManifest) -> dict[str, Any]:
         rows = open_tensors(self.folder, manifest, manifest.widths)
         count = int(rows.lengths.sum())
-        shares = [
-            shard["log_probs"][:, : manifest.top_k].double().exp().sum() for shard in rows.shards
-        ]
-        counted = {"counts": count, "top_k_share": float(sum(shares)) / max(1, count)}
-        return manifest.model_copy(update=counted)
+        likely = [shard["log_probs"][:, : manifest.top_k] for shard in rows.shards]
+        share = float(sum(log_probs.double().exp().sum() for log_probs in likely))
+        return {"counts": count, "top_k_share": share / max(1, count)}
 
-    def report(self, manifest: TeacherManifest) -> None:
-        say(
-            f"{self.folder}: the target's rows at {manifest.counts:,} tokens of {manifest.rows:,} "
-            f"outputs; the {manifest.top_k} likeliest of {manifest.draftable:,} tokens hold "
+    def report(self, manifest: TeacherManifest) -> str:
+        return (
+            f"the target's rows at {manifest.counts:,} tokens of {manifest.rows:,} outputs; the "
+            f"{manifest.top_k} likeliest of {manifest.draftable:,} tokens hold "
             f"{manifest.top_k_share:.4f} of the probability"
         )
 

@@ -34,13 +34,13 @@ from drafttrain.data.inputs.rows import REASON
 from drafttrain.data.inputs.tokens import describe_prompts, say_reasons, tokenize_prompts
 from drafttrain.data.shards.outputs import (
     TRUNCATED,
+    VERSIONS,
     Manifest,
     ShardRow,
     check_some,
     count_rows,
     hash_inputs,
     read_shards,
-    used_versions,
     write_shard,
 )
 from drafttrain.data.shards.store import MANIFEST, fill_folder
@@ -91,6 +91,10 @@ def distill(config: DistillConfig, target: LoadedTarget | None = None) -> Manife
         grow(filling)
     state.wait_for_everyone()
     manifest = fill_folder(filling, config.out, state)
+    if state.is_main_process:
+        rows = read_shards(config.out, manifest).select(["row", "status", "reason"])
+        lost = rows.filter(compute.not_equal(rows["status"], "ok"))
+        say_reasons({one["row"]: f"{one['status']}, {one['reason']}" for one in lost.to_pylist()})
     check_some(config.out, manifest)
     return manifest
 
@@ -168,7 +172,7 @@ class Distilling:
             generation_config={k: v for k, v in own.items() if k not in stated and v is not None},
             inputs_sha256=hash_inputs(self.inputs),
             rows=len(self.inputs),
-            versions=used_versions(),
+            versions=VERSIONS,
         )
 
     def rows_per_second(self, work: tqdm) -> float:
@@ -189,22 +193,16 @@ class Distilling:
             work.update(len(done))
         write_shard(manifest.path(self.config.out, shard), sorted(rows, key=lambda row: row.row))
 
-    def complete(self, manifest: Manifest) -> Manifest:
-        counts = count_rows(read_shards(self.config.out, manifest))
-        return manifest.model_copy(update={"counts": counts})
+    def complete(self, manifest: Manifest) -> dict[str, Any]:
+        return {"counts": count_rows(read_shards(self.config.out, manifest))}
 
-    def report(self, manifest: Manifest) -> None:
-        """Prints the counts, and the numbers and reasons of the rows without output."""
-        folder, counts = self.config.out, manifest.counts
-        say(
-            f"{folder}: {manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
-            f"{counts.error} failed; {counts.target_tokens} tokens, "
-            f"{counts.truncated} outputs cut at max_new_tokens = "
-            f"{self.config.sampling.max_new_tokens}"
+    def report(self, manifest: Manifest) -> str:
+        counts = manifest.counts
+        return (
+            f"{manifest.rows} rows = {counts.ok} ok + {counts.skipped} skipped + "
+            f"{counts.error} failed; {counts.target_tokens} tokens, {counts.truncated} outputs cut "
+            f"at max_new_tokens = {self.config.sampling.max_new_tokens}"
         )
-        rows = read_shards(folder, manifest).select(["row", "status", "reason"])
-        lost = rows.filter(compute.not_equal(rows["status"], "ok"))
-        say_reasons({one["row"]: f"{one['status']}, {one['reason']}" for one in lost.to_pylist()})
 
     def decode(self, inputs: datasets.Dataset) -> Iterator[list[ShardRow]]:
         """Decodes the inputs; yields the skipped rows first, then finished rows in any order."""

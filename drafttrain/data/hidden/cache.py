@@ -8,13 +8,13 @@ as an uninterrupted run, with any number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import ceil
+from sys import maxsize
 from typing import Any, ClassVar
 
 import datasets
-import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
@@ -32,7 +32,7 @@ from drafttrain.data.shards.outputs import (
     load_distilled,
 )
 from drafttrain.data.shards.store import check_folder, fill_folder
-from drafttrain.data.shards.writing import join_processes, say
+from drafttrain.data.shards.writing import join_processes
 from drafttrain.decoding.engine.architectures import position_limit, source_limit
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.models.draft_states import check_has_states, state_size
@@ -50,8 +50,8 @@ def build_cache(
     """Writes the missing shards of `config.out` and returns the finished manifest.
 
     Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
-    written, as `plan_cache` does, for outputs of another target, and for settings that differ from
-    the folder's manifest.
+    written, as `plan_cache` does, for outputs of another target, and for other settings than the
+    folder's.
     """
     state = join_processes()  # first: it assigns each process its device
     plan_cache(config)
@@ -65,7 +65,7 @@ def build_cache(
 
 @dataclass(frozen=True)
 class Caching:
-    """The `Filling` of a hidden cache: labels the outputs of each shard and stores the states."""
+    """The `Filling` of a hidden cache."""
 
     outputs: datasets.Dataset
     labelling: Labelling
@@ -83,7 +83,7 @@ class Caching:
         )
 
     def write(self, manifest: CacheManifest, shard: int, work: tqdm) -> None:
-        rows = [_cut(row, self.labelling) for row in self.outputs.select(manifest.rows_of(shard))]
+        rows = cut_outputs(self.outputs.select(manifest.rows_of(shard)), self.labelling)
         labelled: dict[int, list[Labelled]] = {}
         for mixes in label_outputs(self.labelling, [row for row in rows if row.target_ids]):
             labelled[mixes[0].row] = mixes
@@ -92,35 +92,34 @@ class Caching:
         path = manifest.path(self.labelling.settings.out, shard)
         write_states(path, [labelled.get(row.row, []) for row in rows], manifest)
 
-    def complete(self, manifest: CacheManifest) -> CacheManifest:
+    def complete(self, manifest: CacheManifest) -> dict[str, Any]:
         """Counts the positions. Raises ConfigError for a mix without positions."""
         mixes = read_states(self.labelling.settings.out, manifest)
         labels = torch.cat([shard["acceptance"] for rows in mixes for shard in rows.shards])
-        mean = float(labels.numpy().mean(dtype=np.float64))
         counts = tuple(int(rows.lengths.sum()) for rows in mixes)
-        return manifest.model_copy(update={"counts": counts, "mean_acceptance": mean})
+        return {"counts": counts, "mean_acceptance": float(labels.mean(dtype=torch.float64))}
 
-    def report(self, manifest: CacheManifest) -> None:
-        folder = self.labelling.settings.out
-        size = sum(path.stat().st_size for path in folder.glob("shard-*.safetensors"))
+    def report(self, manifest: CacheManifest) -> str:
+        shards = self.labelling.settings.out.glob("shard-*.safetensors")
+        size = sum(path.stat().st_size for path in shards)
         mixes = f" in {manifest.mixes} mixes" if manifest.mixes > 1 else ""
-        say(
-            f"{folder}: {manifest.rows} rows, {sum(manifest.counts)} {manifest.settings.state} "
-            f"states{mixes}, mean acceptance {manifest.mean_acceptance:.3f}, "
+        states = f"{sum(manifest.counts)} {manifest.settings.state} states{mixes}"
+        return (
+            f"{manifest.rows} rows, {states}, mean acceptance {manifest.mean_acceptance:.3f}, "
             f"{size / 2**20:,.1f} MiB"
         )
 
 
 def check_own_outputs(config: CacheConfig, distilled: Manifest, target: LoadedTarget) -> None:
     """Raises ConfigError unless the outputs were distilled from this target: labels need that."""
-    weights, tokenizer = distilled.weights_sha256, hash_tokenizer(target.tokenizer)
+    own, weights = distilled.settings.target, distilled.weights_sha256
     if weights is not None:  # None: a server decoded them, no hash to compare
-        weights = hash_weights(target.model, getattr(torch, distilled.settings.target.dtype))
-    if (weights, tokenizer) != (distilled.weights_sha256, distilled.tokenizer_sha256):
+        weights = hash_weights(target.model, getattr(torch, own.dtype))
+    found = weights, hash_tokenizer(target.tokenizer)
+    if found != (distilled.weights_sha256, distilled.tokenizer_sha256):
         raise ConfigError(
-            f"the outputs in {str(config.distilled)!r} were distilled from "
-            f"{distilled.settings.target.path!r}, "
-            f"and target {target.path!r} has other weights or another tokenizer; distil from this "
+            f"the outputs in {str(config.distilled)!r} were distilled from {own.path!r}, and "
+            f"target {target.path!r} has other weights or another tokenizer; distil from this "
             "target, or give the other one"
         )
 
@@ -130,7 +129,6 @@ def make_labelling(
 ) -> Labelling:
     """Creates the Labelling. Raises ValueError if decoding would not accept models or settings."""
     sampling = sampling_of(distilled.settings)  # labels need the outputs' distribution
-    limits = [position_limit(model.config) for model in (target.model, drafter)]
     return Labelling(
         target=target,
         drafter=drafter,
@@ -138,21 +136,24 @@ def make_labelling(
         sampling=sampling,
         max_new_tokens=distilled.settings.sampling.max_new_tokens,
         settings=config,
-        positions=min((limit for limit in limits if limit is not None), default=None),
     )
 
 
-def _cut(row: Mapping[str, Any], labelling: Labelling) -> ShardRow:
-    """Truncates an output to the positions of both models (its last token is an input too); of a
+def cut_outputs(rows: Iterable[Mapping[str, Any]], labelling: Labelling) -> list[ShardRow]:
+    """Truncates outputs to the positions of both models (the last token is an input too); of a
     source that is too long for either of them, nothing is left."""
-    source_ids, target_ids, positions = row["source_ids"], row["target_ids"], labelling.positions
     configs = labelling.target.model.config, labelling.drafter.config
-    if any(len(source_ids) > (source_limit(one) or len(source_ids)) for one in configs):
-        target_ids = []
-    elif positions is not None:
-        before = 1 if labelling.target.model.config.is_encoder_decoder else len(source_ids)
-        target_ids = target_ids[: max(0, positions - before)]
-    return ShardRow(row["row"], source_ids, target_ids)
+    longest, positions = (
+        min((limit for limit in map(limit_of, configs) if limit is not None), default=maxsize)
+        for limit_of in (source_limit, position_limit)
+    )
+    cut = []
+    for row in rows:
+        source_ids, target_ids = row["source_ids"], row["target_ids"]
+        before = 1 if configs[0].is_encoder_decoder else len(source_ids)
+        most = max(0, positions - before) if len(source_ids) <= longest else 0
+        cut.append(ShardRow(row["row"], source_ids, target_ids[:most]))
+    return cut
 
 
 def plan_cache(config: CacheConfig) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,9 +53,6 @@ class Labelling:
     max_new_tokens: int
     """Value used when the outputs were decoded; some logits processors read it."""
     settings: CacheConfig
-    """Other settings: kind of states, mixing, mixes, seed, batch size."""
-    positions: int | None
-    """Maximal number of positions that both models support; None: no limit."""
 
 
 def label_outputs(labelling: Labelling, outputs: Sequence[ShardRow]) -> Iterator[list[Labelled]]:
@@ -113,16 +111,15 @@ def _mix(
     )
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """One mix of one output."""
+class Mixed(NamedTuple):
+    """One mix of one output. Shapes: all [L]."""
 
     tokens: Tensor
-    """[L] Z: the draft token or the output's token."""
+    """Z: the draft token or the output's token."""
     drafted: Tensor
-    """[L] true for draft tokens: these positions are in the loss."""
+    """True for draft tokens: these positions are in the loss."""
     acceptance: Tensor
-    """[L] P, the label of each draft token; at least float32."""
+    """P, the label of each draft token; at least float32."""
 
 
 def row_uniforms(seed: int, mix: int, row: int, count: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -55,17 +55,13 @@ class CacheManifest(DerivedManifest):
         return self.settings.mixes
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """States and labels of one distilled row in one mix."""
+class Labelled(NamedTuple):
+    """States [N, D] and labels [N] of one distilled row in one mix, at positions of its output."""
 
     row: int
     positions: Tensor
-    """[N] indices in the output."""
     hidden: Tensor
-    """[N, D]"""
     acceptance: Tensor
-    """[N]"""
 
 
 def write_states(path: Path, rows: Sequence[Sequence[Labelled]], manifest: CacheManifest) -> None:
@@ -74,34 +70,30 @@ def write_states(path: Path, rows: Sequence[Sequence[Labelled]], manifest: Cache
     dtype, tensors = getattr(torch, manifest.settings.dtype), {}
     for mix in range(manifest.mixes):
         own = [mixes[mix] for mixes in rows if mixes]
+        hidden = [one.hidden.to(dtype) for one in own]
+        for one, states in zip(own, hidden, strict=True):
+            if not states.isfinite().all() or not one.acceptance.isfinite().all():
+                raise ConfigError(
+                    f"row {one.row}: hidden states of up to {float(one.hidden.abs().max()):g} in "
+                    f"{dtype}, or labels, are not finite; use dtype=float32, or "
+                    "target.dtype=float32"
+                )
+        none = torch.empty(0)  # of a shard without positions
+        acceptance = torch.cat([none, *(one.acceptance.cpu() for one in own)])
+        positions = torch.cat([none.int(), *(one.positions.cpu() for one in own)])
         counts = [len(mixes[mix].positions) if mixes else 0 for mixes in rows]
-        none = torch.empty(0, manifest.hidden_size, dtype=dtype)
-        columns = {
-            "lengths": torch.tensor(counts),
-            "hidden": torch.cat([none, *(_stored(one, dtype) for one in own)]),
-            "acceptance": torch.cat([torch.empty(0), *(one.acceptance.cpu() for one in own)]),
-            "positions": torch.cat([torch.empty(0).int(), *(one.positions.cpu() for one in own)]),
+        tensors |= {
+            f"{mix}.lengths": torch.tensor(counts),
+            f"{mix}.hidden": torch.cat(hidden or [torch.empty(0, manifest.hidden_size).to(dtype)]),
+            f"{mix}.acceptance": acceptance.float(),
+            f"{mix}.positions": positions.int(),
         }
-        types = {"acceptance": torch.float32, "positions": torch.int32}
-        for name, column in columns.items():
-            tensors[f"{mix}.{name}"] = column.to(types.get(name, column.dtype))
     write_tensors(path, tensors)
-
-
-def _stored(one: Labelled, dtype: torch.dtype) -> Tensor:
-    """Converts a row's hidden states to the stored dtype, on the CPU. Raises ConfigError."""
-    hidden = one.hidden.to(dtype)
-    if not hidden.isfinite().all() or not one.acceptance.isfinite().all():
-        raise ConfigError(
-            f"row {one.row}: hidden states of up to {float(one.hidden.abs().max()):g} in {dtype}, "
-            "or labels, are not finite; use dtype=float32, or target.dtype=float32"
-        )
-    return hidden.cpu()
 
 
 @dataclass(frozen=True)
 class HeadBatch(Batch):
-    """The positions in the loss of several rows, concatenated without padding."""
+    """The positions in the loss of several rows, concatenated."""
 
     hidden: Tensor
     """[N, D] the drafter's hidden states, in the stored dtype."""

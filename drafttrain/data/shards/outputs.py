@@ -29,6 +29,7 @@ from drafttrain.models.identity import ModelIdentity
 from drafttrain.models.loading import LoadedTarget
 
 TRUNCATED = "no end within max_new_tokens"
+VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 SCHEMA = pyarrow.schema(
     [
         ("row", pyarrow.int64()),
@@ -41,9 +42,6 @@ SCHEMA = pyarrow.schema(
 AUDIO_SCHEMA = pyarrow.schema(
     [*SCHEMA, ("prefix_ids", pyarrow.list_(pyarrow.int32())), ("seconds", pyarrow.float32())]
 )
-"""Schema of shards whose inputs are audio clips."""
-
-
 WHICH_TARGET = frozenset(
     f"settings.target.{name}" for name in ("path", "revision", "device", "trust_remote_code")
 )
@@ -134,8 +132,7 @@ class Manifest(ShardManifest):
 
 
 class DerivedManifest(ShardManifest):
-    """Manifest of tensors computed from distilled outputs; a resumed run compares outputs and
-    models by content, not by path."""
+    """Manifest of tensors computed from distilled outputs, which are compared by content."""
 
     VERB: ClassVar[str] = "cache"
     SUFFIX: ClassVar[str] = "safetensors"
@@ -145,13 +142,7 @@ class DerivedManifest(ShardManifest):
     outputs_sha256: str
     """Hash of row numbers, sources and outputs."""
     rows: int
-    """Number of distilled rows."""
     versions: dict[str, str]
-
-
-def used_versions() -> dict[str, str]:
-    """Returns the versions of PyTorch and Transformers."""
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def derived_from(target: LoadedTarget, outputs: datasets.Dataset) -> dict[str, Any]:
@@ -163,7 +154,7 @@ def derived_from(target: LoadedTarget, outputs: datasets.Dataset) -> dict[str, A
         "target": ModelIdentity.of(target.path, target.model),
         "outputs_sha256": digest.hexdigest(),
         "rows": len(outputs),
-        "versions": used_versions(),
+        "versions": VERSIONS,
     }
 
 
@@ -178,8 +169,7 @@ def write_shard(path: Path, rows: Sequence[ShardRow]) -> None:
 
 def check_some(folder: Path, manifest: Manifest) -> None:
     """Raises ConfigError if no row of a finished folder has an output."""
-    counts = manifest.counts
-    if counts.ok == 0:
+    if (counts := manifest.counts).ok == 0:
         raise ConfigError(
             f"{str(folder)!r} holds no output: {counts.skipped} rows were skipped and "
             f"{counts.error} failed; the shards' `reason` column says why: mend that, and distil "
@@ -225,17 +215,11 @@ def count_rows(table: pyarrow.Table) -> Counts:
     """Counts the rows of a table by status, and the tokens of the ok rows."""
     statuses = table["status"].to_pylist()
     ok = table.filter(compute.equal(table["status"], "ok"))
-    source_tokens, target_tokens = (
-        compute.sum(compute.list_value_length(ok[name])).as_py() or 0
-        for name in ("source_ids", "target_ids")
-    )
     return Counts(
-        ok=statuses.count("ok"),
-        skipped=statuses.count("skipped"),
-        error=statuses.count("error"),
+        **{status: statuses.count(status) for status in ("ok", "skipped", "error")},
         truncated=ok["reason"].to_pylist().count(TRUNCATED),
-        source_tokens=source_tokens,
-        target_tokens=target_tokens,
+        source_tokens=len(ok["source_ids"].combine_chunks().flatten()),
+        target_tokens=len(ok["target_ids"].combine_chunks().flatten()),
     )
 
 

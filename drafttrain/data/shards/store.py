@@ -1,9 +1,8 @@
 """A folder of shards with a manifest; shards of tensors.
 
-Files are written under a temporary name and renamed, so a file with its final name is complete. The
-manifest is written first, without `counts`, and completed when all shards exist. A folder can only
-be continued with the settings it was begun with. The processes of a launch, on one machine or
-several, divide the missing shards among themselves.
+A file with its final name is complete. The manifest is written first, without `counts`, and
+completed when all shards exist. A folder can only be continued with the settings it was begun with.
+The processes of a launch, on one machine or several, divide the missing shards among themselves.
 
 A shard of tensors has `lengths` [rows] and columns [N, ...], N the sum of the lengths. A shard may
 have several groups of these; the group's name is then a prefix of its tensors' names: `0.lengths`.
@@ -40,7 +39,7 @@ from drafttrain.data.shards.writing import (
 
 MANIFEST = "manifest.json"
 REMEDY = "delete it and run the same command again: the other shards stay"
-"""The remedy in messages about a damaged shard."""
+"""For damaged shards."""
 
 
 class ShardManifest(Config):
@@ -77,6 +76,10 @@ class ShardManifest(Config):
         """Returns the numbers of the shards that do not exist yet."""
         return [n for n in range(self.shards) if not self.path(folder, n).is_file()]
 
+    def existing(self, folder: Path) -> str:
+        """Returns the number of existing shards, for messages."""
+        return f"{self.shards - len(self.missing(folder))} of {self.shards} shards"
+
     def finished(self, folder: Path) -> bool:
         """Whether all shards exist and are counted."""
         return self.counts is not None and not self.missing(folder)
@@ -103,9 +106,8 @@ class ShardManifest(Config):
         """Reads the manifest of a finished folder. Raises ConfigError if it is unfinished."""
         manifest = cls.read(folder)
         if not manifest.finished(Path(folder)):
-            there = manifest.shards - len(manifest.missing(Path(folder)))
             raise ConfigError(
-                f"{str(folder)!r} is unfinished: {there} of {manifest.shards} shards are there; "
+                f"{str(folder)!r} is unfinished: {manifest.existing(Path(folder))} are there; "
                 f"run the same `{cls.COMMAND}` again, it continues"
             )
         return manifest
@@ -122,10 +124,8 @@ class ShardManifest(Config):
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str], group: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the settings that differ: dotted name, value before, value now.
-
-    free: names to ignore; a name without dots is ignored in every group.
-    """
+    """Yields the settings that differ: dotted name, value before, value now. free: names to
+    ignore; a name without dots is ignored in every group."""
     for key in {**before, **now}:
         name, old, new = f"{group}{key}", before.get(key), now.get(key)
         if old == new or key in free or name in free:
@@ -150,11 +150,11 @@ class Filling(Protocol[M]):
     def write(self, manifest: M, shard: int, work: tqdm) -> None:
         """Computes and writes one shard; reports finished rows to `work`."""
 
-    def complete(self, manifest: M) -> M:
-        """Returns the manifest with its counts; called when all shards exist."""
+    def complete(self, manifest: M) -> dict[str, Any]:
+        """Returns the manifest's `counts` and other results; called when all shards exist."""
 
-    def report(self, manifest: M) -> None:
-        """Prints the counts of a finished folder."""
+    def report(self, manifest: M) -> str:
+        """Describes a finished folder in a line."""
 
 
 def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
@@ -186,16 +186,15 @@ def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
             if made and state.is_main_process:
                 say(f"{folder}: {made:,} rows in {seconds:.0f} s, {made / seconds:.1f} a second")
         except KeyboardInterrupt:
-            there = manifest.shards - len(manifest.missing(folder))
             raise Interrupted(
-                f"interrupted: {there} of {manifest.shards} shards are in {folder}; run the same "
-                "command again to continue"
+                f"interrupted: {manifest.existing(folder)} are in {folder}; run the same command "
+                "again to continue"
             ) from None
         if state.is_main_process:
             if not done:
-                manifest = filling.complete(manifest)
+                manifest = manifest.model_copy(update=filling.complete(manifest))
                 manifest.write(folder)
-            filling.report(manifest)
+            say(f"{folder}: {filling.report(manifest)}")
         state.wait_for_everyone()
     return kind.read(folder)
 
@@ -253,12 +252,11 @@ class TensorRows:
 
     def read(self, rows: Sequence[int], *names: str) -> list[Tensor]:
         """Reads columns of some rows, in the given order. Shapes: -> [N, ...] for each name."""
+        spans = [*zip(self.offsets[rows], self.lengths[rows], strict=True)]
         found = []
         for name in names:
-            spans = [self.shards[0][name][:0]]
-            for (shard, start), length in zip(self.offsets[rows], self.lengths[rows], strict=True):
-                spans.append(self.shards[shard][name][start : start + length])
-            found.append(torch.cat(spans))
+            parts = [self.shards[s][name][start : start + count] for (s, start), count in spans]
+            found.append(torch.cat([self.shards[0][name][:0], *parts]))
         return found
 
 

@@ -20,9 +20,7 @@ from filelock import FileLock, Timeout
 
 from drafttrain.config.base import ConfigError
 
-TEMPORARY = ".part"
-SAFETENSORS_TEMPORARY = ".tmp??????"
-LOCK = ".writing.lock"
+TEMPORARY, LOCK = ".part", ".writing.lock"
 UNFINISHED = (".writing-", ".deleting-")
 """Name prefixes of folders that a killed run may leave."""
 PATIENCE = timedelta(days=7)
@@ -53,11 +51,8 @@ def join_processes() -> PartialState:
 
 
 def only_writer(folder: Path, setting: str = "out", name: str = LOCK) -> FileLock:
-    """Acquires the folder's write lock. Raises ConfigError if another process holds it.
-
-    The operating system releases it when the holder dies. setting: name of the folder's setting.
-    name: name of the lock file.
-    """
+    """Acquires the folder's write lock, which ends with its holder. Raises ConfigError if another
+    process has it. setting: name of the folder's setting. name: name of the lock file."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / name)
     try:
@@ -87,10 +82,7 @@ def renamed_when_whole(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(final: Path, writes: bool = True) -> Iterator[Path]:
     """Yields a temporary folder; renames it to `final` if the block succeeds, else deletes it.
-
-    writes: whether this process creates and renames the folder; several may fill it. Raises
-    DiskFull if the disk is full.
-    """
+    writes: whether this process creates and renames the folder; several may fill it."""
     temporary = final.with_name(f"{UNFINISHED[0]}{final.name}")
     if writes:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -144,10 +136,8 @@ def check_writable(folder: Path, name: str) -> None:
 
 @contextmanager
 def named_disk_errors(folder: Path) -> Iterator[None]:
-    """Converts the errors that libraries raise when the disk is full to DiskFull, in one line.
-
-    Only for atomic writers: the message states that finished files are intact.
-    """
+    """Converts the errors that libraries raise when the disk is full to DiskFull. Only for atomic
+    writers: the message states that finished files are intact."""
     try:
         yield
     except DiskFull:
@@ -181,9 +171,8 @@ def _no_room(error: Exception) -> str | None:
 def remove_leftovers(folder: Path) -> None:
     """Deletes half-written files of a killed run, including the temporary files of safetensors.
     Must only be called while no other run writes to the folder."""
-    for pattern in (f".*{TEMPORARY}", SAFETENSORS_TEMPORARY):
-        for path in folder.glob(pattern):
-            path.unlink()
+    for path in (*folder.glob(f".*{TEMPORARY}"), *folder.glob(".tmp??????")):
+        path.unlink()
 
 
 def say(line: str) -> None:
