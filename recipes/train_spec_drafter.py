@@ -24,7 +24,7 @@ from drafttrain.data.distill.recipe_rows import (
     frequent_tokens,
     row_lengths,
 )
-from drafttrain.data.encoded import ClipEncoding, batch_encoding, text_encoding
+from drafttrain.data.encoded import batch_encoding, clip_encoding, text_encoding
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.decoding.drafters.teacher_forced_blocks import block_rows
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -169,7 +169,7 @@ def examples_for(
         return Examples(rows, text_encoding(target))
     distillation = distillations(settings)[group]
     clips = load_inputs(distillation.data, audio=True)
-    return Examples(rows, ClipEncoding(target, rows, clips, distillation.out))
+    return Examples(rows, clip_encoding(target, rows, clips, distillation.out))
 
 
 def blocks_along(objective: MaskPredict, example: Example) -> BlockDrafts:

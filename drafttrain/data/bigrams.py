@@ -20,14 +20,12 @@ from drafttrain.data.shards.store import write_tensors
 from drafttrain.data.shards.writing import named_disk_errors, say
 
 NEXT = "next"
-"""Name of the tensor: [V], the most frequent successor of each token, -1 if it has none."""
+"""Name of the tensor."""
 
 
 def count_bigrams(outputs: list[list[int]]) -> Tensor:
-    """Returns the most frequent successor of each token, the smaller id on ties; -1 if it has none.
-
-    Shapes: -> [largest token + 1]. Raises ConfigError if all outputs are empty.
-    """
+    """Returns the most frequent successor of each token up to the largest one, the smaller id on
+    ties; -1 if it has none. Raises ConfigError if all outputs are empty."""
     if not any(outputs):
         raise ConfigError("no output holds a token; distil longer outputs")
     pairs = Counter(pair for output in outputs for pair in pairwise(output))
@@ -38,10 +36,8 @@ def count_bigrams(outputs: list[list[int]]) -> Tensor:
 
 
 def write_bigrams(settings: BigramsConfig) -> None:
-    """Counts the bigrams in the outputs of a finished distillation and writes the table.
-
-    Raises ConfigError for an unfinished folder and for a file name without .safetensors.
-    """
+    """Counts the bigrams in the outputs of a finished distillation and writes the table. Raises
+    ConfigError for an unfinished folder and for a file name without .safetensors."""
     if settings.out.suffix != ".safetensors":
         raise ConfigError(f"out = {str(settings.out)!r} must end in .safetensors; rename it")
     table = count_bigrams(list(load_distilled(settings.distilled)["target_ids"]))
@@ -52,10 +48,8 @@ def write_bigrams(settings: BigramsConfig) -> None:
 
 
 def read_bigrams(file: str, vocabulary: int) -> list[int]:
-    """Reads a table for Max-Gram and pads it to one entry per token of the vocabulary.
-
-    Raises ConfigError if the file is not such a table or has tokens beyond the vocabulary.
-    """
+    """Reads a table for Max-Gram and pads it to the vocabulary. Raises ConfigError if the file is
+    not such a table or has tokens beyond the vocabulary."""
     try:
         table = load_file(file)[NEXT]
     except (SafetensorError, OSError, KeyError) as error:

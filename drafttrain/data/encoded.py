@@ -1,9 +1,9 @@
 """Encoder states of the target, for drafters that read them instead of encoding sources.
 
-Texts are encoded each time they are needed, a batch per call. Clips take much longer (the encoder
-always reads 30 s), so their encoder states are kept on disk in half precision, one file per clip,
-next to the distilled outputs: the folder is named by the hash of the target's weights, the file by
-the clip's SHA-256. A file is written by the distillation, or when it is first read.
+Texts are encoded when they are needed, a batch per call. Clips take much longer (the encoder always
+reads 30 s), so their states are kept on disk in half precision, one file per clip, next to the
+distilled outputs: the folder is named by the hash of the target's weights, the file by the clip's
+SHA-256. A file is written by the distillation, or when it is first read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from drafttrain.models.loading import LoadedTarget
 
 NAME = "encoded"
 """Name of the tensor in a file."""
+OWN_MASKS = ("attention_type", "encoder_attention_type", "attention_window", "sliding_window")
+"""Settings of encoders with local or sparse attention (LongT5, BigBird-Pegasus, T5Gemma), which
+build their own masks; all others accept additive 4D masks."""
 
 
 def text_encoding(target: LoadedTarget) -> Complete:
@@ -44,11 +47,6 @@ def text_encoding(target: LoadedTarget) -> Complete:
         return [e._replace(encoded=own) for e, own in zip(examples, encoded, strict=True)]
 
     return complete
-
-
-OWN_MASKS = ("attention_type", "encoder_attention_type", "attention_window", "sliding_window")
-"""Settings of encoders with local or sparse attention (LongT5, BigBird-Pegasus, T5Gemma), which
-build their own masks; all others accept additive 4D masks."""
 
 
 def source_mask(encoder: PreTrainedModel, mask: Tensor) -> Tensor:
@@ -101,30 +99,28 @@ class KeptEncodings:
             ) from None
 
 
-class ClipEncoding:
-    """Adds encoder states to examples of clips: encoded once, then read from disk.
+def clip_encoding(
+    target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, distilled: Path
+) -> Complete:
+    """Returns a function that adds encoder states to examples of clips: encoded once, then read
+    from disk.
 
     rows: the distilled rows of the folder `distilled`; clips: the inputs that they were distilled
     from (`as_clips`).
     """
+    kept = KeptEncodings(distilled, target.model)
+    indices = {number: index for index, number in enumerate(clips["row"][:])}
+    numbers, digests = rows["row"][:], clips[DIGESTS][:]
 
-    def __init__(
-        self, target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, distilled: Path
-    ) -> None:
-        self._target, self._clips, self._numbers = target, clips, rows["row"][:]
-        self._digests = clips[DIGESTS][:]
-        self._indices = {number: index for index, number in enumerate(clips["row"][:])}
-        self.kept = KeptEncodings(distilled, target.model)
-
-    def __call__(self, examples: list[Example]) -> list[Example]:
+    def complete(examples: list[Example]) -> list[Example]:
         completed = []
         for example in examples:
-            index = self._indices[self._numbers[example.row]]
-            digest = self._digests[index]
-            if not self.kept.path(digest).is_file():
-                source = clip_source(self._target, self._clips[index])
+            index = indices[numbers[example.row]]
+            if not kept.path(digests[index]).is_file():
                 with torch.no_grad():
-                    [encoded] = Encoder(self._target.model)([source])
-                self.kept.keep(digest, encoded)
-            completed.append(example._replace(encoded=self.kept.read(digest)))
+                    [encoded] = Encoder(target.model)([clip_source(target, clips[index])])
+                kept.keep(digests[index], encoded)
+            completed.append(example._replace(encoded=kept.read(digests[index])))
         return completed
+
+    return complete

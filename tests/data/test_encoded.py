@@ -11,7 +11,7 @@ from drafttrain.config.inputs import DataConfig, TargetConfig
 from drafttrain.config.recipes import ObjectiveConfig
 from drafttrain.data.batches.examples import Example, Examples
 from drafttrain.data.distill.distill import distill
-from drafttrain.data.encoded import ClipEncoding, KeptEncodings, batch_encoding, text_encoding
+from drafttrain.data.encoded import KeptEncodings, batch_encoding, clip_encoding, text_encoding
 from drafttrain.data.inputs.clips import clip_source
 from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import load_distilled
@@ -91,12 +91,11 @@ def test_distilling_keeps_encoder_states(audio, tmp_path):
 def test_clips_are_encoded_on_first_use_and_read_afterwards(audio, tmp_path):
     target, data = audio
     rows, clips = outputs(audio, tmp_path / "out"), load_inputs(data, audio=True)
-    encoding = ClipEncoding(target, rows, clips, tmp_path / "other" / "out")
-    examples = Examples(rows, encoding)
+    examples = Examples(rows, clip_encoding(target, rows, clips, tmp_path / "other" / "out"))
     [first] = examples.__getitems__([(0, 2)])
     assert len(list(tmp_path.glob("other/encoded/*/*"))) == 1
     assert first.given_ids == rows[2]["prefix_ids"] and len(first.given_ids) > 1
-    encoding._encode = None  # nothing is encoded twice
+    target.model.model.encoder.forward = None  # nothing is encoded twice
     [again] = examples.__getitems__([(1, 2)])
     assert torch.equal(first.encoded, again.encoded)
 

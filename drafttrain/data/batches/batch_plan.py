@@ -59,7 +59,7 @@ class BatchPlan:
             f"{int(self.totals[row])} tokens"
         )
 
-    @property
+    @cached_property
     def batches_per_epoch(self) -> int:
         return len(self._edges())
 
@@ -72,13 +72,12 @@ class BatchPlan:
 
     def stream(self, numbers: Iterable[int]) -> Iterator[list[tuple[int, int]]]:
         """Yields the (epoch, row) pairs of each batch in `numbers`: ascending, run-wide counts."""
-        per_epoch = self.batches_per_epoch
-        epoch, batches = -1, []
+        last, batches = -1, []
         for number in numbers:
-            if number // per_epoch != epoch:
-                epoch = number // per_epoch
-                batches = self.epoch(epoch)
-            yield [(epoch, int(row)) for row in batches[number % per_epoch]]
+            epoch, index = divmod(number, self.batches_per_epoch)
+            if epoch != last:
+                last, batches = epoch, self.epoch(epoch)
+            yield [(epoch, int(row)) for row in batches[index]]
 
     def _edges(self) -> list[tuple[int, int]]:
         ordered = self.kept[np.lexsort(self._sort_keys())]

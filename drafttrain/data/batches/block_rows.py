@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -45,27 +46,21 @@ class BlockRowsCollator:
     seed: int
 
     def __call__(self, examples: Sequence[Example]) -> BlockRowsBatch:
-        rows: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
-        labels: list[list[np.ndarray]] = [[] for _ in range(self.heads)]
+        rows: list[list[int]] = [[] for _ in range(self.heads)]
+        labels: list[list[int]] = [[] for _ in range(self.heads)]
         start = 0
         for epoch, row, _, target, *_ in examples:
             random = np.random.default_rng((self.seed, 1, epoch, row))
-            tokens = np.asarray(target)
             for j in range(1, min(self.heads, len(target) - 1) + 1):
                 count = len(target) - j  # head j predicts y_{i + j} from the state before y_i
-                chosen = random.permutation(count)[: -(-self.positions // j)]
-                rows[j - 1].append(start + chosen)
-                labels[j - 1].append(tokens[chosen + j])
+                for index in random.permutation(count)[: -(-self.positions // j)].tolist():
+                    rows[j - 1].append(start + index)
+                    labels[j - 1].append(target[index + j])
             start += len(target)
         return BlockRowsBatch(
             sources=[source for _, _, source, *_ in examples],
             targets=[target for _, _, _, target, *_ in examples],
-            counts=tuple(sum(map(len, of_head)) for of_head in rows),
-            rows=_joined(rows),
-            labels=_joined(labels),
+            counts=tuple(map(len, rows)),
+            rows=torch.tensor([*chain(*rows)], dtype=torch.long),
+            labels=torch.tensor([*chain(*labels)], dtype=torch.long),
         )
-
-
-def _joined(of_heads: list[list[np.ndarray]]) -> Tensor:
-    parts = [part for of_head in of_heads for part in of_head]
-    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]))

@@ -36,7 +36,7 @@ def merged_rows(log_probs: Tensor, indices: Tensor, merge: bool = True) -> Tenso
 
 
 class Example(NamedTuple):
-    """One row in one epoch; random draws for it are seeded with these two numbers."""
+    """One row in one epoch, the seeds of its random draws."""
 
     epoch: int
     row: int
@@ -67,8 +67,8 @@ class Examples(Dataset):
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Example]:
         fetched = self.rows[[row for _, row in keys]]
-        names = ["source_ids", "target_ids", *(["prefix_ids"] if "prefix_ids" in fetched else [])]
-        parts = zip(*(fetched[name] for name in names), strict=True)
+        names = ("source_ids", "target_ids", "prefix_ids")  # the last only of clips
+        parts = zip(*(fetched[name] for name in names if name in fetched), strict=True)
         examples = [Example(*key, *own) for key, own in zip(keys, parts, strict=True)]
         return examples if self._complete is None else self._complete(examples)
 
@@ -94,10 +94,8 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
 
 
 def pad_encoded(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
-    """Returns the encoder states, padded with zeros, and their mask; None if nothing is padded.
-
-    Shapes: -> [B, longest, E], [B, longest].
-    """
+    """Returns the encoder states [B, longest, E], padded with zeros, and their mask [B, longest];
+    None if nothing is padded."""
     rows = [example.encoded for example in examples]
     lengths = torch.tensor([len(row) for row in rows])
     padded = pad_sequence(rows, batch_first=True)
@@ -132,8 +130,8 @@ class LabelledBatch(Batch):
 
 @dataclass(frozen=True)
 class PairCollator:
-    """Puts sources into `input_ids` and outputs into `labels`; if joined, source and output are
-    concatenated to one text that serves as both."""
+    """Puts sources into `input_ids` and outputs into `labels`; if joined, both get the text of
+    source and output."""
 
     pad_token_id: int
     joined: bool = False

@@ -26,10 +26,9 @@ from drafttrain.models.languages import generation_settings
 from drafttrain.models.loading import check_target, choose_device, load_tokenizer
 from drafttrain.models.speech import set_language_and_task, takes_audio
 
-SAMPLE = 1000
-"""Approximate number of inputs that are tokenised to estimate the tokens of all."""
-SPOKEN = 4.0
-"""Approximate number of tokens per second of speech, for English read aloud."""
+SAMPLE, SPOKEN = 1000, 4.0
+"""About how many inputs are tokenised to estimate the tokens of all; tokens per second of speech,
+for English read aloud."""
 
 
 class DistillPlan(NamedTuple):
@@ -78,14 +77,14 @@ def check_distillation(config: DistillConfig, group: str = "data") -> datasets.D
 
 def plan_distillation(config: DistillConfig) -> DistillPlan:
     """Estimates rows, tokens and disk use. Loads only the inputs and the tokenizer."""
-    inputs = check_distillation(config)
-    model_config, most = check_target(config.target), config.sampling.max_new_tokens
-    decoder_only, audio = not model_config.is_encoder_decoder, AUDIO in inputs.column_names
+    inputs, most = check_distillation(config), config.sampling.max_new_tokens
     chosen, lengths = sampled_lengths(config, inputs)
-    if audio:
+    if audio := AUDIO in inputs.column_names:
         outputs = [min(round(SPOKEN * seconds), most) for seconds in chosen[SECONDS]]
+    elif check_target(config.target).is_encoder_decoder:
+        outputs = [min(length, most) for length in lengths]
     else:
-        outputs = [most if decoder_only else min(length, most) for length in lengths]
+        outputs = [most] * len(lengths)
     rows, scale = len(inputs), len(inputs) / len(chosen)
     tokens, new_tokens = round(scale * sum(lengths)), round(scale * sum(outputs))
     # two bytes a token after zstd; clips are not copied
@@ -107,8 +106,8 @@ def sampled_lengths(
     model_config = check_target(config.target)
     if AUDIO in inputs.column_names:
         return chosen, [source_limit(model_config) or 0] * len(chosen)
-    tokenizer = load_tokenizer(config.target)
-    found = tokenize_prompts(tokenizer, chosen, not model_config.is_encoder_decoder)
+    decoder_only = not model_config.is_encoder_decoder
+    found = tokenize_prompts(load_tokenizer(config.target), chosen, decoder_only)
     return chosen, [0 if isinstance(ids, Refused) else len(ids) for ids in found]
 
 

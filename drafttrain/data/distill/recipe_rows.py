@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.compute as compute
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from drafttrain.config.base import ConfigError
@@ -63,21 +64,15 @@ def distilled_rows(
 
 def row_lengths(rows: datasets.Dataset) -> np.ndarray:
     """Returns the number of source and output tokens of each row. Shapes: -> [rows, 2]."""
-    columns = rows.with_format("arrow")
-    sizes = [
-        np.concatenate([np.diff(c.offsets) for c in columns[:][name].chunks])
-        for name in ("source_ids", "target_ids")
-    ]
-    return np.stack(sizes, axis=1)
+    table = rows.with_format("arrow")[:]
+    sizes = [compute.list_value_length(table[name]) for name in ("source_ids", "target_ids")]
+    return np.stack([size.to_numpy() for size in sizes], axis=1).astype(np.int64)
 
 
 def rows_with_labels(rows: datasets.Dataset, reads_prompt: bool) -> np.ndarray:
-    """Returns the rows with at least one label. If the target reads prompts, as for state drafters,
-    it supplies the first output token, so only outputs of two or more tokens have labels. Raises
-    ConfigError if there is no such row.
-
-    Shapes: -> [N], N at most the rows.
-    """
+    """Returns the rows with at least one label, [N]. If the target reads prompts, as for state
+    drafters, it supplies the first output token, so only outputs of two or more tokens have labels.
+    Raises ConfigError if there is no such row."""
     labelled = np.flatnonzero(row_lengths(rows)[:, 1] >= (1 if reads_prompt else 2))
     if not len(labelled):
         raise ConfigError(
@@ -97,8 +92,7 @@ def choose_mask(
     without a token, special tokens, all others; within each, the largest id. Never the BOS, EOS,
     padding or unknown token. Raises ConfigError if every token occurs.
     """
-    count = count_tokens(rows, ("source_ids", "target_ids"), vocabulary)
-    t = tokenizer
+    count, t = count_tokens(rows, ("source_ids", "target_ids"), vocabulary), tokenizer
     taken = {t.bos_token_id, t.eos_token_id, t.pad_token_id, t.unk_token_id}
     named, special = set(t.get_vocab().values()), {t.mask_token_id, *t.added_tokens_decoder}
     free = [token for token in range(vocabulary) if not count[token] and token not in taken]
@@ -130,11 +124,9 @@ def check_positions(drafter: PretrainedConfig, rows: datasets.Dataset) -> None:
 def frequent_tokens(
     rows: datasets.Dataset, count: int | None, vocabulary: int, ends: int | Sequence[int] | None
 ) -> list[int]:
-    """Returns the `count` tokens that a drafter can draft, ascending. Chosen by priority: EOS
-    tokens, then the most frequent in outputs, then the smallest ids.
-
-    count: None for exactly the EOS tokens and those that occur in outputs.
-    """
+    """Returns the `count` tokens that a drafter can draft, ascending: EOS tokens, then the most
+    frequent in outputs, then the smallest ids. count: None for the EOS tokens and all that occur in
+    outputs."""
     counts = count_tokens(rows, ("target_ids",), vocabulary)
     counts[[] if ends is None else np.atleast_1d(ends)] = counts.max() + 1
     count = np.count_nonzero(counts) if count is None else count
