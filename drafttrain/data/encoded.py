@@ -103,11 +103,8 @@ def clip_encoding(
     target: LoadedTarget, rows: datasets.Dataset, clips: datasets.Dataset, distilled: Path
 ) -> Complete:
     """Returns a function that adds encoder states to examples of clips: encoded once, then read
-    from disk.
-
-    rows: the distilled rows of the folder `distilled`; clips: the inputs that they were distilled
-    from (`as_clips`).
-    """
+    from disk. rows: the distilled rows of the folder `distilled`; clips: the inputs that they were
+    distilled from (`as_clips`)."""
     kept = KeptEncodings(distilled, target.model)
     indices = {number: index for index, number in enumerate(clips["row"][:])}
     numbers, digests = rows["row"][:], clips[DIGESTS][:]

@@ -179,11 +179,9 @@ class BlocksCollator:
 def lay_out_texts(
     sequences: Sequence[Sequence[Example]], reads_prompt: bool = True
 ) -> list[Columns]:
-    """Returns the text columns of each sequence. A row's last token is only a label.
-
-    reads_prompt: whether the drafter reads prompts itself and so predicts the output's first token
-    at the prompt's last token. Otherwise the target supplies that token.
-    """
+    """Returns the text columns of each sequence. A row's last token is only a label. reads_prompt:
+    whether the drafter reads prompts itself and so predicts the output's first token at the
+    prompt's last token. Otherwise the target supplies that token."""
     texts = []
     for examples in sequences:
         columns: Columns = {name: [] for name in ("input_ids", *PADDED)}

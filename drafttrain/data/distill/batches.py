@@ -38,9 +38,7 @@ def batches_by_length(
     rows: Sequence[ShardRow], batch_tokens: int, equal: bool = False
 ) -> Iterator[list[ShardRow]]:
     """Yields batches, longest rows first: rows x longest row <= batch_tokens, but at least one row.
-
-    equal: put only rows of equal length into a batch, so that none is padded.
-    """
+    equal: put only rows of equal length into a batch, so that none is padded."""
     ordered = sorted(rows, key=lambda row: (-row.length, row.row))
     while ordered:
         longest = ordered[0].length

@@ -44,10 +44,8 @@ class DistillPlan(NamedTuple):
 
 
 def check_distillation(config: DistillConfig, group: str = "data") -> datasets.Dataset:
-    """Checks everything that does not need the target's weights and returns the inputs.
-
-    group: name of the inputs' settings in messages. Raises ConfigError.
-    """
+    """Checks everything that does not need the target's weights and returns the inputs. group: name
+    of the inputs' settings in messages. Raises ConfigError."""
     check_distill_settings(config)
     choose_device(config.target.device)
     model_config = check_target(config.target)

@@ -36,10 +36,8 @@ def distillations(settings: DistillingRecipe) -> dict[str, DistillConfig]:
 
 def distill_settings(settings: DistillingRecipe, data: DataConfig, out: Path) -> DistillConfig:
     """Returns the settings of the distillation of `data` into the folder `out`.
-
     distill.target.dtype may differ from the recipe's dtype, e.g. to distil in bfloat16 if that is
-    faster, and train in float32. Raises ConfigError.
-    """
+    faster, and train in float32. Raises ConfigError."""
     given, target = dict(settings.distill), settings.target
     fixed: dict[str, Any] = {"target": target, "data": data, "out": out}
     only_dtype = set(given.get("target") or ()) == {"dtype"}

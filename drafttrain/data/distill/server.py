@@ -164,11 +164,9 @@ class Server:
     model: str
 
     def decode(self, rows: Sequence[ShardRow]) -> Iterable[tuple[int, Decoded]]:
-        """Returns the output of each row.
-
-        Raises ServerGone if the server no longer answers, or if all of FEW or more rows fail: the
-        shard is not written, and the same command continues the run.
-        """
+        """Returns the output of each row. Raises ServerGone if the server no longer answers, or if
+        all of FEW or more rows fail: the shard is not written, and the same command continues the
+        run."""
         outputs = asyncio.run(self._decode(rows))
         failed = [one.reason for one in outputs if isinstance(one, Refused)]
         if len(failed) == len(rows) >= FEW:

@@ -47,12 +47,9 @@ def build_cache(
     target: LoadedTarget | None = None,
     drafter: PreTrainedModel | None = None,
 ) -> CacheManifest:
-    """Writes the missing shards of `config.out` and returns the finished manifest.
-
-    Runs in every process of an `accelerate launch`. Raises ConfigError, before anything is
-    written, as `plan_cache` does, for outputs of another target, and for other settings than the
-    folder's.
-    """
+    """Writes the missing shards of `config.out` and returns the finished manifest. Runs in every
+    process of an `accelerate launch`. Raises ConfigError, before anything is written, as
+    `plan_cache` does, for outputs of another target, and for other settings than the folder's."""
     state = join_processes()  # first: it assigns each process its device
     plan_cache(config)
     distilled, outputs = Manifest.read(config.distilled), load_distilled(config.distilled)
@@ -157,11 +154,9 @@ def cut_outputs(rows: Iterable[Mapping[str, Any]], labelling: Labelling) -> list
 
 
 def plan_cache(config: CacheConfig) -> str:
-    """Checks the settings and returns a line with the cache's rows, positions and disk use.
-
-    Writes nothing and loads no weights. Raises ConfigError for settings that contradict each other,
-    missing outputs, and models that do not match.
-    """
+    """Checks the settings and returns a line with the cache's rows, positions and disk use. Writes
+    nothing and loads no weights. Raises ConfigError for settings that contradict each other,
+    missing outputs, and models that do not match."""
     distilled = Manifest.read_finished(config.distilled)
     check_some(config.distilled, distilled)
     target = check_target(config.target)

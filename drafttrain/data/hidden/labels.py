@@ -91,10 +91,8 @@ def _mix(
     target: TeacherForced,
     draft: TeacherForced,
 ) -> list[Mixed]:
-    """Draws the mixes of an output: draft tokens and their labels, from both models' logits.
-
-    The target's distributions are those of a verifier: its logits processors see each prefix.
-    """
+    """Draws the mixes of an output: draft tokens and their labels, from both models' logits. The
+    target's distributions are those of a verifier: its logits processors see each prefix."""
     settings, tokens = labelling.settings, torch.tensor(output.target_ids)
     processors = labelling.processors.start(source, labelling.max_new_tokens)
     before = tokens[:-1].to(target.logits.device)
@@ -123,10 +121,8 @@ class Mixed(NamedTuple):
 
 
 def row_uniforms(seed: int, mix: int, row: int, count: int) -> np.ndarray:
-    """Returns the random numbers of one row in one mix, [count, 2] in [0, 1).
-
-    Number i depends only on seed, mix, row and i: a longer row begins like a shorter one.
-    """
+    """Returns the random numbers of one row in one mix, [count, 2] in [0, 1). Number i depends only
+    on seed, mix, row and i: a longer row begins like a shorter one."""
     return np.random.default_rng((seed, mix, row)).random((count, 2))
 
 

@@ -68,9 +68,7 @@ def as_clips(
 ) -> datasets.Dataset:
     """Checks the clips of the numbered rows; returns `row`, `source` (the clip's name),
     `reference`, `audio`, `seconds` and `sha256` (of the file), or `reason` if a clip is unusable.
-
-    Raises ConfigError for settings that apply to texts only and for missing columns.
-    """
+    Raises ConfigError for settings that apply to texts only and for missing columns."""
     text_settings = ("reference_path", "template", "prefix", "suffix", "chat")
     check_unread(config, text_settings, prefix="data.")
     for name, kind in rows.features.items():
@@ -145,11 +143,9 @@ def find_clip(value: Any, row: int, folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def decode(name: str, audio: Mapping[str, Any]) -> tuple[np.ndarray, int]:
-    """Returns a clip's samples, [T, channels] float32, and the sample rate in Hz.
-
-    Raises ConfigError, naming the clip, for a file that soundfile cannot read, that is empty or
-    damaged, or longer than 30 s.
-    """
+    """Returns a clip's samples, [T, channels] float32, and the sample rate in Hz. Raises
+    ConfigError, naming the clip, for a file that soundfile cannot read, that is empty or damaged,
+    or longer than 30 s."""
     soundfile = library("soundfile")
     content = audio["path"] if audio["bytes"] is None else io.BytesIO(audio["bytes"])
     try:

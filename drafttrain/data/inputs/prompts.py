@@ -45,10 +45,8 @@ def load_prompts(
     texts: Sequence[str] | None = None,
 ) -> datasets.Dataset:
     """Loads the inputs of a target: clips if it takes audio, else texts or chats. Reads no weights.
-
     texts: inputs to use instead of those at config.path. Raises ConfigError as `load_inputs`,
-    `check_target` and `check_chats` do, and for texts if the target takes audio.
-    """
+    `check_target` and `check_chats` do, and for texts if the target takes audio."""
     settings = check_target(target)
     if texts is not None and takes_audio(settings):
         raise ConfigError(

@@ -128,10 +128,8 @@ def cell_of(row: Mapping[str, Any], column: str | None) -> Any:
 def as_inputs(
     rows: datasets.Dataset, numbers: Sequence[int], config: DataConfig
 ) -> datasets.Dataset:
-    """Converts the numbered rows to inputs, with prefix and suffix applied.
-
-    Raises ConfigError for missing or ambiguous columns, and chat settings without chats.
-    """
+    """Converts the numbered rows to inputs, with prefix and suffix applied. Raises ConfigError for
+    missing or ambiguous columns, and chat settings without chats."""
     rows = rows.select(numbers)
     columns = _choose_columns(rows, config)
     if LINE not in rows.column_names and config.template is None:

@@ -200,10 +200,8 @@ def fill_folder(filling: Filling[M], folder: Path, state: PartialState) -> M:
 
 
 def begin_folder(folder: Path, wanted: ShardManifest) -> None:
-    """Writes a new folder's manifest, or checks an existing one; deletes half-written files.
-
-    Raises ConfigError for other settings and for shards without a manifest.
-    """
+    """Writes a new folder's manifest, or checks an existing one; deletes half-written files. Raises
+    ConfigError for other settings and for shards without a manifest."""
     remove_leftovers(folder)
     if (folder / MANIFEST).is_file():
         check_same_settings(folder, wanted.read(folder), wanted)

@@ -155,10 +155,8 @@ def named_disk_errors(folder: Path) -> Iterator[None]:
 
 
 def _no_room(error: Exception) -> str | None:
-    """Returns why a file could not be written, or None for an unrelated error.
-
-    safetensors and tokenizers have the errno only in their text, torch.save has none at all.
-    """
+    """Returns why a file could not be written, or None for an unrelated error. safetensors and
+    tokenizers have the errno only in their text, torch.save has none at all."""
     if isinstance(error, OSError):
         return NO_ROOM.get(error.errno or 0)
     if number := re.search(r"os error (\d+)", str(error)):
