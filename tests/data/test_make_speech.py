@@ -11,15 +11,15 @@ import soundfile
 
 SCRIPT = Path(__file__).parents[2] / "data" / "make_speech.py"
 FLITE = f"""#!{sys.executable}
-import sys
-import numpy as np, soundfile
+import array, math, sys, wave
 if "-lv" in sys.argv:
     print("Voices available: slt rms")
     sys.exit()
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-seconds = len(open(given["-f"]).read()) / 14
-times = np.arange(int(16000 * seconds)) / 16000
-soundfile.write(given["-o"], 0.3 * np.sin(440 * times), 16000)
+samples = int(16000 * len(open(given["-f"]).read()) / 14)
+with wave.open(given["-o"], "wb") as file:
+    file.setparams((1, 2, 16000, samples, "NONE", ""))
+    file.writeframes(array.array("h", (int(9999 * math.sin(i / 36)) for i in range(samples))))
 """
 
 
@@ -58,15 +58,13 @@ def test_clips_have_the_requested_lengths_and_are_reproducible(inside):
         assert 1 < row["seconds"] < 12 and row["voice"] in ("slt", "rms")
         assert row["text"][-1] == "."
     assert {row["noise"] is None for row in rows} == {True, False}
-    Path("one", rows[3]["file"]).unlink()  # as after an interruption
-    first = Path("one/clips.jsonl").read_text()
+    clip, first = Path("one", rows[3]["file"]), Path("one/clips.jsonl").read_text()
+    before, _ = soundfile.read(clip)
+    clip.unlink()  # as after an interruption
     assert make(*CLIPS, "--out", "one").returncode == 0
-    assert make(*CLIPS, "--out", "two").returncode == 0
-    sounds = []
-    for folder in ("one", "two"):
-        assert Path(folder, "clips.jsonl").read_text() == first
-        sounds.append(soundfile.read(Path(folder, rows[3]["file"]))[0])
-    assert len(sounds[0]) == len(sounds[1]) and abs(sounds[0] - sounds[1]).max() < 1e-4
+    assert Path("one/clips.jsonl").read_text() == first
+    after, _ = soundfile.read(clip)
+    assert len(before) == len(after) and abs(before - after).max() < 1e-4
     assert not list(Path().rglob(".speaking-*"))
 
 

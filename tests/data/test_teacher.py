@@ -1,5 +1,6 @@
 """The cached teacher has the target's rows and gives the same training as the online teacher."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,16 @@ DRAFTABLE = torch.tensor([EOS, *range(5, 30)])
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).log()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    return make_pair(tmp_path_factory.mktemp("pair"), "llama")
+
+
 @pytest.fixture
-def pair(tmp_path, monkeypatch) -> Path:
+def pair(made, tmp_path, monkeypatch) -> Path:
+    """A copy of the pair, for the cache that a test makes."""
     monkeypatch.setattr(teacher, "SHARD_ROWS", 4)
-    return make_pair(tmp_path, "llama")
+    return Path(shutil.copytree(made, tmp_path / "pair"))
 
 
 def settings(pair: Path, **changes) -> CausalDrafterRecipe:

@@ -48,26 +48,20 @@ def test_positions_of_packed_rows_start_at_0_and_only_outputs_have_labels():
     batch = BlocksCollator(pad_token_id=0)([[first, third], [second]])
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 12, 13], [10, 11, 0, 0, 0, 0, 0]]
     assert batch.positions.tolist()[0] == [0, 1, 2, 3, 4, 0, 1]
-    nothing = IGNORED
-    assert batch.labels.tolist() == [
-        [nothing, nothing, 8, 9, 1, nothing, 1],
-        [11, 1, *[nothing] * 5],
-    ]
+    first_labels = [IGNORED, IGNORED, 8, 9, 1, IGNORED, 1]
+    assert batch.labels.tolist() == [first_labels, [11, 1, *[IGNORED] * 5]]
     seen = batch.mask(torch.float32)[0, 0] == 0
     assert seen[6].tolist() == [False] * 5 + [True] * 2
     assert seen[4].tolist() == [True] * 5 + [False] * 2
+    alone = BlocksCollator(pad_token_id=0).alone(EXAMPLES)
+    assert alone.mask(torch.float32) is None  # of one row
+    assert alone.labels.tolist()[2] == [IGNORED, 1, *[IGNORED] * 3]
 
 
 def test_where_the_target_reads_prompts_it_tells_the_first_token():
     [text], [own] = (lay_out_texts([EXAMPLES], reads) for reads in (False, True))
     assert text | {"labels": own["labels"]} == own
     assert text["labels"] == [IGNORED] * 3 + [9, 1] + [IGNORED] + [1] + [IGNORED] * 2
-
-
-def test_a_sequence_of_one_row_needs_no_mask():
-    batch = BlocksCollator(pad_token_id=0).alone(EXAMPLES)
-    assert batch.mask(torch.float32) is None
-    assert batch.labels.tolist()[2] == [IGNORED, 1, *[IGNORED] * 3]
 
 
 def test_sequences_are_fetched_with_their_rows_and_epochs():

@@ -20,7 +20,7 @@ def settings(target: Path, out: str = "out", sentences: int = 20, **changes) -> 
         "data": DataConfig(path=str(texts)),
         "out": folder / out,
         "sampling": {"max_new_tokens": 12},
-        "batch_tokens": 40,
+        "batch_tokens": 80,
         "shard_rows": 8,
     }
     return DistillConfig.model_validate(values | changes)

@@ -47,7 +47,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("family", MODELS)
 def test_token_states_are_at_the_draft_tokens_positions(tmp_path, family):
     """Compared with each model run on one sequence at a time and tokens drawn separately."""
-    pair = make_pair(tmp_path, family, sentences=7)
+    pair = make_pair(tmp_path, family, sentences=5)
     build_cache(settings(pair, mixing=0.3))
     stored = columns(pair / "out")
     target = load_target(settings(pair).target).model
@@ -71,13 +71,13 @@ def test_token_states_are_at_the_draft_tokens_positions(tmp_path, family):
             [alone] = teacher_forced_states(drafter, [source], [mixed[: position + 1]])
             torch.testing.assert_close(stored["hidden"][at], alone[-1], rtol=0, atol=1e-4)
             found += 1
-    assert found == len(stored["rows"]) > 20
+    assert found == len(stored["rows"]) > 15
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_drawn_states_are_those_of_tokens_drawn_after_the_targets_prefixes(tmp_path, family):
     """Every position is drafted; each is compared with the drafter run on the output before it."""
-    pair = make_pair(tmp_path, family, sentences=5)
+    pair = make_pair(tmp_path, family, sentences=4)
     manifest = build_cache(settings(pair, state="drawn", mixes=2))
     assert (manifest.settings.state, manifest.settings.token_mixing) == ("drawn", None)
     drafter = type(load_target(settings(pair).target).model).from_pretrained(
@@ -97,7 +97,7 @@ def test_drawn_states_are_those_of_tokens_drawn_after_the_targets_prefixes(tmp_p
             states = stored["hidden"][mine]
             expected = drawn_states(along.before, along.logits, tokens[:, 0])
             torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
-    assert len(draws) > 6  # each mix draws new tokens
+    assert len(draws) > 5  # each mix draws new tokens
 
 
 def test_a_drawn_state_by_hand():
@@ -138,24 +138,14 @@ def test_the_targets_own_processors_judge_the_drafted_tokens(pair):
     assert (strict["acceptance"][other] >= plain["acceptance"][other] - 1e-6).all()
 
 
-def test_batches_differ_only_by_rounding(pair):
-    build_cache(settings(pair, mixes=2))
-    build_cache(settings(pair, "alone", mixes=2, batch_tokens=1))
-    for mix in range(2):
-        one, other = columns(pair / "out", mix), columns(pair / "alone", mix)
-        assert torch.equal(one["rows"], other["rows"])
-        assert torch.equal(one["positions"], other["positions"])
-        torch.testing.assert_close(one["acceptance"], other["acceptance"], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(one["hidden"], other["hidden"], rtol=1e-4, atol=1e-4)
-    assert not torch.equal(columns(pair / "out", 0)["rows"], columns(pair / "out", 1)["rows"])
-
-
-def test_missing_shards_are_made_again_alike(pair):
+def test_missing_shards_are_made_again_alike_and_batches_differ_only_by_rounding(pair):
     config = settings(pair, mixes=2)
     first = build_cache(config)
-    assert first.counts == tuple(len(columns(config.out, mix)["rows"]) for mix in range(2))
-    labels = torch.cat([columns(config.out, mix)["acceptance"] for mix in range(2)])
+    mixes = [columns(config.out, mix) for mix in range(2)]
+    assert first.counts == tuple(len(mix["rows"]) for mix in mixes)
+    labels = torch.cat([mix["acceptance"] for mix in mixes])
     assert first.mean_acceptance == pytest.approx(float(labels.mean()))
+    assert not torch.equal(mixes[0]["rows"], mixes[1]["rows"])
     whole = shards(config.out)
     assert len(whole) == 3
     (config.out / "shard-00001.safetensors").unlink()
@@ -163,6 +153,13 @@ def test_missing_shards_are_made_again_alike(pair):
         open_cache(config.out)
     assert build_cache(config) == first
     assert shards(config.out) == whole
+    build_cache(settings(pair, "alone", mixes=2, batch_tokens=1))
+    for mix, one in enumerate(mixes):
+        other = columns(pair / "alone", mix)
+        assert torch.equal(one["rows"], other["rows"])
+        assert torch.equal(one["positions"], other["positions"])
+        torch.testing.assert_close(one["acceptance"], other["acceptance"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one["hidden"], other["hidden"], rtol=1e-4, atol=1e-4)
 
 
 def test_rows_without_positions_are_none_of_the_cache(pair):
@@ -209,8 +206,11 @@ def test_a_source_may_be_longer_than_the_positions_of_the_decoders(tmp_path):
         build_cache(settings(tmp_path, "none", drafter=str(tmp_path / "short")))
 
 
-def test_other_settings_or_models_than_the_folder_was_begun_with_are_refused(pair):
-    config = settings(pair)
+def test_other_targets_settings_or_models_than_the_folder_was_begun_with_are_refused(pair):
+    config, other = settings(pair), save_target(tiny_model("marian", seed=1), pair / "another")
+    with pytest.raises(ConfigError, match="distilled from .*/target.*/another.* has other weights"):
+        build_cache(settings(pair, target={"path": str(other), "device": "cpu"}))
+    assert not config.out.exists()
     build_cache(config)
     before = shards(config.out)
     with pytest.raises(ConfigError, match=r"state = 'token', .*'drawn'"):
@@ -221,13 +221,6 @@ def test_other_settings_or_models_than_the_folder_was_begun_with_are_refused(pai
     assert shards(config.out) == before
     (pair / "drafter").rename(pair / "moved")
     build_cache(settings(pair, drafter=str(pair / "moved")))  # identified by content
-
-
-def test_outputs_of_another_target_are_refused_before_anything_is_written(pair):
-    other = save_target(tiny_model("marian", seed=1), pair / "other")
-    with pytest.raises(ConfigError, match="distilled from .*/target.*/other.* has other weights"):
-        build_cache(settings(pair, target={"path": str(other), "device": "cpu"}))
-    assert not (pair / "out").exists()
 
 
 def test_the_estimate_is_the_size_and_a_dry_run_writes_nothing(pair, capsys):

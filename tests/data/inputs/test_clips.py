@@ -16,6 +16,8 @@ from drafttrain.data.inputs.prompts import load_inputs
 from drafttrain.data.shards.outputs import hash_inputs
 from tests.tiny_speech import noise, save_clips
 
+CLIPS = ["clip0.wav", "clip1.flac", "clip2.wav"]
+
 
 def load(path: Path | str, **settings) -> datasets.Dataset:
     return load_inputs(DataConfig(path=str(path), **settings), audio=True)
@@ -24,7 +26,7 @@ def load(path: Path | str, **settings) -> datasets.Dataset:
 def test_a_jsonl_names_files_next_to_it_and_their_transcripts(tmp_path):
     rows = load(save_clips(tmp_path))
     assert rows["row"][:] == [0, 1, 2]
-    assert rows["source"][:] == ["clip0.wav", "clip1.flac", "clip2.wav"]
+    assert rows["source"][:] == CLIPS
     assert rows["reference"][:] == ["w10 w11", "w11 w12", "w12 w13"]
     assert rows["seconds"][:] == [1.0, 2.0, 3.0]
     audio = read_speech(rows[1])
@@ -37,15 +39,8 @@ def test_a_recording_or_a_folder_of_them_is_enough(tmp_path):
     assert load(tmp_path / "some")["source"][:] == [f"below/{n}" for n in CLIPS]
     one = load(tmp_path / "some/below/clip1.flac")
     assert (one["source"][:], one["reference"][:]) == (["clip1.flac"], [None])
-
-
-CLIPS = ["clip0.wav", "clip1.flac", "clip2.wav"]
-
-
-def test_rows_are_chosen_before_any_clip_is_read(tmp_path):
-    path = save_clips(tmp_path)
-    (tmp_path / "clip0.wav").write_bytes(b"")
-    assert load(path, skip=1, limit=1)["row"][:] == [1]
+    (tmp_path / "some/below/clip0.wav").write_bytes(b"")  # chosen before any clip is read
+    assert load(tmp_path / "some/below/clips.jsonl", skip=1, limit=1)["row"][:] == [1]
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["Audio", "bytes"])

@@ -173,8 +173,7 @@ def test_splits_of_a_folder_are_recognised_by_file_names(tmp_path):
 
 
 def test_skip_and_limit_keep_the_original_numbers(tmp_path):
-    rows = load(write_rows(tmp_path, "jsonl"), skip=2, limit=1)
-    assert rows == [{"row": 2, **ROWS[2]}]
+    assert load(write_rows(tmp_path, "jsonl"), skip=2, limit=1) == [{"row": 2, **ROWS[2]}]
     assert [row["row"] for row in load(write_rows(tmp_path, "csv"), skip=1, limit=99)] == [1, 2, 3]
 
 
@@ -273,15 +272,8 @@ MISTAKES = {
 
 LINES_OF_JSON = ['{"prompt": "a"}', '{"prompt": "b', "[1, 2]", '{"prompt": 7}', '{"other": "c"}']
 LINES_OF_JSON += ['{"prompt": "\\ud800"}', '{"prompt": {"a": 1}}', '{"prompt": ["d", "e"]}']
-UNREADABLE = [
-    "no JSON",
-    "not an object",
-    "7, not a text",
-    "empty",
-    "surrogate",
-    "dict",
-    "list of 2",
-]
+UNREADABLE = ["no JSON", "not an object", "7, not a text", "empty", "surrogate", "dict"]
+UNREADABLE += ["list of 2"]
 UNFIT = ['{"c": ["x", "y"]}', '{"c": ["x"]}', '{"c": null}']
 
 

@@ -48,26 +48,17 @@ def test_a_prompt_keeps_bos_and_never_gets_eos(single):
     assert tokenize_texts(tokenizer(single), ["", " ", "a"], decoder_only=True)[:2] == [[], []]
     whole = tokenizer(single)(["a b"])["input_ids"]
     assert tokenize_texts(tokenizer(single), ["a b"], decoder_only=False) == whole
-
-
-def test_an_eos_written_in_the_text_is_kept():
-    [found] = tokenize_texts(tokenizer("<s> $A </s>"), ["a </s>"], decoder_only=True)
-    assert found == [BOS, 7, EOS]
-    assert tokenize_texts(tokenizer("$A"), [], decoder_only=True) == []
+    [written] = tokenize_texts(tokenizer(single), ["a </s>"], decoder_only=True)
+    assert written == [*AROUND[single][:-1], EOS]  # an EOS in the text is kept
+    assert tokenize_texts(tokenizer(single), [], decoder_only=True) == []
 
 
 def test_a_chat_is_rendered_once_with_special_tokens_once():
     system = {"role": "system", "content": "c"}
     words = tokenizer("<s> $A </s>", TEMPLATE)
-    assert tokenize_prompts(words, chats([USER], [system, USER]), decoder_only=True) == [
-        [BOS, 4, 7, 8, EOS, 5],
-        [BOS, 6, 9, EOS, 4, 7, 8, EOS, 5],
-    ]
-
-
-def test_a_row_that_could_not_be_read_is_skipped_by_the_tokenizer():
-    words = tokenizer("<s> $A", TEMPLATE)
-    assert tokenize_prompts(words, chats([USER], []), decoder_only=True)[1].reason == "empty"
+    *found, empty = tokenize_prompts(words, chats([USER], [system, USER], []), decoder_only=True)
+    assert found == [[BOS, 4, 7, 8, EOS, 5], [BOS, 6, 9, EOS, 4, 7, 8, EOS, 5]]
+    assert empty.reason == "empty"  # could not be read
 
 
 def test_plain_rows_go_without_the_template():
@@ -102,12 +93,9 @@ def test_a_chat_that_the_template_refuses_ends_no_run(words):
     found = tokenize_prompts(tokenizer("$A", strict), chats([USER], [other]), decoder_only=True)
     assert isinstance(found[0], Refused) and "refuses it" in found[0].reason
     assert found[1] == [7]
-
-
-def test_a_chat_with_half_of_a_surrogate_pair_ends_no_run():
     broken, words = USER | {"role": "user\ud83d"}, tokenizer("$A", TEMPLATE)
-    found = tokenize_prompts(words, chats([broken], [USER]), decoder_only=True)
-    assert "half of a surrogate pair" in found[0].reason and found[1] == [BOS, 4, 7, 8, EOS, 5]
+    [half, whole] = tokenize_prompts(words, chats([broken], [USER]), decoder_only=True)
+    assert "half of a surrogate pair" in half.reason and whole == [BOS, 4, 7, 8, EOS, 5]
 
 
 def test_tools_and_settings_are_read_by_the_template():
