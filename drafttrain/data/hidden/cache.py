@@ -56,8 +56,16 @@ def build_cache(
     target = load_target(config.target) if target is None else target
     drafter = load_checked_drafter(target, config.drafter) if drafter is None else drafter
     check_own_outputs(config, distilled, target)
-    caching = Caching(outputs, make_labelling(config, distilled, target, drafter))
-    return fill_folder(caching, config.out, state)
+    sampling = sampling_of(distilled.settings)  # labels need the outputs' distribution
+    labelling = Labelling(
+        target=target,
+        drafter=drafter,
+        processors=CachedModel(target.model).processors(sampling),
+        sampling=sampling,
+        max_new_tokens=distilled.settings.sampling.max_new_tokens,
+        settings=config,
+    )
+    return fill_folder(Caching(outputs, labelling), config.out, state)
 
 
 @dataclass(frozen=True)
@@ -119,21 +127,6 @@ def check_own_outputs(config: CacheConfig, distilled: Manifest, target: LoadedTa
             f"target {target.path!r} has other weights or another tokenizer; distil from this "
             "target, or give the other one"
         )
-
-
-def make_labelling(
-    config: CacheConfig, distilled: Manifest, target: LoadedTarget, drafter: PreTrainedModel
-) -> Labelling:
-    """Creates the Labelling. Raises ValueError if decoding would not accept models or settings."""
-    sampling = sampling_of(distilled.settings)  # labels need the outputs' distribution
-    return Labelling(
-        target=target,
-        drafter=drafter,
-        processors=CachedModel(target.model).processors(sampling),
-        sampling=sampling,
-        max_new_tokens=distilled.settings.sampling.max_new_tokens,
-        settings=config,
-    )
 
 
 def cut_outputs(rows: Iterable[Mapping[str, Any]], labelling: Labelling) -> list[ShardRow]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 
@@ -47,8 +46,7 @@ FEATURES = datasets.Features(
 )
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """The input and reference columns of a data set."""
 
     input: str

@@ -23,8 +23,6 @@ from drafttrain.config.base import ConfigError
 TEMPORARY, LOCK = ".part", ".writing.lock"
 UNFINISHED = (".writing-", ".deleting-")
 """Name prefixes of folders that a killed run may leave."""
-PATIENCE = timedelta(days=7)
-"""Maximal time that a process waits for the shards of the others."""
 NO_ROOM = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -40,7 +38,8 @@ class DiskFull(OSError):
 
 def join_processes() -> PartialState:
     """Joins the processes of a launch. Raises ConfigError if Accelerate sees another number."""
-    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
+    patience = timedelta(days=7)  # a process waits for the shards of the others
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=patience)
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != state.num_processes:
         raise ConfigError(
