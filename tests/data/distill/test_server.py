@@ -121,7 +121,7 @@ def test_a_row_that_a_living_server_does_not_answer_is_an_error(ask, fake, tmp_p
         "poison": (500, {"error": {"message": "poison"}}),
         "too long": (400, {"error": {"message": "too long"}}),
         "Connection error": "cut",
-        "answer of /v1/completions": (200, {"choices": []}),
+        "not an answer of /v1/comp": (200, {"choices": []}),
         "not an answer of /v1/completions": (200, "<html>hello</html>"),
     }
     bad = dict(zip(sorted(fake.outputs), troubles, strict=False))
