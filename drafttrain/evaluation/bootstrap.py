@@ -1,9 +1,8 @@
 """Bootstrap intervals over prompts.
 
-A resample draws P of the P prompts with replacement and is stored as the number of times each
-prompt was drawn. A statistic of sums over prompts (a ratio, a BLEU score) then needs one matrix
-product for all resamples. All statistics of a report use the same resamples, so differences
-between methods are paired.
+A resample draws P of the P prompts with replacement and is stored as the count of each prompt, so a
+statistic of sums over prompts (a ratio, a BLEU score) needs one matrix product for all resamples.
+All statistics of a report use the same resamples, so differences between methods are paired.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def difference(ours: Statistic, theirs: Statistic) -> Statistic:
 
 
 def median(values: Array) -> Statistic:
-    """Returns the median over prompts; of an even number, the mean of the middle two. Shapes:
-    values [P]."""
+    """Returns the median over prompts; of an even number, the mean of the middle two."""
     order = np.argsort(values, kind="stable")
 
     def middle(counts: Array) -> Array:
@@ -74,19 +72,15 @@ def score(of_sums: Callable[[Array], float], statistics: Array) -> Statistic:
     return lambda counts: np.array([of_sums(summed) for summed in counts @ statistics])
 
 
-RESAMPLES = 1000
-
-
-def draw_resamples(prompts: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
+def draw_resamples(prompts: int, resamples: int = 1000, seed: int = 0) -> Array:
     """Draws resamples: how often each prompt occurs in each. Shapes: -> [B, P], rows sum to P.
 
     Raises ValueError for 0 prompts.
     """
     if prompts < 1:
         raise ValueError("0 prompts: there is nothing to measure; give data with at least one row")
-    generator = np.random.default_rng(seed)
-    draws = generator.multinomial(prompts, np.full(prompts, 1.0 / prompts), size=resamples)
-    return draws.astype(np.float64)
+    shares = np.full(prompts, 1.0 / prompts)
+    return np.random.default_rng(seed).multinomial(prompts, shares, resamples).astype(np.float64)
 
 
 def estimate(statistic: Statistic, resamples: Array) -> Estimate | None:
@@ -104,9 +98,7 @@ def estimate(statistic: Statistic, resamples: Array) -> Estimate | None:
     return Estimate(float(value), float(low), float(high))
 
 
-def estimate_all(
-    statistics: Mapping[str, Statistic | None], resamples: Array
-) -> dict[str, Estimate]:
-    """Estimates the statistics by name; omits those that are None or not finite."""
-    estimates = {name: one and estimate(one, resamples) for name, one in statistics.items()}
+def estimate_all(statistics: Mapping[str, Statistic], resamples: Array) -> dict[str, Estimate]:
+    """Estimates the statistics by name; omits those that are not finite."""
+    estimates = {name: estimate(one, resamples) for name, one in statistics.items()}
     return {name: one for name, one in estimates.items() if one is not None}

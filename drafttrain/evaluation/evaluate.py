@@ -27,15 +27,8 @@ from drafttrain.data.shards.writing import write_file
 from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.engine import reserve
 from drafttrain.decoding.types import Sampling
-from drafttrain.evaluation import metrics, quality
-from drafttrain.evaluation.bootstrap import (
-    Array,
-    Ratio,
-    Statistic,
-    draw_resamples,
-    estimate_all,
-    mean,
-)
+from drafttrain.evaluation import bootstrap, metrics, quality
+from drafttrain.evaluation.bootstrap import Array, Ratio, Statistic, draw_resamples, estimate_all
 from drafttrain.evaluation.page import render_page
 from drafttrain.evaluation.plan import check_batches
 from drafttrain.evaluation.plots import plot_report
@@ -62,8 +55,7 @@ from drafttrain.evaluation.runner import (
 )
 from drafttrain.evaluation.teacher_forced import ForcedCounts, measure_forced
 
-OPTIONS = {"compile", "baselines", "batch_sizes", "repeats", "warmup"}
-OPTIONS |= {"bleu_tokenizer"}
+OPTIONS = {"compile", "baselines", "batch_sizes", "repeats", "warmup", "bleu_tokenizer"}
 """Settings that a report records in addition to sampling, methods and data."""
 
 
@@ -87,17 +79,16 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
     """
     report = evaluation.report
     if (report.search is None or report.partial) and path.exists():
-        old, new = read_report(path).size, report.size
-        if old[0] > new[0] or old[1] > new[1]:
-            shown = f"{counted(old[0], 'input')} and {counted(old[1], 'method')}"
+        inputs, methods = read_report(path).size
+        if inputs > report.size[0] or methods > report.size[1]:
+            shown = f"{counted(inputs, 'input')} and {counted(methods, 'method')}"
             print(f"{path} holds more ({shown}) and stays as it is", file=sys.stderr)
             return write_evaluation(evaluation, path.with_suffix(".smaller.json"))
     plot = plot_report(report)
     write_file(path, report.model_dump_json(indent=2) + "\n")
     name = "samples.jsonl" if path.stem == "report" else f"{path.stem}.samples.jsonl"
     path.with_name(name).unlink(missing_ok=True)  # those of an earlier report
-    if evaluation.samples:
-        lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in evaluation.samples]
+    if lines := [json.dumps(line, ensure_ascii=False) + "\n" for line in evaluation.samples]:
         write_file(path.with_name(name), "".join(lines))
     write_file(path.with_suffix(".png"), plot)
     write_file(path.with_suffix(".html"), render_page(report, plot))
@@ -142,15 +133,15 @@ def evaluate(
     jobs = make_jobs(pair, methods, settings)
     prompts, skipped = read_prompts(pair, rows)
     check_batches(settings.batch_sizes, len(prompts))
-    sampling, samples = settings.decode.sampling, []
-    reserve(max(len(one.source.prefix) for one in prompts) + sampling.max_new_tokens)
-    planned, sizes, repeats = len(prompts), len(settings.batch_sizes), settings.repeats
+    sampling, samples, model = settings.decode.sampling, [], pair.target.model
+    new, planned = sampling.max_new_tokens, len(prompts)
+    reserve(max(len(one.source.prefix) for one in prompts) + new)
+    sizes, repeats = len(settings.batch_sizes), settings.repeats
     if settings.mode == "teacher-forced":
         drafting = [job.method for job in jobs[1:]]
         forced = measure_forced(pair.model, drafting, prompts, sampling, progress)
-        prompts = prompts[: len(forced[0].counts.tokens)]
+        cut, prompts = forced[0].cut, prompts[: len(forced[0].counts.tokens)]
         resamples = draw_resamples(len(prompts), seed=sampling.seed)
-        cut = forced[0].cut
         runs = [
             measure_teacher_forced(job, counts, sampling, resamples)
             for job, counts in zip(jobs, forced, strict=True)
@@ -167,25 +158,23 @@ def evaluate(
         for run in decoded[: len(jobs)]:  # of batch size 1
             tokens = [output.tokens for output in run.outputs]
             texts[run.job.name] = detokenize(tokens, skip_special_tokens=True)
-        new = sampling.max_new_tokens
         cut = sum(is_cut(pair.model, output.tokens, new) for output in decoded[0].outputs)
         context = Context(pair, prompts, settings, decoded, texts)
         runs = [measure(context, run, resamples) for run in decoded]
         samples = make_samples(context)
-    facts = DataFacts.of(settings.data, rows, prompts, skipped)
-    dtype = str(pair.target.model.dtype).removeprefix("torch.")
     finished = {"inputs": (len(prompts), planned), "repeats": (repeats, settings.repeats)}
     finished["batch sizes"] = (sizes, len(settings.batch_sizes))
     part = ", ".join(f"{n} of {all_} {of}" for of, (n, all_) in finished.items() if n < all_)
+    data = DataFacts.of(settings.data, rows, prompts, skipped)
     report = Report(
         mode=settings.mode,
         target=TargetFacts(
             path=pair.target.path,
-            parameters=pair.target.model.num_parameters(),
-            dtype=dtype,
-            device=str(pair.target.model.device),
+            parameters=model.num_parameters(),
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
         ),
-        data=facts.model_copy(update={"cut_by_positions": cut}),
+        data=data.model_copy(update={"cut_by_positions": cut}),
         environment=describe_environment(),
         options=settings.model_dump(mode="json", include=OPTIONS)
         | sampling.model_dump(include={"seed", "max_new_tokens"}),
@@ -211,7 +200,7 @@ def decode_batches(
             decoded = run_interleaved(supported, prompts, settings, device, progress, size)
         except DecodingInterrupted as interruption:
             raise DecodingInterrupted(results or interruption.decoded) from None
-        if len(settings.batch_sizes) > 1:
+        if len(settings.batch_sizes) > 1 and device.type == "cuda":
             group = [prompts[index] for index in make_groups(len(prompts), size)[0]]
             for index, run in enumerate(decoded):
                 memory = peak_growth(partial(run.job.decode, group, size), device)
@@ -220,11 +209,9 @@ def decode_batches(
     return results
 
 
-def peak_growth(work: Callable[[], object], device: torch.device) -> int | None:
+def peak_growth(work: Callable[[], object], device: torch.device) -> int:
     """Runs `work` and returns the peak growth in bytes of torch's memory on a CUDA device; the
-    engine's caches are released first. Returns None on other devices, without running it."""
-    if device.type != "cuda":
-        return None
+    engine's caches are released first."""
     gc.collect()
     release_caches()
     torch.cuda.synchronize(device)
@@ -237,29 +224,28 @@ def peak_growth(work: Callable[[], object], device: torch.device) -> int | None:
 
 def measure(context: Context, run: Decoded, resamples: Array) -> Run:
     """Computes all metrics of one run; above batch size 1 only speed, parity and memory."""
-    method, sampling, plain = run.job.method, context.settings.decode.sampling, context.decoded[0]
+    method, sampling, outputs = run.job.method, context.settings.decode.sampling, run.outputs
     sampled, facts = sampling.temperature > 0.0, job_facts(run.job, sampling)
-    counts = metrics.count_rounds(run.outputs)
-    tokens = {"tokens": sum(len(output.tokens) for output in run.outputs)}
-    facts["totals"] = {"prompts": len(run.outputs), **(counts.totals() if method else tokens)}
-    if too_long := sum(output.rounds[0].too_long for output in run.outputs if output.rounds):
-        facts["totals"]["too_long"] = too_long
+    counts = metrics.count_rounds(outputs)
+    totals = counts.totals() if method else {"tokens": int(run.token_counts.sum())}
+    if too_long := sum(output.rounds[0].too_long for output in outputs if output.rounds):
+        totals["too_long"] = too_long
+    facts |= {"totals": {"prompts": len(outputs), **totals}, "parity": check_parity(context, run)}
     facts |= {"batch_size": run.batch_size, "memory_bytes": run.memory_bytes}
-    facts["parity"] = check_parity(context, run)
     peers = [other for other in context.decoded if other.batch_size == run.batch_size]
     figures = metrics.speed_figures(run, peers, sampled)
     if run.batch_size > 1:
         if method is not None or not sampled:
-            same = metrics.identical(run.outputs, context.alone(run).outputs)
-            figures["identical"] = mean(same)
+            same = metrics.identical(outputs, context.alone(run).outputs)
+            figures["identical"] = bootstrap.mean(same)
         return Run(**facts, metrics=estimate_all(figures, resamples))
     if method is not None:
-        positions = metrics.count_positions(run.outputs)
+        positions = metrics.count_positions(outputs)
         facts["acceptance_rate_per_position"] = metrics.position_rates(positions, resamples)
-        facts["time"] = metrics.time_shares(run.outputs)
+        facts["time"] = counts.time_shares(sum(output.seconds for output in outputs))
         figures |= metrics.acceptance_figures(counts, method.parameter_ratios)
         if method.parameter_ratios:
-            _, seconds = metrics.call_seconds(plain.outputs)
+            _, seconds = metrics.call_seconds(context.decoded[0].outputs)
             facts["costs"] = metrics.CallCosts.of(counts, method.parameter_ratios, seconds)
             figures["swi"] = metrics.walltime_improvement(counts, facts["costs"].measured)
     return Run(**facts, metrics=estimate_all(figures | output_figures(context, run), resamples))
@@ -293,18 +279,17 @@ def output_figures(context: Context, run: Decoded) -> dict[str, Statistic]:
     also the real-time factor."""
     plain, prompts = context.decoded[0], context.prompts
     greedy = context.settings.decode.sampling.temperature == 0.0
-    texts, references = context.texts[run.job.name], [prompt.reference for prompt in prompts]
-    expected, seconds = context.texts[PLAIN], [prompt.seconds for prompt in prompts]
+    references, seconds = [one.reference for one in prompts], [one.seconds for one in prompts]
+    expected = None if run is plain else context.texts[PLAIN]
+    compared = context.texts[run.job.name], references, expected
     figures: dict[str, Statistic] = {}
-    if run is plain:
-        expected = None
-    elif greedy:
-        figures["identical"] = mean(metrics.identical(run.outputs, plain.outputs))
+    if run is not plain and greedy:
+        figures["identical"] = bootstrap.mean(metrics.identical(run.outputs, plain.outputs))
     if None not in seconds:  # clips
         figures["rtf"] = Ratio(run.cost_seconds, np.array(seconds))
-        return figures | quality.word_error_figures(texts, references, expected)
+        return figures | quality.word_error_figures(*compared)
     overlap, tokenizer = not any(one.chat for one in prompts), context.settings.bleu_tokenizer
-    return figures | quality.text_figures(texts, references, expected, tokenizer, overlap, greedy)
+    return figures | quality.text_figures(*compared, tokenizer, overlap, greedy)
 
 
 def check_parity(context: Context, run: Decoded) -> list[Parity]:
@@ -317,15 +302,16 @@ def check_parity(context: Context, run: Decoded) -> list[Parity]:
     if run.batch_size == 1:
         references = [one for one in context.decoded if one.batch_size == 1 and one is not run]
         compared = {one.job.name: one for one in references if one.job.way in (PLAIN, GENERATE)}
-    pair, limit = (context.pair.model, context.prompts, run.outputs), sampling.max_new_tokens
+    ours, limit = (context.pair.model, context.prompts, run.outputs), sampling.max_new_tokens
     return [
-        quality.compare_outputs(*pair, one.outputs, limit, name) for name, one in compared.items()
+        quality.compare_outputs(*ours, one.outputs, limit, name) for name, one in compared.items()
     ]
 
 
 def make_samples(context: Context) -> list[dict[str, Any]]:
     """Returns one line per prompt: each run's text, and its rounds with token strings."""
     pieces, samples = context.pair.target.tokenizer.convert_ids_to_tokens, []
+    temperature = context.settings.decode.sampling.temperature
     for index, prompt in enumerate(context.prompts):
         outputs: dict[str, dict[str, Any]] = {}
         for run in context.decoded[1:]:
@@ -334,14 +320,7 @@ def make_samples(context: Context) -> list[dict[str, Any]]:
                 if run.job.method is not None:
                     rounds = [metrics.round_facts(one, pieces) for one in run.outputs[index].rounds]
                     outputs[run.job.name]["rounds"] = rounds
-        samples.append(
-            {
-                "row": prompt.row,
-                "temperature": context.settings.decode.sampling.temperature,
-                "source": prompt.text,
-                "reference": prompt.reference,
-                "plain": context.texts[PLAIN][index],
-                "outputs": outputs,
-            }
-        )
+        facts = {"row": prompt.row, "temperature": temperature, "source": prompt.text}
+        facts |= {"reference": prompt.reference, "plain": context.texts[PLAIN][index]}
+        samples.append(facts | {"outputs": outputs})
     return samples

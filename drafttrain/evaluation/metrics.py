@@ -14,21 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from drafttrain.decoding.types import Calls, Output, Round
-from drafttrain.evaluation.bootstrap import (
-    Array,
-    Estimate,
-    Ratio,
-    Statistic,
-    estimate,
-    median,
-    quotient,
-)
-from drafttrain.evaluation.runner import BEAM, GENERATE, PLAIN, Decoded
+from drafttrain.evaluation import bootstrap
+from drafttrain.evaluation.bootstrap import Array, Estimate, Ratio, Statistic, median, quotient
+from drafttrain.evaluation.runner import BEAM, GENERATE, PLAIN, Decoded, Job
 
 
 @dataclass(frozen=True)
@@ -42,11 +36,11 @@ class RoundCounts:
     passes: Array
     """Sequential drafter calls: a chain's tokens, a tree's levels, one for a block."""
     draft_seconds: Array | float = 0.0
-    """Wall-clock time of drafting."""
+    """Wall-clock time of drafting, and of target calls."""
+    target_seconds: Array | float = 0.0
     calls: Mapping[str, Array] = field(default_factory=dict)
-    """Calls of each drafter by name, if several contribute to a draft."""
+    """Calls of each drafter by name, if several contribute to a draft, and their time."""
     call_seconds: Mapping[str, Array] = field(default_factory=dict)
-    """Wall-clock time of these calls."""
     expected: Array | None = None
     """Accepted tokens that the drafter expected; None if it estimates none."""
 
@@ -60,9 +54,13 @@ class RoundCounts:
         return {name: as_counted(getattr(self, name).sum()) for name in names}
 
     def by_drafter(self, names: Iterable[str]) -> Mapping[str, Array]:
-        """Returns the calls of each drafter; if not counted separately, all passes are given to
-        each of `names`."""
+        """Returns each drafter's calls; if not counted separately, all passes for each name."""
         return self.calls or dict.fromkeys(names, self.passes)
+
+    def time_shares(self, total: float) -> dict[str, float]:
+        """Returns the shares of the total decoding time; `other` includes encoding."""
+        draft, target = (np.sum(one) / total for one in (self.draft_seconds, self.target_seconds))
+        return {"draft": draft, "target": target, "other": max(0.0, 1.0 - draft - target)}
 
 
 @dataclass(frozen=True)
@@ -89,15 +87,13 @@ class CallCosts:
     calls: dict[str, int]
 
     @staticmethod
-    def of(
-        counts: RoundCounts, parameters: Mapping[str, float], target_seconds: float
-    ) -> CallCosts:
-        """Computes the costs. target_seconds: mean of a target call in plain decoding."""
+    def of(counts: RoundCounts, parameters: Mapping[str, float], target: float) -> CallCosts:
+        """Computes the costs. target: mean seconds of a target call in plain decoding."""
         measured, calls = {}, {}
         for name, made in counts.by_drafter(parameters).items():
             seconds = np.sum(counts.call_seconds.get(name, counts.draft_seconds))
             calls[name] = int(made.sum())
-            measured[name] = float(seconds) / calls[name] / target_seconds if calls[name] else 0.0
+            measured[name] = float(seconds) / calls[name] / target if calls[name] else 0.0
         return CallCosts(dict(parameters), measured, calls)
 
 
@@ -112,15 +108,12 @@ def accepted_tokens(round: Round) -> int:
     return min(len(round.path), len(round.emitted))
 
 
-def round_facts(
-    round: Round, show: Callable[[list[int]], list[Any]] = list
-) -> dict[str, int | list[Any]]:
+def round_facts(round: Round, show: Callable[[list[int]], list[Any]] = list) -> dict[str, Any]:
     """Returns a round in the format of samples and `generate --json`; for a tree with the indices
     of the accepted draft tokens. show: converts token ids for output."""
-    accepted = accepted_tokens(round)
+    accepted, drafted = accepted_tokens(round), show(list(round.drafted))
     path = {} if round.depth is None else {"path": list(round.path[:accepted])}
-    drafted, emitted = show(list(round.drafted)), show(list(round.emitted))
-    return {"drafted": drafted, "accepted": accepted, **path, "emitted": emitted}
+    return {"drafted": drafted, "accepted": accepted, **path, "emitted": show(list(round.emitted))}
 
 
 def count_rounds(outputs: Sequence[Output]) -> RoundCounts:
@@ -141,6 +134,7 @@ def count_rounds(outputs: Sequence[Output]) -> RoundCounts:
         accepted=summed(accepted_tokens),
         passes=summed(lambda round: round.passes),
         draft_seconds=summed(lambda round: round.draft_seconds),
+        target_seconds=summed(lambda round: round.target_seconds),
         calls={name: summed(lambda r, name=name: calls(r, name).count) for name in apart},
         call_seconds={name: summed(lambda r, name=name: calls(r, name).seconds) for name in apart},
         expected=summed(lambda round: round.expected or 0.0) if estimated else None,
@@ -165,25 +159,11 @@ def count_positions(outputs: Sequence[Output]) -> Array:
     return counts
 
 
-def time_shares(outputs: Sequence[Output]) -> dict[str, float]:
-    """Returns the shares of wall-clock decoding time from the rounds' timings; `other` includes
-    encoding."""
-    total = sum(output.seconds for output in outputs)
-    rounds = [round for output in outputs for round in output.rounds]
-    draft = sum(round.draft_seconds for round in rounds) / total
-    target = sum(round.target_seconds for round in rounds) / total
-    return {"draft": draft, "target": target, "other": max(0.0, 1.0 - draft - target)}
-
-
 def call_seconds(outputs: Sequence[Output]) -> tuple[float, float]:
-    """Returns t_draft and t_target, the mean seconds of a draft token and of a target call, from
-    the rounds' timings."""
-    rounds = [one for output in outputs for one in output.rounds]
-    drafted = sum(len(one.drafted) for one in rounds)
-    return (
-        sum(one.draft_seconds for one in rounds) / max(drafted, 1),
-        sum(one.target_seconds for one in rounds) / max(len(rounds), 1),
-    )
+    """Returns t_draft and t_target, the mean seconds of a draft token and of a target call."""
+    counts = count_rounds(outputs)
+    drafted, rounds = max(counts.drafted.sum(), 1), max(counts.rounds.sum(), 1)
+    return float(counts.draft_seconds.sum() / drafted), float(counts.target_seconds.sum() / rounds)
 
 
 def walltime_improvement(counts: RoundCounts, costs: Mapping[str, float]) -> Ratio:
@@ -226,21 +206,19 @@ def speed_figures(run: Decoded, others: Sequence[Decoded], sampled: bool) -> dic
     sampled, so that lengths differ by chance, it is the ratio of tokens per second. Methods with a
     stop policy are compared with the best fixed length too (`fastest_fixed`, SpecDec++ Section 4).
     """
-    tokens = token_counts(run)
     figures: dict[str, Statistic] = {
-        "tokens_per_second": Ratio(tokens, run.cost_seconds),
-        "ms_per_token": median(1e3 * run.median_seconds / tokens),
+        "tokens_per_second": Ratio(run.token_counts, run.cost_seconds),
+        "ms_per_token": median(1e3 * run.median_seconds / run.token_counts),
     }
     names = {PLAIN: "speedup", GENERATE: "speedup_vs_generate", BEAM: "speedup_vs_beam"}
     peers = {names[other.job.way]: other for other in others if other.job.way in names}
     if (best := fastest_fixed(run, others)) is not None:
         peers["speedup_vs_fixed"] = best
     for name, other in peers.items():
-        speedup: Statistic = Ratio(other.cost_seconds, run.cost_seconds)
+        figures[name] = Ratio(other.cost_seconds, run.cost_seconds)
         if sampled:
-            theirs = Ratio(token_counts(other), other.cost_seconds)
-            speedup = quotient(figures["tokens_per_second"], theirs)
-        figures[name] = speedup
+            theirs = Ratio(other.token_counts, other.cost_seconds)
+            figures[name] = quotient(figures["tokens_per_second"], theirs)
     return figures
 
 
@@ -250,25 +228,19 @@ def fastest_fixed(run: Decoded, others: Sequence[Decoded]) -> Decoded | None:
 
     None if there are none, or if `run` is one or drafts no chains.
     """
-    if run.job.way != "chain" or is_fixed(run):
-        return None
+
+    def is_fixed(job: Job) -> bool:
+        return job.way == "chain" and job.method.stop.rule.name == "fixed"
+
+    def is_peer(job: Job) -> bool:
+        alike = job.lossless if run.job.lossless else job.method.verifier == method.verifier
+        return is_fixed(job) and alike and job.method.drafter is method.drafter
+
     method = run.job.method
-    own = [one for one in others if is_fixed(one) and one.job.method.drafter is method.drafter]
-    if run.job.lossless:
-        own = [one for one in own if one.job.lossless]
-    else:
-        own = [one for one in own if one.job.method.verifier == method.verifier]
-    return max(own, key=lambda one: token_counts(one).sum() / one.cost_seconds.sum(), default=None)
-
-
-def is_fixed(run: Decoded) -> bool:
-    """Whether a run drafts chains of fixed length."""
-    return run.job.way == "chain" and run.job.method.stop.rule.name == "fixed"
-
-
-def token_counts(run: Decoded) -> Array:
-    """Returns the number of tokens of each output, [P]."""
-    return np.array([float(len(output.tokens)) for output in run.outputs])
+    if run.job.way != "chain" or is_fixed(run.job):
+        return None
+    own = [one for one in others if is_peer(one.job)]
+    return max(own, key=lambda one: one.token_counts.sum() / one.cost_seconds.sum(), default=None)
 
 
 def position_rates(counts: Array, resamples: Array) -> PositionRates | None:
@@ -281,7 +253,7 @@ def position_rates(counts: Array, resamples: Array) -> PositionRates | None:
     pairs = zip(counts[1].T, counts[2].T, strict=True)  # accepted, reached
     return PositionRates(
         *(list(map(as_counted, own)) for own in counts.sum(axis=1)),
-        conditional=[estimate(Ratio(*pair), resamples) for pair in pairs],
+        conditional=[bootstrap.estimate(Ratio(*pair), resamples) for pair in pairs],
     )
 
 
@@ -290,13 +262,11 @@ def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None
 
     If one sequence is a prefix of the other, it is the length of the shorter.
     """
-    for position, (token, other) in enumerate(zip(tokens, others, strict=False)):
-        if token != other:
-            return position
-    return None if len(tokens) == len(others) else min(len(tokens), len(others))
+    pairs = enumerate(zip_longest(tokens, others))
+    return next((position for position, (token, other) in pairs if token != other), None)
 
 
 def identical(outputs: Sequence[Output], others: Sequence[Output]) -> Array:
     """Returns 1 for each prompt whose two outputs have equal tokens, else 0. Shapes: -> [P]."""
     pairs = zip(outputs, others, strict=True)
-    return np.array([float(list(a.tokens) == list(b.tokens)) for a, b in pairs])
+    return np.array([float(first_difference(a.tokens, b.tokens) is None) for a, b in pairs])

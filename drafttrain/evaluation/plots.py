@@ -9,7 +9,7 @@ position in the draft. A line joins runs of one method that differ in one settin
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -46,8 +46,7 @@ NOTE = {"textcoords": "offset points", "fontsize": 9, "color": "#444444"}
 def error_lengths(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Returns error bar lengths below and above; 0 if the bootstrap interval misses the value."""
     below = [max(0.0, one.value - one.low) for one in estimates]
-    above = [max(0.0, one.high - one.value) for one in estimates]
-    return [below, above]
+    return [below, [max(0.0, one.high - one.value) for one in estimates]]
 
 
 def style(index: int) -> dict[str, str]:
@@ -88,20 +87,21 @@ class Plot(NamedTuple):
     ticks: Sequence[float] = ()
     """Ticks of the x axis."""
     logarithmic: bool = False
-    """Whether the x axis is logarithmic."""
+    """Whether its scale is logarithmic."""
 
 
 def plot_report(report: Report) -> bytes:
     """Draws the report's plot and returns it as PNG."""
-    figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
-    if report.search is None:
+    figure, search = Figure(figsize=(9, 6), dpi=150, layout="constrained"), report.search
+    if search is None:
         draw_curves(figure.subplots(), choose_plot(report))
+    elif search.heads:
+        figure.set_figheight(11)
+        above, below = figure.subplots(2)
+        rates_panel(above, search)
+        reliability_panel(below, search)
     else:
-        axes = figure.subplots(1 + bool(report.search.heads), squeeze=False)[:, 0]
-        rates_panel(axes[0], report.search)
-        if report.search.heads:
-            figure.set_figheight(11)
-            reliability_panel(axes[1], report.search)
+        rates_panel(figure.subplots(), search)
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(color="#EBEBEB", linewidth=0.8)
@@ -114,43 +114,42 @@ def plot_report(report: Report) -> bytes:
 
 
 def choose_plot(report: Report) -> Plot:
-    """Chooses the x axis by what the report varied: batch size, quality, else draft tokens per
-    round."""
+    """Chooses the x axis by what the report varied."""
     alone = [run for run in report.runs if run.batch_size == 1]
     methods = [run for run in alone if run.kind == "method"]
     if report.mode == "teacher-forced":
         return _by_position(methods)
     if sizes := report.batch_sizes[1:]:
         names = dict.fromkeys(run.name for run in report.runs if run.kind != "plain")
-        curves = []
-        for name in names:
-            runs = [run for run in report.runs if run.name == name]
-            curves.append(_curve(name, [run.batch_size for run in runs], runs))
-        ylabel, ticks = f"{SPEEDUP} at the same size", [1, *sizes]
-        labels = "Speed by batch size", "batch size", ylabel
-        return Plot(*labels, curves, {"plain": 1.0}, ticks, logarithmic=True)
-    quality = None
-    if any(run.lossy for run in methods):
-        quality = next((name for name in QUALITY if any(name in r.metrics for r in methods)), None)
-    curves = []
-    for label, line in lines([run for run in methods if quality is None or quality in run.metrics]):
-        if quality is None:
-            xs = [run.totals["drafted"] / max(1, run.totals["rounds"]) for run in line]
-        else:
-            xs = [run.metrics[quality] for run in line]
-        curves.append(_curve(label, xs, line, _varied(line)))
-    title = "Speed by draft length" if quality is None else "Quality and speed"
-    xlabel = "draft tokens per round" if quality is None else QUALITY[quality]
+        groups = [(name, [run for run in report.runs if run.name == name]) for name in names]
+        curves = _curves(groups, lambda run: run.batch_size)
+        labels = "Speed by batch size", "batch size", f"{SPEEDUP} at the same size"
+        return Plot(*labels, curves, {"plain": 1.0}, [1, *sizes], logarithmic=True)
     levels = {run.name: run.metrics["speedup"].value for run in alone if run.kind != "method"}
-    return Plot(title, xlabel, SPEEDUP, curves, levels)
+    known = [name for name in QUALITY if any(name in run.metrics for run in methods)]
+    if known and any(run.lossy for run in methods):
+        measured = [run for run in methods if known[0] in run.metrics]
+        curves = _curves(lines(measured), lambda run: run.metrics[known[0]])
+        return Plot("Quality and speed", QUALITY[known[0]], SPEEDUP, curves, levels)
+    curves = _curves(
+        lines(methods), lambda run: run.totals["drafted"] / (run.totals["rounds"] or 1)
+    )
+    return Plot("Speed by draft length", "draft tokens per round", SPEEDUP, curves, levels)
 
 
-def _curve(
-    label: str, xs: Sequence[float | Estimate], line: Sequence[Run], notes: Sequence[str] = ()
-) -> Curve:
-    """Returns the curve of the runs' speedups at these x values."""
-    label = f"{label} (lossy)" if line[0].lossy else label
-    return Curve(label, xs, [run.metrics["speedup"] for run in line], notes, not line[0].lossy)
+def _curves(
+    groups: Sequence[tuple[str, list[Run]]], x: Callable[[Run], float | Estimate]
+) -> list[Curve]:
+    """Returns the speedups of each group of runs; notes show the settings that vary in it."""
+    curves = []
+    for label, line in groups:
+        speedups, lossy = [run.metrics["speedup"] for run in line], line[0].lossy
+        names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
+        varied = ([(n, run.settings[n]) for n in names if n in run.settings] for run in line)
+        notes = [" ".join(f"{name}={value:g}" for name, value in pairs) for pairs in varied]
+        label += " (lossy)" if lossy else ""
+        curves.append(Curve(label, [x(run) for run in line], speedups, notes, not lossy))
+    return curves
 
 
 def _by_position(methods: Sequence[Run]) -> Plot:
@@ -160,12 +159,12 @@ def _by_position(methods: Sequence[Run]) -> Plot:
     for label, line in lines(methods):
         run = max(line, key=lambda run: run.sizes.get("depth", run.settings.get("k", 0)))
         rates = run.acceptance_rate_per_position
-        known = dict(enumerate([] if rates is None else rates.conditional, start=1))
-        points = {position: rate for position, rate in known.items() if rate is not None}
+        known = enumerate([] if rates is None else rates.conditional, start=1)
+        points = {position: rate for position, rate in known if rate is not None}
         curves.append(Curve(label, list(points), list(points.values())))
-    deepest = max((max(curve.xs, default=1) for curve in curves), default=1)
+    ticks = range(1, 1 + max([1, *(x for curve in curves for x in curve.xs)]))
     title, ylabel = "Acceptance by position", "acceptance rate if all earlier tokens are accepted"
-    return Plot(title, "position in the draft", ylabel, curves, ticks=range(1, int(deepest) + 1))
+    return Plot(title, "position in the draft", ylabel, curves, ticks=ticks)
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
@@ -191,13 +190,6 @@ def lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
         (label, [run for _, run in sorted(line, key=lambda one: one[0])])
         for label, line in zip(labels, groups.values(), strict=True)
     ]
-
-
-def _varied(line: Sequence[Run]) -> list[str]:
-    """Returns for each run of a line the settings that vary along it, as text."""
-    names = [n for n in SWEEPABLE if len({run.settings.get(n) for run in line}) > 1]
-    varied = ([(n, run.settings[n]) for n in names if n in run.settings] for run in line)
-    return [" ".join(f"{name}={value:g}" for name, value in pairs) for pairs in varied]
 
 
 def draw_curves(axis: Axes, plot: Plot) -> None:

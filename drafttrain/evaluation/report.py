@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from datasets import Dataset
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from drafttrain import __version__
 from drafttrain.config.base import ConfigError, counted
@@ -31,11 +32,11 @@ GAP_TOLERANCE = 1e-4
 """Top-2 logit gap below which a greedy choice is a floating-point tie."""
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
 PACKAGES = ("torch", "transformers", "datasets", "sacrebleu", "rouge-score")
+
+
+class Part(BaseModel, frozen=True):
+    """A part of a report."""
 
 
 class Environment(Part):
@@ -81,10 +82,8 @@ def _commit(repository: Path) -> str | None:
     if not (repository / ".git").exists():  # installed, or in another repository
         return None
     command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
 class Difference(Part):
@@ -229,8 +228,7 @@ class Choice(Part):
 
 
 class Search(Part):
-    """How `drafttrain tune` chose among candidates. The report's runs are final measurements on
-    other prompts."""
+    """How `drafttrain tune` chose. The report's runs are final measurements on other prompts."""
 
     drafter: str
     candidates: dict[str, dict[str, Any]]
@@ -243,7 +241,7 @@ class Search(Part):
     """One per batch size, in ascending order."""
     t_draft: float
     t_target: float
-    """t_draft and t_target: mean seconds of a draft token and of a target call."""
+    """Mean seconds of a draft token and of a target call."""
     threshold: float | None = None
     """h by SpecDec++ Theorem 3.1, if it applies."""
     heads: list[HeadFacts] = []
@@ -274,7 +272,7 @@ class Report(Part):
     """Settings such as seed, maximal length and repeats."""
     runs: list[Run]
     search: Search | None = None
-    """How `drafttrain tune` chose the methods; None in reports of `eval`."""
+    """None in reports of `eval`."""
     partial: str | None = None
     """What was done before an interruption; None: the report is complete."""
 
@@ -296,22 +294,20 @@ class Report(Part):
 
     def run(self, name: str, batch_size: int = 1) -> Run:
         """Returns the run of that name. Raises ValueError listing the existing names."""
-        runs = [run for run in self.runs if run.batch_size == batch_size]
-        for run in runs:
-            if run.name == name:
-                return run
-        names = ", ".join(repr(run.name) for run in runs)
-        raise ValueError(f"the report has no run {name!r}; it has {names}")
+        runs = {run.name: run for run in self.runs if run.batch_size == batch_size}
+        if name not in runs:
+            raise ValueError(f"the report has no run {name!r}; it has {', '.join(map(repr, runs))}")
+        return runs[name]
 
 
 def read_report(path: Path) -> Report:
     """Reads a report. Raises ValueError for a file that cannot be read or is not a report."""
     try:
         return Report.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        problem = (
-            first_problem(error) if isinstance(error, ValidationError) else error.strerror.lower()
-        )
+    except OSError as error:
+        problem = error.strerror.lower()
+    except ValidationError as error:
+        problem = first_problem(error)
     raise ValueError(
         f"{path} is no report of drafttrain eval ({problem}); make one with `drafttrain eval "
         "--report FILE`"

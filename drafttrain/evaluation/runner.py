@@ -3,8 +3,7 @@
 Timings on a shared machine drift. Every input is therefore decoded by all methods in turn,
 including plain decoding and Transformers' `generate`, in an order that rotates from input to input.
 This is repeated, and medians over the repeats are taken per input. With batches, the unit is a
-group of consecutive inputs, in which a sequence enters when another ends. Tokenisation is not
-timed; encoding is.
+group of consecutive inputs. Tokenisation is not timed; encoding is.
 """
 
 from __future__ import annotations
@@ -92,13 +91,17 @@ class Decoded:
         """[P] latency: medians over the repeats."""
         return np.median(self.seconds, axis=0)
 
+    @property
+    def token_counts(self) -> Array:
+        """[P] number of tokens of each output."""
+        return np.array([float(len(output.tokens)) for output in self.outputs])
+
 
 class DecodingInterrupted(KeyboardInterrupt):
     """Ctrl-C during decoding. Carries what every job had decoded: the first prompts once, or all
     prompts in fewer repeats."""
 
     def __init__(self, decoded: list[Decoded]) -> None:
-        super().__init__()
         self.decoded = decoded
 
 
@@ -115,7 +118,7 @@ def run_interleaved(
     All jobs must support the batch size. Uses `repeats` and `warmup` of the settings. Raises
     DecodingInterrupted on Ctrl-C, or KeyboardInterrupt if no group was complete.
     """
-    groups, repeats = make_groups(len(prompts), batch_size), range(settings.repeats)
+    groups = make_groups(len(prompts), batch_size)
     chosen = [[prompts[index] for index in group] for group in groups]
     for group in chosen[: settings.warmup if batch_size == 1 else min(settings.warmup, 1)]:
         for job in jobs:
@@ -126,21 +129,21 @@ def run_interleaved(
     done = 0
     try:
         with tracking(settings.repeats * len(prompts), what, "input", shown=progress) as work:
-            for repeat, index in product(repeats, range(len(groups))):
+            for repeat, (index, group) in product(range(settings.repeats), enumerate(groups)):
                 for turn in range(len(jobs)):
                     job = (turn + index + repeat) % len(jobs)
                     outputs, seconds = _timed(jobs[job], chosen[index], batch_size, device)
                     group_seconds[job, repeat, index] = seconds
-                    for prompt, output in zip(groups[index], outputs, strict=True):
+                    for prompt, output in zip(group, outputs, strict=True):
                         outputs_of[job][prompt].append(output)
-                work.update(len(groups[index]))
+                work.update(len(group))
                 done += 1
     except KeyboardInterrupt:
         if done == 0:
             raise
-        complete, groups = done // len(groups), groups[:done]
-        times = group_seconds[:, : max(1, complete), : len(groups)]
-        raise DecodingInterrupted(_account(jobs, batch_size, groups, times, outputs_of)) from None
+        times = group_seconds[:, : max(1, done // len(groups)), :done]
+        account = _account(jobs, batch_size, groups[:done], times, outputs_of)
+        raise DecodingInterrupted(account) from None
     return _account(jobs, batch_size, groups, group_seconds, outputs_of)
 
 
@@ -159,8 +162,7 @@ def _account(
     medians = np.median(group_seconds, axis=1)
     for job, times, by_prompt in zip(jobs, medians, outputs_of, strict=True):
         outputs = [repeated[:repeats] for repeated in by_prompt[:prompts]]
-        shares = [[work_seconds(one) for one in repeated] for repeated in outputs]
-        work_done = np.array(shares).mean(axis=1)
+        work_done = np.array([np.mean(list(map(work_seconds, repeated))) for repeated in outputs])
         costs = np.zeros(prompts)
         for group, seconds in zip(groups, times, strict=True):
             total = work_done[group].sum()
@@ -234,9 +236,8 @@ def decode_by(
     batch_size: int = 1,
 ) -> list[Output]:
     """Decodes prompts with a method in this engine."""
-    given, seed = Sampling.of(sampling), sampling.seed
-    decoder = method.decoder(model, given, seed, lambda number: prompts[number].row)
-    sources = [prompt.source for prompt in prompts]
+    rows, sources = [one.row for one in prompts], [one.source for one in prompts]
+    decoder = method.decoder(model, Sampling.of(sampling), sampling.seed, rows.__getitem__)
     return decoder.decode_all(sources, sampling.max_new_tokens, batch_size)
 
 
@@ -247,28 +248,26 @@ def baseline_jobs(pair: Pair, methods: Sequence[Method], settings: EvalConfig) -
     It decodes one sequence at a time and ignores a speech target's begin_suppress_tokens, which is
     stated in the job's name.
     """
-
-    def job(name: str, way: str, **how: Any) -> Job:
-        return Job(name, way, partial(generate_by, pair, sampling, how))
-
     sampling, model, jobs = settings.decode.sampling, pair.target.model, []
+
+    def add(name: str, way: str, **how: Any) -> None:
+        jobs.append(Job(name, way, partial(generate_by, pair, sampling, how)))
+
     if GENERATE in settings.baselines:
-        jobs.append(job(GENERATE, GENERATE))
+        add(GENERATE, GENERATE)
     if BEAM in settings.baselines:
-        jobs.append(job(f"{GENERATE} beam {BEAMS}", BEAM, num_beams=BEAMS))
-    if ASSISTED not in settings.baselines:
-        return jobs
+        add(f"{GENERATE} beam {BEAMS}", BEAM, num_beams=BEAMS)
     begins = model.generation_config.begin_suppress_tokens
     dropped = ", no begin_suppress_tokens" if begins and isinstance(model, WHISPER_LIKE) else ""
-    assisted: dict[tuple[int, int], Job] = {}
-    for method in methods:
-        k = method.stop.longest
-        drafter = method.other or method.label or method.called or method.drafter.name
-        if method.assistant is not None and (id(method.assistant), k) not in assisted:
-            name = f"{ASSISTED} {drafter} k={k}, constant, confidence 0{dropped}"
-            steady = steady_assistant(method.assistant, k)
-            assisted[id(method.assistant), k] = job(name, ASSISTED, assistant_model=steady)
-    return [*jobs, *assisted.values()]
+    assisted: set[tuple[int, int]] = set()
+    for method in methods if ASSISTED in settings.baselines else ():
+        key = id(method.assistant), method.stop.longest
+        if method.assistant is not None and key not in assisted:
+            assisted.add(key)
+            drafter = method.other or method.label or method.called or method.drafter.name
+            name = f"{ASSISTED} {drafter} k={key[1]}, constant, confidence 0{dropped}"
+            add(name, ASSISTED, assistant_model=steady_assistant(method.assistant, key[1]))
+    return jobs
 
 
 def steady_assistant(model: PreTrainedModel, k: int) -> PreTrainedModel:
@@ -297,10 +296,9 @@ def generate_by(
     Every sequence's time is that of its batch. Within a batch, prompts with fewer positions left
     are generated separately. how: more arguments of `generate`, for example num_beams.
     """
-    outputs = []
+    outputs, wanted = [], sampling.max_new_tokens
     for start in range(0, len(prompts), batch_size):
         batch, began = prompts[start : start + batch_size], perf_counter()
-        wanted = sampling.max_new_tokens
         limits = [pair.model.max_new_tokens(prompt.source, wanted) for prompt in batch]
         tokens_of: dict[int, list[int]] = {}
         for limit in sorted(set(limits)):

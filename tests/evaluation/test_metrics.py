@@ -157,7 +157,7 @@ def test_standardised_walltime_improvement_counts_the_calls_of_each_drafter():
     counts = count_rounds([output_of(*rounds)])
     assert counts.calls["base"].tolist() == [5]
     by_size = {"base": 0.2, "max-gram": 0.0}
-    costs = CallCosts.of(counts, by_size, target_seconds=1.0)
+    costs = CallCosts.of(counts, by_size, 1.0)
     assert costs.measured == pytest.approx({"base": 0.1, "max-gram": 0.02})
     assert costs.calls == {"base": 5, "max-gram": 6} and costs.parameters == by_size
     swi = estimate(walltime_improvement(counts, costs.measured), draw_resamples(1, 5))
