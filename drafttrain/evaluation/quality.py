@@ -47,18 +47,18 @@ def text_figures(
     """
     figures: dict[str, Statistic] = {}
     present = np.array([float(reference is not None) for reference in references])
+    if overlap and present.any():
+        figures["bleu"] = bleu(texts, references, tokenizer)
+        if plain is not None:
+            of_plain = bleu(plain, references, tokenizer)
+            figures["bleu_difference"] = difference(figures["bleu"], of_plain)
     if present.any():
-        if overlap:
-            figures["bleu"] = bleu(texts, references, tokenizer)
         scorer = RougeScorer(["rouge2", "rougeL"], use_stemmer=True)
         pairs = zip(references, texts, strict=True)
         scores = [scorer.score(*pair) if pair[0] is not None else {} for pair in pairs]
         for name in scorer.rouge_types:
             values = [score[name].fmeasure if score else 0.0 for score in scores]
             figures[name] = Ratio(100.0 * np.array(values), present)
-    if plain is not None and "bleu" in figures:
-        of_plain = bleu(plain, references, tokenizer)
-        figures["bleu_difference"] = difference(figures["bleu"], of_plain)
     if plain is not None and overlap and consistent:
         figures["consistency_bleu"] = bleu(texts, plain, tokenizer)
     return figures
@@ -108,38 +108,29 @@ def word_errors(texts: Texts, references: References) -> tuple[Array, Array]:
     Both are 0 for clips without a reference.
     """
     jiwer, normalise = library("jiwer"), EnglishTextNormalizer({})
-    errors, words = np.zeros(len(texts)), np.zeros(len(texts))
+    errors, words = np.zeros((2, len(texts)))
     for index, (text, reference) in enumerate(zip(texts, references, strict=True)):
-        if reference is None:
-            continue
-        expected, written = normalise(reference), normalise(text)
+        expected, written = normalise(reference or ""), normalise(text)
         words[index] = len(expected.split())
-        if not expected:  # jiwer accepts no empty reference: all words are insertions
+        if expected:
+            counts = jiwer.process_words(expected, written)
+            errors[index] = counts.substitutions + counts.deletions + counts.insertions
+        elif reference is not None:  # jiwer accepts no empty one: all words are insertions
             errors[index] = len(written.split())
-            continue
-        counts = jiwer.process_words(expected, written)
-        errors[index] = counts.substitutions + counts.deletions + counts.insertions
     return errors, words
-
-
-LOGIT_ROUNDINGS = 2
-"""Rounding steps of the target's type, at the size of its logits, up to which the two highest
-logits count as a tie.
-
-In bfloat16 the highest logits of SmolLM2-135M are 25 in the median and 12 to 39 in nine of ten
-rows; at the first differences of 160 inputs with four methods the gaps were at most 0.25.
-"""
 
 
 def tie_bound(dtype: torch.dtype, logits: Sequence[float]) -> float:
     """Returns the top-2 logit gap below which rounding explains a difference.
 
     At least 1e-4, which is the bound of float32 and float64, whose rounding errors come from sums.
-    Narrower types round each logit: in bfloat16 the bound is 0.31 at logits of 20. logits: the
-    highest ones at the first differences.
+    Narrower types round each logit, so the bound is two rounding steps of the highest logit at the
+    first differences: in bfloat16 0.31 at 20. (SmolLM2-135M in bfloat16: the highest logits are 25
+    in the median; at the first differences of 160 inputs with four methods the gaps were at most
+    0.25.)
     """
     largest = max(map(abs, logits), default=0.0)
-    return max(GAP_TOLERANCE, LOGIT_ROUNDINGS * torch.finfo(dtype).eps * largest)
+    return max(GAP_TOLERANCE, 2 * torch.finfo(dtype).eps * largest)
 
 
 def compare_outputs(
@@ -161,8 +152,7 @@ def compare_outputs(
             before = output.tokens[:position]
             first, second = top_two(model, prompt.source, before, max_new_tokens)
             best.append(first)
-            gap = first - second
-            differences.append(Difference(row=prompt.row, position=position, gap=gap))
+            differences.append(Difference(row=prompt.row, position=position, gap=first - second))
     return Parity(
         against=against,
         compared=len(outputs),
@@ -185,11 +175,9 @@ def top_two(
     processors = TargetProcessors(model.model, Sampling()).start(state.source, limit)
     committed = state.source.prefix
     nothing = torch.empty(0, dtype=torch.long, device=committed.device)
-    for token in [*tokens, None]:
-        [output] = model.score([(state, committed, Proposal.empty())])
-        if token is not None:
-            model.keep(state, nothing)
-            committed = torch.cat([committed, committed.new_tensor([token])])
-    logits = processors(committed, nothing, output.logits)[0]
-    first, second = logits.topk(2).values.tolist()
-    return first, second
+    for token in tokens:
+        model.score([(state, committed, Proposal.empty())])
+        model.keep(state, nothing)
+        committed = torch.cat([committed, committed.new_tensor([token])])
+    [output] = model.score([(state, committed, Proposal.empty())])
+    return tuple(processors(committed, nothing, output.logits)[0].topk(2).values.tolist())

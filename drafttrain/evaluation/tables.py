@@ -23,7 +23,7 @@ from rich.text import Text
 from drafttrain.config.base import counted
 from drafttrain.config.sweep import SWEEPABLE
 from drafttrain.evaluation.bootstrap import Estimate
-from drafttrain.evaluation.report import Parity, Report, Run, standings
+from drafttrain.evaluation.report import Report, Run, standings
 from drafttrain.evaluation.runner import PLAIN
 
 LOG_WIDTH = 132
@@ -51,14 +51,14 @@ class Column:
     def parts(self, row: object) -> tuple[str, str]:
         """Returns a row's value and interval as text; the interval is empty if there is none."""
         value = self.of(row)
-        if isinstance(value, Estimate):
-            low, high = self.number(value.low), self.number(value.high)
-            between = " to " if "−" in low else "–"
-            interval = f"{low.removesuffix(self.suffix)}{between}{high}"
-            return self.number(value.value), interval if value.low < value.high else ""
         if isinstance(value, float):
             return self.number(value), ""
-        return "–" if value is None else str(value), ""
+        if not isinstance(value, Estimate):
+            return "–" if value is None else str(value), ""
+        low, high = self.number(value.low), self.number(value.high)
+        between = " to " if "−" in low else "–"
+        interval = f"{low.removesuffix(self.suffix)}{between}{high}"
+        return self.number(value.value), interval if value.low < value.high else ""
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,8 @@ def print_findings(tables: Sequence[Table], lines: Sequence[str], files: Sequenc
         console = Console(width=LOG_WIDTH)
     for table in tables:
         console.print(table)
-    for line in lines:
-        console.print(line, highlight=False, markup=False)
-    for line in files:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in (*lines, *files):
+        console.print(line, highlight=False, markup=False, soft_wrap=line in files)
 
 
 POSITIONS = 6
@@ -141,37 +139,35 @@ def _metric(name: str, title: str, digits: int = 2, **how: bool | str) -> tuple[
     return name, Column(title, lambda row: row.metrics.get(name), digits, **{"narrow": False} | how)
 
 
-METRICS = dict(
-    (
-        _metric("mean_acceptance_length", "mean acceptance length", narrow=True),
-        _metric("expected_accepted", "E(A)"),
-        _metric("swi", "SWI"),
-        _metric("mbsu", "MBSU"),
-        _metric("greedy_match", "greedy match %", 1, percent=True, narrow=True),
-        _metric("sampled_acceptance", "Σ min(p, q) %", 1, percent=True, narrow=True),
-        _metric("first_choice_acceptance", "p(argmax q) %", 1, percent=True),
-        _metric("identical", "equal %", 1, percent=True, narrow=True),
-        _metric("bleu", "BLEU", 1),
-        _metric("bleu_difference", "Δ BLEU to plain", narrow=True),
-        _metric("consistency_bleu", "BLEU to plain", 1),
-        _metric("wer", "word error %"),
-        _metric("wer_difference", "Δ word error to plain", narrow=True),
-        _metric("rtf", "real-time factor", 3),
-        _metric("ms_per_token", "ms per token"),
-        _metric("tokens_per_second", "tok/s", 0, narrow=True),
-        _metric("speedup", "speedup", suffix="×", narrow=True),
-        _metric("speedup_vs_fixed", "vs best fixed k", suffix="×"),
-        _metric("speedup_vs_generate", "vs generate", suffix="×", narrow=True),
-        _metric("speedup_vs_beam", "vs beam", suffix="×"),
-    )
-)
+METRICS = dict([
+    _metric("mean_acceptance_length", "mean acceptance length", narrow=True),
+    _metric("expected_accepted", "E(A)"),
+    _metric("swi", "SWI"),
+    _metric("mbsu", "MBSU"),
+    _metric("greedy_match", "greedy match %", 1, percent=True, narrow=True),
+    _metric("sampled_acceptance", "Σ min(p, q) %", 1, percent=True, narrow=True),
+    _metric("first_choice_acceptance", "p(argmax q) %", 1, percent=True),
+    _metric("identical", "equal %", 1, percent=True, narrow=True),
+    _metric("bleu", "BLEU", 1),
+    _metric("bleu_difference", "Δ BLEU to plain", narrow=True),
+    _metric("consistency_bleu", "BLEU to plain", 1),
+    _metric("wer", "word error %"),
+    _metric("wer_difference", "Δ word error to plain", narrow=True),
+    _metric("rtf", "real-time factor", 3),
+    _metric("ms_per_token", "ms per token"),
+    _metric("tokens_per_second", "tok/s", 0, narrow=True),
+    _metric("speedup", "speedup", suffix="×", narrow=True),
+    _metric("speedup_vs_fixed", "vs best fixed k", suffix="×"),
+    _metric("speedup_vs_generate", "vs generate", suffix="×", narrow=True),
+    _metric("speedup_vs_beam", "vs beam", suffix="×"),
+])  # fmt: skip
 CALIBRATION = {"binary_kl": "KL", "ece": "ECE", "auc": "AUC"}
 CALIBRATION |= {"label_mean": "acceptance", "predicted_mean": "predicted"}
 
 
 def main_table(report: Report) -> Table:
-    """Returns the table of all runs. Columns: the method, the settings, and the metrics that are
-    informative for this report; columns without any value are left out."""
+    """Returns the table of all runs: the method, the settings, and the metrics that are informative
+    for this report; columns without any value are left out."""
     runs, forced = report.runs, report.mode == "teacher-forced"
     batches = len(report.batch_sizes) > 1
     trees = any(r.kind == "method" and r.method not in ("chain", "cascade") for r in runs)
@@ -184,8 +180,7 @@ def main_table(report: Report) -> Table:
     if not batches:
         hidden.add("ms_per_token")
     columns = [Column("method", lambda run: f"{run.name} (lossy)" if run.lossy else run.name)]
-    for name in SWEEPABLE:
-        columns.append(Column(name, partial(_setting, name), narrow=False))
+    columns += [Column(name, partial(_setting, name), narrow=False) for name in SWEEPABLE]
     if trees:
         columns.append(Column("levels", lambda run: run.sizes.get("depth"), narrow=False))
         columns.append(Column("nodes", lambda run: run.sizes.get("nodes"), narrow=False))
@@ -196,7 +191,9 @@ def main_table(report: Report) -> Table:
     columns += [METRICS[name] for name in METRICS if name not in hidden]
     if forced:
         columns.append(Column("by position, %", _positions))
-    columns.append(Column("memory, MB", _megabytes, 1, narrow=False))
+    columns.append(
+        Column("memory, MB", lambda r: r.memory_bytes and r.memory_bytes / 1e6, 1, narrow=False)
+    )
     best = [] if forced else list(winners(report).values())
     return Table(
         f"{report.target.path} on {report.data.path}, {counted(report.data.prompts, 'input')}",
@@ -211,18 +208,12 @@ def _setting(name: str, run: Run) -> str | None:
     return f"{run.settings[name]:g}" if name in run.settings else None
 
 
-def _megabytes(run: Run) -> float | None:
-    return run.memory_bytes and run.memory_bytes / 1e6
-
-
 def _positions(run: Run) -> str | None:
     """Returns the conditional acceptance rate at each draft position in percent, as text."""
-    rates = run.acceptance_rate_per_position
-    cells = [
-        "–" if rate is None else f"{100 * rate.value:.0f}"
-        for rate in (() if rates is None else rates.conditional)
-    ]
-    return " ".join(cells[:POSITIONS] + ["…"] * (len(cells) > POSITIONS)) or None
+    if (rates := run.acceptance_rate_per_position) is None:
+        return None
+    cells = ["–" if rate is None else f"{100 * rate.value:.0f}" for rate in rates.conditional]
+    return " ".join(cells[:POSITIONS] + ["…"] * (len(cells) > POSITIONS))
 
 
 def heading(report: Report) -> tuple[str, str]:
@@ -266,41 +257,31 @@ def winners(report: Report) -> dict[int, Run]:
     if report.search is not None:
         chosen = {one.batch_size: one.best for one in report.search.choices}
         return {size: report.run(name, size) for size, name in chosen.items()}
-    fastest: dict[int, Run] = {}
-    for run in report.runs:
-        best = fastest.get(run.batch_size)
-        if run.kind == "baseline" or "speedup" not in run.metrics:
-            continue
-        if best is None or run.metrics["speedup"].value > best.metrics["speedup"].value:
-            fastest[run.batch_size] = run
-    return fastest
+    able = [run for run in report.runs if run.kind != "baseline" and "speedup" in run.metrics]
+    able.sort(key=lambda run: -run.metrics["speedup"].value)
+    sizes = sorted({run.batch_size for run in able})
+    return {size: next(run for run in able if run.batch_size == size) for size in sizes}
 
 
 def parity_lines(report: Report) -> list[str]:
     """Returns sentences on the token-by-token comparisons of lossless runs: one for all runs that
-    are equal to the same, and one for each with differences. Above batch size 1 only those with
-    differences."""
-    equal: dict[str, list[str]] = {}
-    lines = []
+    are equal to the same, and one for each with differences, which says whether rounding explains
+    them. Above batch size 1 only those with differences."""
+    equal, lines = {}, []
     for run in report.runs:
+        batch = "" if run.batch_size == 1 else f", batch {run.batch_size}"
         for one in run.parity:
             words = f"{one.identical} of {one.compared} equal to {one.against}"
-            if one.differences:
-                batch = "" if run.batch_size == 1 else f", batch {run.batch_size}"
-                lines.append(f"{run.name}{batch}: {words}; {_differences(one)}")
+            if gaps := [difference.gap for difference in one.differences]:
+                wrong = one.unexplained
+                verdict = f"{wrong} are NOT ties: please report this" if wrong else "ties"
+                lines.append(
+                    f"{run.name}{batch}: {words}; at the first difference the top-2 logit gap is "
+                    f"{min(gaps):.1e} to {max(gaps):.1e} ({verdict}, bound {one.bound:.2g})"
+                )
             elif run.batch_size == 1:
                 equal.setdefault(words, []).append(run.name)
     return [f"{words}: {'; '.join(names)}" for words, names in equal.items()] + lines
-
-
-def _differences(parity: Parity) -> str:
-    """Says whether rounding explains the differences between two runs' outputs."""
-    gaps, wrong = [one.gap for one in parity.differences], parity.unexplained
-    verdict = f"{wrong} are NOT ties: please report this" if wrong else "ties"
-    return (
-        f"at the first difference the top-2 logit gap is {min(gaps):.1e} to {max(gaps):.1e} "
-        f"({verdict}, bound {parity.bound:.2g})"
-    )
 
 
 def search_tables(report: Report) -> list[Table]:
@@ -315,15 +296,14 @@ def search_tables(report: Report) -> list[Table]:
         tables.append(Table("Acceptance heads on held-out draft tokens", columns, search.heads))
     columns = [
         Column("candidate", lambda row: row[0]),
-        Column("prompts", lambda row: row[1]),
-        Column("tok/s", lambda row: row[2].tokens_per_second, 0),
-        Column("against the fastest", lambda row: row[2].against_best, 3),
-        Column("target calls per token", lambda row: row[2].verification_rate, 3),
-        Column("discarded per token", lambda row: row[2].discard_rate, 3),
+        Column("prompts", lambda row: row[1][0].prompts),
+        Column("tok/s", lambda row: row[1][1].tokens_per_second, 0),
+        Column("against the fastest", lambda row: row[1][1].against_best, 3),
+        Column("target calls per token", lambda row: row[1][1].verification_rate, 3),
+        Column("discarded per token", lambda row: row[1][1].discard_rate, 3),
     ]
     for choice in search.choices:
-        found = standings(search.rungs, choice.batch_size)
-        rows = [(name, rung.prompts, tried) for name, (rung, tried) in found.items()]
+        rows = list(standings(search.rungs, choice.batch_size).items())
         title = f"Candidates at batch size {choice.batch_size}"
         tables.append(
             Table(title, columns, rows, is_best=lambda row, best=choice.best: row[0] == best)

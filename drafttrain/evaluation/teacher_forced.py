@@ -1,11 +1,10 @@
 """Teacher-forced acceptance: which drafts would be accepted on known outputs of the target.
 
 A drafter computes the probability of drafting the output's tokens at every prefix. In greedy
-decoding it is 1 or 0 and determines the rounds of decoding exactly. If the target sampled the
-output, rejection sampling accepts the draft token with expected probability min(1, draft / target)
-given the output's token, and a draft up to a position with the product of these. The rates are
-averages over all prefixes; decoding begins rounds at only some of them, so its rates may differ
-slightly. Nothing is timed.
+decoding it is 1 or 0 and determines the rounds exactly. If the target sampled the output, rejection
+sampling accepts the draft token with expected probability min(1, draft / target) given the output's
+token, and a draft up to a position with the product of these. The rates are averages over all
+prefixes; decoding begins rounds at only some of them, so its rates may differ slightly.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ from drafttrain.evaluation.prompts import Prompt, is_cut
 from drafttrain.evaluation.runner import decode_by, plain_method
 
 DECODED_AT_ONCE = 16
-"""Batch size with which the target decodes."""
 OVERLAPS = ("greedy_match", "sampled_acceptance", "first_choice_acceptance")
-"""Acceptance of a language model's next draft token in inference engines, which draft from the
-whole vocabulary; see `measure_overlaps`."""
+"""Acceptance of a language model's next draft token in engines; see `measure_overlaps`."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,8 @@ def measure_forced(
     Methods draft chains of fixed length and verify by greedy match or rejection. Returns the counts
     of plain decoding, then of each method; after Ctrl-C of the prompts done, if any.
     """
-    models = {
-        id(method.drafter): method.drafter.model.drafting_all()
-        for method in methods
-        if method.assistant is not None
-    }
+    able = [method.drafter for method in methods if method.assistant is not None]
+    models = {id(drafter): drafter.model.drafting_all() for drafter in able}
     drawn, done = Sampling.of(sampling), []
     needs_probs = bool(models) or not drawn.greedy
     try:
@@ -97,10 +91,7 @@ def measure_forced(
                 for output, probs in zip(outputs, run_batched(steps), strict=True):
                     tokens, pairs = output.known.tokens, zip(methods, probs, strict=True)
                     counts = [count_accepted(*pair, output, drawn.greedy) for pair in pairs]
-                    rates = {
-                        key: measure_overlaps(model, output, drawn).numpy()
-                        for key, model in models.items()
-                    }
+                    rates = {id_: measure_overlaps(models[id_], output, drawn) for id_ in models}
                     cut = is_cut(target, tokens.tolist(), sampling.max_new_tokens)
                     done.append((len(tokens), cut, counts, rates))
                     work.update()
@@ -115,7 +106,7 @@ def measure_forced(
         sums, positions = (np.stack(parts, axis=1) for parts in zip(*own, strict=True))
         overlaps = {}
         if (key := id(method.drafter)) in models:
-            *values, width = np.stack([one[key] for one in rates]).T
+            *values, width = torch.stack([one[key] for one in rates], dim=1).numpy()
             named = zip(OVERLAPS, values, strict=False)
             overlaps = {name: Ratio(value, width) for name, value in named}
         found.append(ForcedCounts(RoundCounts(*sums), positions, overlaps))
@@ -135,19 +126,16 @@ def decode_outputs(
     plain, drawn = plain_method(sampling), Sampling.of(sampling)
     wanted = TargetRequirements.union(method.drafter.requires for method in methods)
     for start in range(0, len(prompts), DECODED_AT_ONCE):
-        some = [
-            replace(prompt, source=target.read(prompt.source))
-            for prompt in prompts[start : start + DECODED_AT_ONCE]
-        ]
+        some = prompts[start : start + DECODED_AT_ONCE]
+        some = [replace(one, source=target.read(one.source)) for one in some]
         decoded = decode_by(target, plain, sampling, some, len(some))
         sources, tokens = [one.source for one in some], [output.tokens for output in decoded]
         outputs = []
         for known in read_outputs(target, sources, tokens, wanted):
-            source, draft = known.source, known.tokens[:-1]
+            source, probs = known.source, None
             limit = target.max_new_tokens(source, sampling.max_new_tokens)
-            probs = None
             if needs_probs:
-                draft = draft.to(source.prefix.device)
+                draft = known.tokens[:-1].to(source.prefix.device)
                 state = target.encode(source)
                 [score] = target.score([(state, source.prefix, Proposal.chain(draft))])
                 process = target.processors(drawn).start(source, limit)
@@ -207,9 +195,9 @@ def count_accepted(
     starts, counted = np.arange(length), inside
     if greedy:
         runs = accepted.sum(axis=1).astype(int)
-        starts, counted = round_starts(runs), drafted
-        ended = (runs > 0) & (prefixes[:, 0] + runs == length)  # with EOS; the draft ends there
+        ended = (runs > 0) & (starts + runs == length)  # with EOS; the draft ends there
         counted = drafted = np.where(ended[:, None], inside, drafted)
+        starts = round_starts(runs)
     indices, drafted, counted, accepted, reached = (
         one[starts] for one in (indices, drafted, counted, accepted, reached)
     )
@@ -276,13 +264,11 @@ class BlockValidation:
     def __call__(self, objective: nn.Module) -> dict[str, float]:
         """Validates the `model` of an objective, which maps (batch, progress) to LossSums, and
         returns the metrics by name."""
-        device, drafts = objective.model.device, []
-        tokens = rounds = 0
+        drafts, tokens, rounds = [], 0, 0
         sums = torch.zeros(4, dtype=torch.float64)
-        for start in range(0, len(self.rows), self.batch_rows):
-            end = min(start + self.batch_rows, len(self.rows))
-            chunk = self.rows.__getitems__([(0, row) for row in range(start, end)])
-            losses = objective(self.collate(chunk).to(device), 1.0)
+        for rows in torch.arange(len(self.rows)).split(self.batch_rows):
+            chunk = self.rows.__getitems__([(0, row) for row in rows.tolist()])
+            losses = objective(self.collate(chunk).to(objective.model.device), 1.0)
             sums += torch.stack([value.double().cpu() for value in losses])
             for example in chunk:
                 drafts.append(self.draft(objective, example))

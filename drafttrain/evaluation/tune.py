@@ -33,7 +33,7 @@ from drafttrain.evaluation.evaluate import Evaluation, evaluate
 from drafttrain.evaluation.metrics import count_rounds
 from drafttrain.evaluation.prompts import Prompt
 from drafttrain.evaluation.report import Choice, Report, Rung, Tried, standings
-from drafttrain.evaluation.runner import PLAIN, Decoded, make_jobs, run_interleaved
+from drafttrain.evaluation.runner import PLAIN, make_jobs, run_interleaved
 from drafttrain.evaluation.tune_plan import Candidate
 
 FIRST = 8
@@ -72,15 +72,14 @@ def compare(facts: Mapping[str, Facts]) -> dict[str, Tried]:
 
 
 def halve(tried: Mapping[str, Tried], fixed: Collection[str]) -> dict[str, Tried]:
-    """Marks the slower half as leaving; the fastest fixed length always stays, for the final
-    comparison.
+    """Marks the slower half as leaving; the fastest fixed length always stays.
 
     Candidates that are significantly slower than the fastest (their paired interval is below 1)
     leave before others, whatever their speed. tried: fastest first.
     """
     kept = next((name for name in tried if name in fixed), None)
     others = [name for name in tried if name != kept]
-    others.sort(key=lambda name: tried[name].against_best.high < 1.0)  # stable sort
+    others.sort(key=lambda name: tried[name].against_best.high < 1.0)  # stable
     staying = {kept, *others[: (len(others) + 1) // 2]}
     return {name: one.model_copy(update={"stays": name in staying}) for name, one in tried.items()}
 
@@ -148,10 +147,7 @@ def choose(rungs: Sequence[Rung], candidates: Sequence[Candidate]) -> list[Choic
     choices = []
     for size in sorted({rung.batch_size for rung in rungs}):
         order = list(standings(rungs, size))
-        best = {
-            kind: next((name for name in order if name in members), None)
-            for kind, members in kinds.items()
-        }
+        best = {kind: next((n for n in order if n in kinds[kind]), None) for kind in kinds}
         choices.append(Choice(batch_size=size, best=order[0], **best))
     return choices
 
@@ -180,16 +176,14 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
     names, sizes = [PLAIN, *(one.name for one in bench.candidates)], bench.settings.batch_sizes
     rungs: list[Rung] = []
     for done, size in enumerate(sizes):
-        decode = partial(decode_all, bench, size)
+        decode, prompts = partial(decode_all, bench, size), len(bench.prompts)
         share = time_left(left() / (len(sizes) - done))
         if bench.pair.model.engine.compiled is not None:
             decode(names, range(size), 0)  # compiles the shapes that occur
         began = perf_counter()
         decode(names, range(size), 0)  # warm-up before anything is timed
         warmed = (perf_counter() - began) / size
-        new = search(
-            names, fixed, len(bench.prompts), decode, share, warmed, size, required=not rungs
-        )
+        new = search(names, fixed, prompts, decode, share, warmed, size, required=not rungs)
         if not new:
             print(f"no time for batch size {size}: it is left out", file=sys.stderr)
         rungs += new
@@ -224,15 +218,12 @@ def decode_all(
     methods = [bench.methods[name] for name in names if name != PLAIN]
     jobs = [job for job in make_jobs(bench.pair, methods, settings) if job.name in names]
     prompts, device = [bench.prompts[row] for row in rows], bench.pair.model.device
-    runs = run_interleaved(jobs, prompts, settings, device, batch_size=batch_size)
-    return {run.job.name: facts_of(run) for run in runs}
-
-
-def facts_of(run: Decoded) -> Facts:
-    counts = count_rounds(run.outputs)
-    return np.stack(
-        [counts.tokens, run.cost_seconds, counts.rounds, counts.drafted, counts.accepted]
-    )
+    found = {}
+    for run in run_interleaved(jobs, prompts, settings, device, batch_size=batch_size):
+        counts = count_rounds(run.outputs)
+        facts = counts.tokens, run.cost_seconds, counts.rounds, counts.drafted, counts.accepted
+        found[run.job.name] = np.stack(facts)
+    return found
 
 
 def print_rung(rung: Rung) -> None:
@@ -249,12 +240,13 @@ def print_rung(rung: Rung) -> None:
 def finalists(rungs: Sequence[Rung], choices: Sequence[Choice]) -> list[str]:
     """Returns the names for the final measurements, without plain decoding: at each batch size the
     choices, then candidates of the last rung, at most FINALISTS together."""
-    found: list[str | None] = []
+    found: dict[str, None] = {}
+    last = {rung.batch_size: rung for rung in rungs}
     for one in choices:
-        last = [rung for rung in rungs if rung.batch_size == one.batch_size][-1]
-        names = dict.fromkeys((one.best, one.best_fixed, one.best_head, *last.candidates))
-        found += [name for name in names if name not in (None, PLAIN)][:FINALISTS]
-    return list(dict.fromkeys(found))
+        names = (one.best, one.best_fixed, one.best_head, *last[one.batch_size].candidates)
+        drafting = [name for name in dict.fromkeys(names) if name not in (None, PLAIN)]
+        found |= dict.fromkeys(drafting[:FINALISTS])
+    return list(found)
 
 
 def measure_finalists(
@@ -281,8 +273,7 @@ def policy_of(
     stop, values, method = chain.decode.stop, {}, None
     if choice.best_head is not None:
         judge = candidates[choice.best_head if chain.head is None else chain.name]
-        values = {"head": judge.head, "h": judge.decode.stop.h}
-        values["max_draft"] = judge.decode.stop.max_draft
+        values = judge.decode.stop.model_dump(include={"h", "max_draft"}) | {"head": judge.head}
     varied = {*(stop.model_fields_set - {"kind", "head"}), STOPS[stop.kind].varied}
     if choice.best not in (PLAIN, chain.name):
         method = DecodeConfig.model_validate(candidates[choice.best].settings())
@@ -303,19 +294,16 @@ def write_policy(
     `batches`, and the machine, models, data and speedup of the measurement."""
     search, by_name = report.search, {one.name: one for one in candidates}
     assert search is not None
-    speedup = report.run(search.choices[0].best).metrics["speedup"]
     prompts = counted(report.data.prompts, "prompt")
     facts = {
         "machine": report.environment.gpu or report.environment.cpu,
         "target": hide_folders(report.target.path),
         "drafter": hide_folders(search.drafter),
         "measured_on": hide_folders(f"{prompts} of {report.data.path}"),
-        "speedup": asdict(speedup),
+        "speedup": asdict(report.run(search.choices[0].best).metrics["speedup"]),
     }
-    found = {
-        one.batch_size: policy_of(one, by_name, asdict(Sampling.of(sampling)))
-        for one in search.choices
-    }
+    drawn = asdict(Sampling.of(sampling))
+    found = {one.batch_size: policy_of(one, by_name, drawn) for one in search.choices}
     policy = found.pop(search.choices[0].batch_size).model_copy(update={"batches": found})
     content = json.dumps(dump_policy(policy) | facts, indent=2, ensure_ascii=False)
     write_file(file, content + "\n")

@@ -3,7 +3,7 @@ prompts, checked before any weights are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,8 +99,7 @@ class Drafting:
     @staticmethod
     def of(drafter: str) -> Drafting:
         """Reads the drafter's settings. Raises ConfigError as `read_drafter_settings` does."""
-        named = named_kind(drafter)
-        if named is not None:
+        if (named := named_kind(drafter)) is not None:
             return Drafting(named, None, grows_trees=False)
         settings = read_drafter_settings(drafter)
         kind = kind_of(settings)
@@ -118,14 +117,11 @@ def make_candidates(
     which accepts at least as much of every draft (Sun et al. 2024). Raises ConfigError for more
     than MOST candidates, repeated names, and settings that no candidate uses.
     """
-    sampled = settings.sampling is not None and settings.sampling.temperature > 0
-    values = VALUES | settings.sweep
-    found = _chains(settings, drafting, values, heads, threshold, sampled)
+    found = _chains(settings, drafting, heads, threshold)
     if drafting.grows_trees:
-        found += _trees(settings, drafting, values["nodes"], sampled)
+        found += _trees(settings, drafting)
     for name, one in settings.candidates.items():
-        common = one.model_fields_set & {"drafter", "sampling"}
-        if common:
+        if common := one.model_fields_set & {"drafter", "sampling"}:
             raise ConfigError(
                 f"candidates.{name}.{min(common)} is given, but all candidates have the "
                 f"{min(common)} of the tuning; leave it out"
@@ -144,8 +140,7 @@ def make_candidates(
             "or not at this temperature, or heads or trees are missing; leave it out"
         )
     names = ["plain", *(one.name for one in found)]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             f"candidates.{repeated[0]} has the name of another candidate; give it another one"
         )
@@ -159,27 +154,22 @@ def make_candidates(
 
 
 def _chains(
-    settings: TuneConfig,
-    drafting: Drafting,
-    values: Mapping[str, Sequence[float]],
-    heads: Mapping[str, Path],
-    threshold: float | None,
-    sampled: bool,
+    settings: TuneConfig, drafting: Drafting, heads: Mapping[str, Path], threshold: float | None
 ) -> list[Candidate]:
     """Returns chains of fixed length, and with stop policies based on distributions or heads."""
+    sampled, values = _is_sampled(settings), VALUES | settings.sweep
     longest, lengths = drafting.longest, LENGTHS[drafting.kind.drafts]
     if longest is not None:
         lengths = sorted({*(k for k in lengths if k <= longest), longest})
     sweep = {"k": values.get("k") or lengths}
-    for kind in BY_ROWS:
-        stop = STOPS[kind]
+    for stop in map(STOPS.__getitem__, BY_ROWS):
         if stop.requires <= drafting.kind.provides and not (sampled and stop.greedy_only):
-            sweep[kind] = values[kind]
+            sweep[stop.name] = values[stop.name]
     bounded = {"max_draft": drafting.most}
-    found = [
-        Candidate(STOPS[one.stop.kind].named(getattr(one.stop, STOPS[one.stop.kind].varied)), one)
-        for one in expand_sweep(_decode(settings, stop=StopConfig(**bounded)), sweep)
-    ]
+    found = []
+    for one in expand_sweep(_decode(settings, stop=StopConfig(**bounded)), sweep):
+        stop = STOPS[one.stop.kind]
+        found.append(Candidate(stop.named(getattr(one.stop, stop.varied)), one))
     thresholds = {*values["h"]}
     if threshold is not None:
         thresholds.add(min(max(round(threshold, 3), 0.001), 0.999))  # h excludes 0 and 1
@@ -197,13 +187,12 @@ def _chains(
     ]
 
 
-def _trees(
-    settings: TuneConfig, drafting: Drafting, nodes: Sequence[float], sampled: bool
-) -> list[Candidate]:
+def _trees(settings: TuneConfig, drafting: Drafting) -> list[Candidate]:
     """Returns trees with each number of draft tokens, or one tree of a kind without a size."""
+    nodes = (VALUES | settings.sweep)["nodes"]
     levels, found = min(LEVELS, drafting.longest or LEVELS), []
     for kind in map(TREES.__getitem__, settings.trees):
-        if kind.shape is None or (kind.drawn and not sampled):
+        if kind.shape is None or (kind.drawn and not _is_sampled(settings)):
             continue
         parts = {"stop": StopConfig(k=levels)}
         if "expected" in kind.provides:
@@ -219,6 +208,10 @@ def _trees(
             tree = validate_settings(TreeConfig, {"kind": kind.name, **size}, within="tree")
             found.append(Candidate(name, _decode(settings, tree=tree, **parts)))
     return found
+
+
+def _is_sampled(settings: TuneConfig) -> bool:
+    return settings.sampling is not None and settings.sampling.temperature > 0
 
 
 def _decode(settings: TuneConfig, **parts: object) -> DecodeConfig:
@@ -318,21 +311,20 @@ def choose_heads(settings: TuneConfig) -> tuple[list[HeadFacts], dict[str, Path]
 def split_rows(settings: TuneConfig) -> tuple[Dataset, Dataset]:
     """Returns shuffled rows for the choice and for the final measurements; without report_data the
     latter are a third of the data. Raises ConfigError for fewer than 3 rows."""
-    given = [("data", settings.data)]
-    if settings.report_data is not None:
-        given.append(("report_data", settings.report_data))
-    loaded = [load_prompts(data, settings.target, name) for name, data in given]
-    rows, *others = (one.shuffle(0, keep_in_memory=True) for one in loaded)
+    rows = load_prompts(settings.data, settings.target).shuffle(0, keep_in_memory=True)
     count = len(rows)
-    if not others and count < 3:
+    if settings.report_data is not None:
+        reported = load_prompts(settings.report_data, settings.target, "report_data")
+        reported = reported.shuffle(0, keep_in_memory=True)
+    elif count < 3:
         raise ConfigError(
             f"data.path = {settings.data.path!r} holds {count} prompts; give 3 at least (a "
             "third is split off for the final figures), or report_data"
         )
-    if not others:
+    else:
         count -= count // 3
-        others = [rows.select(range(count, len(rows)))]
-    return first(rows, min(count, MOST_ROWS)), first(others[0], MOST_REPORTED)
+        reported = rows.select(range(count, len(rows)))
+    return first(rows, min(count, MOST_ROWS)), first(reported, MOST_REPORTED)
 
 
 def first(rows: Dataset, most: int) -> Dataset:
