@@ -72,8 +72,7 @@ def judge_heads(heads: Mapping[str, AcceptanceHead], folder: Path) -> list[HeadF
             "predicted_mean": float(predicted.mean()),
         }
         known = {metric: value for metric, value in figures.items() if np.isfinite(value)}
-        bins = reliability(labels, predicted)
-        facts.append(HeadFacts(name, head.config.depth, known, bins))
+        facts.append(HeadFacts(name, head.config.depth, known, reliability(labels, predicted)))
     return sorted(facts, key=lambda one: one.metrics["binary_kl"])
 
 
@@ -89,13 +88,9 @@ def reliability(labels: Array, predicted: Array) -> Reliability:
     """Sorts positions into `BINS` bins of equal width by prediction; empty bins are left out.
     Shapes: labels [N], predicted [N]."""
     index = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
-    count = np.bincount(index, minlength=BINS)
-    filled = count > 0
-    means = [
-        np.bincount(index, weights=x, minlength=BINS)[filled] / count[filled]
-        for x in (predicted, labels)
-    ]
-    return Reliability(means[0].tolist(), means[1].tolist(), count[filled].tolist())
+    _, index, count = np.unique(index, return_inverse=True, return_counts=True)
+    means = [np.bincount(index, weights=values) / count for values in (predicted, labels)]
+    return Reliability(means[0].tolist(), means[1].tolist(), count.tolist())
 
 
 def calibration_error(labels: Array, predicted: Array) -> float:
@@ -170,10 +165,7 @@ def oracle_counts(agrees: Sequence[Array]) -> OracleCounts:
 
 
 def follow_oracle(
-    pair: Pair,
-    sampling: SamplingConfig,
-    prompts: Sequence[Prompt],
-    longest: int,
+    pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt], longest: int
 ) -> OracleCounts | None:
     """Counts the oracle on the target's plain greedy outputs, with the drafter teacher-forced.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from drafttrain.build.pairs import Pair
 from drafttrain.config.base import Interrupted, counted
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.decode import SamplingConfig
-from drafttrain.data.shards.writing import write_file
+from drafttrain.data.shards.writing import say, write_file
 from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.engine import reserve
 from drafttrain.decoding.types import Sampling
@@ -82,7 +81,7 @@ def write_evaluation(evaluation: Evaluation, path: Path) -> Path:
         inputs, methods = read_report(path).size
         if inputs > report.size[0] or methods > report.size[1]:
             shown = f"{counted(inputs, 'input')} and {counted(methods, 'method')}"
-            print(f"{path} holds more ({shown}) and stays as it is", file=sys.stderr)
+            say(f"{path} holds more ({shown}) and stays as it is")
             return write_evaluation(evaluation, path.with_suffix(".smaller.json"))
     plot = plot_report(report)
     write_file(path, report.model_dump_json(indent=2) + "\n")

@@ -58,15 +58,13 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Returns the lines that a dry run prints."""
-        settings = self.settings
+        settings, methods = self.settings, [one.config for one in self.methods]
+        shown = [one.model_dump_json(exclude_unset=True, exclude={"sampling"}) for one in methods]
         baselines = settings.baselines if settings.mode == "decode" else ()
         return [
             f"target    {settings.target.path} ({settings.target.dtype})",
             f"data      {settings.data.path}: {describe_inputs(self.rows)}",
-            *[
-                "method    " + one.config.model_dump_json(exclude_unset=True, exclude={"sampling"})
-                for one in self.methods
-            ],
+            *[f"method    {method}" for method in shown],
             *[f"baseline  {name}" for name in baselines],
             f"batches   {', '.join(map(str, settings.batch_sizes))}",
             f"report    {settings.report}",
@@ -103,7 +101,11 @@ def build_methods(plan: Plan, pair: Pair) -> list[Method]:
     """Builds the planned methods; first measures acceptance by rank if a tree needs it."""
     by_rank = None
     if plan.rank_rows is not None:
-        by_rank = measure_ranks(pair, plan.settings, plan.rank_rows)
+        sampling, file = plan.settings.decode.sampling, plan.settings.rank_data.path
+        prompts, _ = read_prompts(pair, plan.rank_rows)
+        by_rank = measure_acceptance_by_rank(pair.model, pair.drafter, sampling, prompts)
+        shares = ", ".join(f"{share:.3f}" for share in by_rank)
+        print(f"acceptance by rank on {len(prompts)} prompts of {file}: {shares}")
     names = dict(zip(pair.drafters, level_names(list(pair.drafters)), strict=True))
     methods = []
     for config, other in plan.methods:
@@ -190,15 +192,12 @@ def check_assisted(drafters: Sequence[str], target: PretrainedConfig) -> None:
         )
 
 
-RANKS = 16
-
-
 def measure_acceptance_by_rank(
     target: CachedModel,
     drafter: GrowingDrafter,
     sampling: SamplingConfig,
     prompts: Sequence[Prompt],
-    ranks: int = RANKS,
+    ranks: int = 16,
 ) -> tuple[float, ...]:
     """Returns the share of draft rounds in which the target's token has rank 0, 1, ...
 
@@ -221,13 +220,3 @@ def with_ranks(method: DecodeConfig, by_rank: tuple[float, ...] | None) -> Decod
     if by_rank is None or method.tree.kind != "sequoia" or method.tree.by_rank is not None:
         return method
     return method.model_copy(update={"tree": method.tree.model_copy(update={"by_rank": by_rank})})
-
-
-def measure_ranks(pair: Pair, settings: EvalConfig, rows: Dataset) -> tuple[float, ...]:
-    """Measures and prints the acceptance by rank of the pair's drafter on `rank_data`."""
-    prompts, _ = read_prompts(pair, rows)
-    sampling = settings.decode.sampling
-    by_rank = measure_acceptance_by_rank(pair.model, pair.drafter, sampling, prompts)
-    shares = ", ".join(f"{share:.3f}" for share in by_rank)
-    print(f"acceptance by rank on {len(prompts)} prompts of {settings.rank_data.path}: {shares}")
-    return by_rank

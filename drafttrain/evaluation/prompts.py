@@ -58,10 +58,9 @@ def read_prompts(pair: Pair, rows: Dataset) -> tuple[list[Prompt], list[Skipped]
     Raises ConfigError for chats without a chat template, ValueError if no row is left.
     """
     rows, skipped, tokens = usable_rows(pair, rows)
-    prompts = []
+    prompts, target = [], pair.target
     for row, ids in zip(rows, tokens, strict=True):
-        is_clip = AUDIO in row
-        source = clip_source(pair.target, row) if is_clip else make_source(ids, pair.target.model)
+        source = clip_source(target, row) if AUDIO in row else make_source(ids, target.model)
         texts = row["source"], row["reference"]
         prompts.append(Prompt(row["row"], *texts, source, CHAT in row, row.get(SECONDS)))
     return prompts, skipped

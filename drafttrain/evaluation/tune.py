@@ -8,7 +8,6 @@ decoded, then with other seeds. The final measurements are made by `evaluate` on
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -26,7 +25,7 @@ from drafttrain.config.commands import EvalConfig, TuneConfig
 from drafttrain.config.decode import DecodeConfig, SamplingConfig
 from drafttrain.config.methods import STOPS
 from drafttrain.config.policy import Policy, dump_policy
-from drafttrain.data.shards.writing import write_file
+from drafttrain.data.shards.writing import say, write_file
 from drafttrain.decoding.types import Sampling
 from drafttrain.evaluation.bootstrap import Array, Ratio, draw_resamples, estimate, quotient
 from drafttrain.evaluation.evaluate import Evaluation, evaluate
@@ -113,11 +112,10 @@ def search(
         if least * seconds > left():
             if rungs or not required:
                 break
-            print(
+            say(
                 f"minutes is too small: all {len(names)} candidates together take {seconds:.0f} s "
                 f"a prompt, and {counted(least, 'prompt')} are decoded all the same; give more "
-                "minutes, or fewer candidates (sweep, trees=[])",
-                file=sys.stderr,
+                "minutes, or fewer candidates (sweep, trees=[])"
             )
         count = min(count, max(least, int(share / seconds)))
         rows = order[start : start + count].tolist()
@@ -185,7 +183,7 @@ def search_all(bench: Bench, left: Left) -> list[Rung]:
         warmed = (perf_counter() - began) / size
         new = search(names, fixed, prompts, decode, share, warmed, size, required=not rungs)
         if not new:
-            print(f"no time for batch size {size}: it is left out", file=sys.stderr)
+            say(f"no time for batch size {size}: it is left out")
         rungs += new
     return rungs
 
@@ -228,12 +226,11 @@ def decode_all(
 
 def print_rung(rung: Rung) -> None:
     best, tried = next(iter(rung.candidates.items()))
-    left, decoded = sum(one.stays for one in rung.candidates.values()), len(rung.candidates)
-    print(
+    left = sum(one.stays for one in rung.candidates.values())
+    say(
         f"batch size {rung.batch_size}, {counted(rung.prompts, 'prompt')}, "
-        f"{counted(decoded, 'candidate')}: {best} is fastest, "
-        f"{tried.tokens_per_second.value:.0f} tokens/s; {left} stay",
-        file=sys.stderr,
+        f"{counted(len(rung.candidates), 'candidate')}: {best} is fastest, "
+        f"{tried.tokens_per_second.value:.0f} tokens/s; {left} stay"
     )
 
 

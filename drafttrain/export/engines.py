@@ -74,16 +74,13 @@ def sglang_command(serving: Serving) -> str:
 
 
 def tensorrt_command(serving: Serving) -> str:
-    fields: dict[str, object] = {
-        "decoding_type": "Draft_Target" if serving.mask_token is None else "PARD",
-        "max_draft_len": serving.tokens,
-        "speculative_model": serving.folder,
-    }
-    settings: dict[str, object] = {"speculative_config": fields}
+    fields = {"max_draft_len": serving.tokens, "speculative_model": serving.folder}
     if serving.mask_token is None:
+        settings = {"speculative_config": {"decoding_type": "Draft_Target"} | fields}
         settings["disable_overlap_scheduler"] = True
     else:
         fields["mask_token_id"] = serving.mask_token
+        settings = {"speculative_config": {"decoding_type": "PARD"} | fields}
     text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None)
     serve = f"trtllm-serve {quote(serving.target)} --config draft.yaml"
     return f"cat > draft.yaml <<'END'\n{text}END\n{serve}"
@@ -106,15 +103,14 @@ class ServingEngine:
     title: str
     """The name in texts."""
     programs: tuple[Program, ...]
-    """The classes of programs that it belongs to. It can use a drafter whose kind lists one of them
-    in `DrafterKind.exports`."""
+    """It can use a drafter whose kind lists one of them in `DrafterKind.exports`."""
     command: Callable[[Serving], str]
     notes: str = ""
     """The text below the command in model cards; {0} is the Serving."""
     needs_same_size: bool = True
     """Whether the embeddings of target and drafter must have the same number of rows."""
-    architectures: tuple[str, ...] = ()
-    """The drafter architectures that it implements; empty: any."""
+    families: str = ""
+    """The drafter architectures that it implements, without ForCausalLM; empty: any."""
     fixed_heads: tuple[str, ...] = ()
     """Architectures whose `head_dim` it ignores and replaces by hidden_size / num_attention_heads.
     vLLM silently truncates the attention weights to that size."""
@@ -150,13 +146,8 @@ ENGINES: dict[str, ServingEngine] = {
             ("servers", "parallel_servers"),
             tensorrt_command,
             notes="It does not compare tokenizers: use it with this target only.",
-            architectures=tuple(
-                f"{family}ForCausalLM"
-                for family in (
-                    "Cohere2 DeciLM DeepseekV3 Exaone4 Gemma3 Glm4Moe GptOss Llama Mistral Mixtral "
-                    "Nemotron NemotronH Phi3 Qwen2 Qwen3 Qwen3Moe Qwen3Next"
-                ).split()
-            ),
+            families="Cohere2 DeciLM DeepseekV3 Exaone4 Gemma3 Glm4Moe GptOss Llama Mistral "
+            "Mixtral Nemotron NemotronH Phi3 Qwen2 Qwen3 Qwen3Moe Qwen3Next",
         ),
         ServingEngine(  # draft-simple of llama-server
             "llama.cpp",
@@ -190,24 +181,24 @@ def check_engines(
 
     Raises ConfigError for the first requirement that is not met.
     """
-    engines = engines_for(names, config) if names else []
-    for engine in engines:
-        if engine not in engines_for((), config):
+    usable = engines_for((), config)
+    for name in names:
+        if (engine := ENGINES[name]) not in usable:
             raise ConfigError(
-                f"--for {engine.name}: {engine.title} drafts token by token with decoder-only "
-                f"language models, but drafter {drafter!r} is {kind_of(config).words} "
+                f"--for {name}: {engine.title} drafts token by token with decoder-only language "
+                f"models, but drafter {drafter!r} is {kind_of(config).words} "
                 f"({config.model_type!r}); leave it out"
             )
-    if engines and target is None:
+    if names and target is None:
         raise ConfigError(
             f"--for {','.join(names)} compares the drafter with its target, but the drafter's "
             "config.json names none; add --target MODEL"
         )
-    for engine in engines:
+    for name in names:
         try:
-            _check_engine(engine, drafter, config, target)
+            _check_engine(ENGINES[name], drafter, config, target)
         except ConfigError as error:
-            raise ConfigError(f"--for {engine.name}: {error}") from None
+            raise ConfigError(f"--for {name}: {error}") from None
 
 
 def _check_engine(
@@ -220,10 +211,11 @@ def _check_engine(
     name, target_name = f"drafter {drafter!r}", f"target {target.path!r}"
     check_fit(config, check_target(target), name, target_name, same_size=engine.needs_same_size)
     [architecture] = config.architectures or ["none"]
-    if engine.architectures and architecture not in engine.architectures:
+    known = [f"{family}ForCausalLM" for family in engine.families.split()]
+    if known and architecture not in known:
         raise ConfigError(
             f"{engine.title} does not implement {architecture!r} ({name}); give one of "
-            f"{', '.join(engine.architectures)}, or leave {engine.name} out"
+            f"{', '.join(known)}, or leave {engine.name} out"
         )
     if architecture in engine.fixed_heads:
         width = config.hidden_size // config.num_attention_heads

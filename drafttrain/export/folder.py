@@ -35,18 +35,18 @@ GENERATE = f'''"""Speculative decoding with this folder's drafter, policy and ac
 
 __all__ = ["generate"]
 '''
-PLOT = "report.png"
 TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
 """Substrings of a path that make vLLM mistake a plain drafter for another method's drafter."""
 
 
 def check_name(name: str, field: str) -> None:
     """Raises ConfigError for a name that vLLM would mistake for another method's drafter."""
-    if trap := next((trap for trap in TRAPS if trap in name.lower()), None):
-        raise ConfigError(
-            f"{field} = {name!r}: vLLM would mistake a path that contains {trap!r} for another "
-            "kind of drafter; choose another name"
-        )
+    for trap in TRAPS:
+        if trap in name.lower():
+            raise ConfigError(
+                f"{field} = {name!r}: vLLM would mistake a path that contains {trap!r} for another "
+                "kind of drafter; choose another name"
+            )
 
 
 def check_destination(out: Path, force: bool) -> None:
@@ -80,10 +80,9 @@ def write_export(
 ) -> Verification:
     """Writes the complete folder, or nothing if any step fails; returns the verification.
 
-    card makes the text of README.md from the verification. force replaces an earlier export.
-
-    Raises ConfigError as `check_destination` does and if another process writes there, ValueError
-    as `verify` does, and OSError if the folder cannot be written.
+    card: makes the text of README.md. force: replaces an earlier export. Raises ConfigError as
+    `check_destination` does and if another process writes there, ValueError as `verify` does, and
+    OSError if the folder cannot be written.
     """
     out = out.absolute()
     lock = only_writer(out.parent, "out", f".{out.name}.exporting.lock")
@@ -123,17 +122,17 @@ def write_parts(folder: Path, parts: Parts) -> None:
     """Writes everything except the model card into a new folder. No file contains its path."""
     folder.mkdir()
     parts.drafter.save_pretrained(folder)
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = folder / "config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
     settings |= older_rope_names(settings)
-    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     parts.tokenizer.save_pretrained(folder)
     if parts.head is not None:
         parts.head.save_pretrained(folder / HEAD)
     policy = json.dumps(dump_policy(parts.policy), indent=2, ensure_ascii=False) + "\n"
     (folder / POLICY).write_text(policy, encoding="utf-8")
     if parts.plot is not None:
-        shutil.copyfile(parts.plot, folder / PLOT)
+        shutil.copyfile(parts.plot, folder / "report.png")
     code = folder / CUSTOM_GENERATE
     code.mkdir()
     (code / "generate.py").write_text(GENERATE, encoding="utf-8")

@@ -33,7 +33,7 @@ from drafttrain.config.policy import HEAD, POLICY, Policy, parse_policy, read_po
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import unavailable
 from drafttrain.decoding.engine.sources import start_token
-from drafttrain.decoding.padding import end_tokens
+from drafttrain.decoding.padding import end_tokens, padded
 from drafttrain.decoding.roles import Drafter, StopPolicy
 from drafttrain.decoding.types import Sampling, Source
 from drafttrain.export.parts import DEFAULT_LENGTH
@@ -43,8 +43,6 @@ from drafttrain.models.weight_files import check_finite
 
 UNAVAILABLE = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 """Optional outputs of `generate` that are not supported."""
-DEFAULT_NEW_TOKENS = 20
-"""Transformers' default for the number of new tokens."""
 KEPT_AS = "_drafttrain_pair"
 """Attribute of the target model that caches its `PreparedPair`."""
 snapshot_of = cache(partial(snapshot_download, allow_patterns=[POLICY, f"{HEAD}/*"]))
@@ -104,12 +102,11 @@ def generate(
         raise ValueError(
             f"a streamer shows one sequence, but {len(request.sources)} are requested; leave it out"
         )
-    pair = prepare(model, assistant_model, policy, folder)
-    sampling = request.sampling
+    pair, sampling = prepare(model, assistant_model, policy, folder), request.sampling
     verifier = build_verifier(pair.rules.verifier_for(sampling.greedy), sampling)
-    method = Method(pair.drafter, pair.stop, verifier)
     seed = int(torch.randint(2**63 - 1, ()))
-    decoder = method.decoder(pair.target.under(request.config), sampling, seed)
+    target = pair.target.under(request.config)
+    decoder = Method(pair.drafter, pair.stop, verifier).decoder(target, sampling, seed)
     outputs: list[list[int]] = [[] for _ in request.sources]
     if streamer is not None:
         streamer.put(request.starts.cpu())
@@ -120,15 +117,12 @@ def generate(
             streamer.put(torch.tensor(round_.emitted))
     if streamer is not None:
         streamer.end()
-    return padded(model, request, outputs)
+    return whole_sequences(model, request, outputs)
 
 
 def called_folder() -> str | None:
-    """Returns the folder or Hub name given as custom_generate to Transformers' `generate`.
-
-    Transformers does not pass this argument on, so it is read from the caller's stack frame. None
-    if there is no such call.
-    """
+    """Returns the folder or Hub name given as custom_generate to Transformers' `generate`, which
+    does not pass it on, from the caller's stack frame; None if there is no such call."""
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_locals.get("custom_generate")
@@ -138,15 +132,15 @@ def called_folder() -> str | None:
     return None
 
 
-def padded(
+def whole_sequences(
     model: PreTrainedModel, request: Request, outputs: Sequence[list[int]]
 ) -> Tensor | ModelOutput:
     """Returns prompts and new tokens, padded on the right, as a ModelOutput if requested."""
-    padding, longest = request.config.pad_token_id, max(map(len, outputs))
+    padding, starts = request.config.pad_token_id, request.starts
     if padding is None:  # the first EOS, as in Transformers
         padding = next(iter(end_tokens(request.config)), 0)
-    rows = [tokens + [padding] * (longest - len(tokens)) for tokens in outputs]
-    sequences = torch.cat([request.starts, torch.tensor(rows, device=request.starts.device)], 1)
+    rows, _ = padded([torch.tensor(tokens, device=starts.device) for tokens in outputs], padding)
+    sequences = torch.cat([starts, rows], 1)
     if not request.config.return_dict_in_generate:
         return sequences
     if model.config.is_encoder_decoder:
@@ -171,12 +165,12 @@ def read_request(
     given = (arguments, {} if generation_config is None else generation_config.to_dict())
     named = {name for settings in given for name, value in settings.items() if value is not None}
     check_config(config, named)
-    others = {name: value for name, value in rest.items() if value is not None}
-    if left := [name for name, value in others.items() if value is not False and value != []]:
-        raise ValueError(
-            f"{left[0]} is not supported in speculative decoding; give input_ids, attention_mask "
-            "and the settings of generate"
-        )
+    for name, value in rest.items():
+        if value is not None and value is not False and value != []:
+            raise ValueError(
+                f"{name} is not supported in speculative decoding; give input_ids, attention_mask "
+                "and the settings of generate"
+            )
     if not isinstance(input_ids, Tensor):
         shown = "nothing" if input_ids is None else f"a {type(input_ids).__name__}"
         raise ValueError(f"input_ids must be a tensor [batch, length], not {shown}")
@@ -191,12 +185,10 @@ def read_request(
                 f"row {number} of the inputs has the token {outside[0]}, but the target has the "
                 f"tokens 0 to {size - 1}; use its own tokenizer"
             )
-    starts = input_ids
+    starts, prefixes = input_ids, rows
     if model.config.is_encoder_decoder:
-        starts = torch.full((len(rows), 1), start_token(config), device=model.device)
-        sources = [Source.of_text(row, start) for row, start in zip(rows, starts, strict=True)]
-    else:
-        sources = [Source.of_text(row, row) for row in rows]
+        starts = prefixes = torch.full((len(rows), 1), start_token(config), device=model.device)
+    sources = [Source.of_text(*pair) for pair in zip(rows, prefixes, strict=True)]
     limits = (*given, model.generation_config.to_dict())
     limited = any(settings.get("max_length") is not None for settings in limits)
     max_new_tokens = _lengths(config, starts.shape[1], limited)
@@ -209,13 +201,9 @@ def read_request(
             top_k, top_p = 1, 1.0
         sampling = Sampling(config.temperature, top_k, top_p, min_p)
         config.do_sample, config.temperature, config.top_k, config.top_p = False, 1.0, 50, 1.0
-    return Request(
-        config,
-        sampling,
-        [source for source in sources for _ in range(copies)],
-        starts.repeat_interleave(copies, dim=0),
-        max_new_tokens,
-    )
+    copied = [source for source in sources for _ in range(copies)]
+    starts = starts.repeat_interleave(copies, dim=0)
+    return Request(config, sampling, copied, starts, max_new_tokens)
 
 
 def check_config(config: GenerationConfig, given: Collection[str] = ()) -> None:
@@ -243,10 +231,11 @@ def check_config(config: GenerationConfig, given: Collection[str] = ()) -> None:
             f"{name} = {getattr(config, name)!r} is not supported in speculative decoding; leave "
             "it out of the call"
         )
-    if requested := [name for name in UNAVAILABLE if getattr(config, name)]:
-        raise ValueError(
-            f"{requested[0]} is not available in speculative decoding; leave it out of the call"
-        )
+    for name in UNAVAILABLE:
+        if getattr(config, name):
+            raise ValueError(
+                f"{name} is not available in speculative decoding; leave it out of the call"
+            )
 
 
 def _without_padding(
@@ -266,7 +255,7 @@ def _without_padding(
         raise ValueError(f"attention_mask must be {expected}, not {shown}")
     mask = mask.bool()
     # a run of tokens begins where the mask is set and was not set one column before
-    begins = mask & ~torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], dim=1)
+    begins = torch.nn.functional.pad(mask.int(), (1, 0)).diff(dim=1) == 1
     for row, count in enumerate(begins.sum(1).tolist()):
         if count != 1:
             wrong = "has padding between its tokens" if count else "holds no tokens"
@@ -286,10 +275,9 @@ def _lengths(config: GenerationConfig, length: int, given: bool) -> int:
     and min_length, but the rows here have none. Raises ValueError if max_length leaves no new
     token.
     """
-    if config.max_new_tokens is not None:
-        allowed = config.max_new_tokens
-    else:
-        allowed = config.max_length - length if given else DEFAULT_NEW_TOKENS
+    allowed = config.max_new_tokens
+    if allowed is None:
+        allowed = config.max_length - length if given else 20  # Transformers' default
     if allowed < 1:
         raise ValueError(
             f"max_length = {config.max_length} allows no new token after {length} given ones; give "

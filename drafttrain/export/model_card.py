@@ -28,7 +28,6 @@ from drafttrain.models.drafters import vocabulary_size
 from drafttrain.models.languages import language_tokens
 
 TEMPLATE = Path(__file__).with_suffix(".md")
-LANGUAGES = ("source_language", "target_language")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -58,7 +57,7 @@ def write_card(
     """
     drafter, policy, head = parts.drafter, parts.policy, parts.head
     kind, target = kind_of(drafter.config), settings.target
-    path = None if target is None else target.path
+    path = target and target.path
     folder, name, data = (
         one and without_folders(one) for one in (folder_of(settings), path, settings.training_data)
     )
@@ -76,20 +75,15 @@ def write_card(
         target=name,
         local=path is not None and on_hub(path) is None,
         data=data,
-        license=settings.license,
-        languages={field: getattr(target, field, None) for field in LANGUAGES},
+        settings=settings,
+        parts=parts,
         measured=measured,
-        policy=policy,
         rule=RULES.get(policy.verifier.kind),
         policy_words=describe_policy(policy),
         verifier_words=describe_verifier(policy),
         first_token=first_token(target and target.target_language, parts.tokenizer),
-        sampling={"temperature": 0.0, "top_k": 0, "top_p": 1.0} | policy.sampling,
-        drafter=drafter,
         shape=shape,
-        parameters=drafter.num_parameters(),
         loads=serving.auto_class if kind.model is None else kind.model.replace(":", "."),
-        head=head,
         head_labels=_warping(", labels at ", head.config.sampling) if head else "",
         found=found,
         programs=programs(drafter.config),
@@ -130,18 +124,17 @@ def front_matter(settings: ExportConfig, tags: Sequence[str]) -> ModelCardData:
 
 def serving_of(folder: str, target: str | None, parts: Parts) -> Serving:
     """Returns the values for the commands in a card. target: its Hub name or folder."""
-    policy, drafter = parts.policy, parts.drafter
-    config = drafter.generation_config if drafter.can_generate() else None
-    seq2seq = drafter.config.is_encoder_decoder
+    policy, config = parts.policy, parts.drafter.config
+    generation = parts.drafter.generation_config if parts.drafter.can_generate() else None
     return Serving(
         target=target or "TARGET",
         folder=folder,
-        auto_class="AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM",
-        tokens=0 if config is None else config.num_assistant_tokens,
-        confidence=0.0 if config is None else config.assistant_confidence_threshold,
-        vocabulary=vocabulary_size(drafter.config),
-        mask_token=getattr(drafter.config, "pard_token", None),
-        p_min=policy.confidence or 0.0 if policy.stop == "confidence" else 0.0,
+        auto_class=f"AutoModelFor{'Seq2SeqLM' if config.is_encoder_decoder else 'CausalLM'}",
+        tokens=0 if generation is None else generation.num_assistant_tokens,
+        confidence=0.0 if generation is None else generation.assistant_confidence_threshold,
+        vocabulary=vocabulary_size(config),
+        mask_token=getattr(config, "pard_token", None),
+        p_min=policy.confidence if policy.stop == "confidence" else 0.0,
     )
 
 
@@ -155,15 +148,14 @@ def describe_verifier(policy: Policy) -> str:
 
 def describe_policy(policy: Policy) -> str:
     """Returns a description of the stop policy."""
-    cap = f", at most {policy.max_draft} tokens"
-    kinds = {
+    words = {
         "fixed": f"always {counted(policy.k or 0, 'token')} per round",
-        "head": f"stop when the head predicts a rejection with more than h = {policy.h}{cap}",
-        "entropy": f"stop after a row with entropy above {policy.entropy} nats{cap}",
-        "confidence": f"stop after a token with probability below {policy.confidence}{cap}",
-        "cumulative": f"stop when the draft's probability is below {policy.cumulative}{cap}",
-    }
-    words = kinds.get(policy.stop, f"by {policy.stop}{cap}")
+        "head": f"stop when the head predicts a rejection with more than h = {policy.h}",
+        "entropy": f"stop after a row with entropy above {policy.entropy} nats",
+        "confidence": f"stop after a token with probability below {policy.confidence}",
+        "cumulative": f"stop when the draft's probability is below {policy.cumulative}",
+    }[policy.stop]
+    words += "" if policy.stop == "fixed" else f", at most {policy.max_draft} tokens"
     words += "" if policy.speculate else "; plain decoding was as fast when it was chosen"
     return words + _warping("; chosen for ", policy.sampling)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from drafttrain.config.decode import check_given
 from drafttrain.config.kinds import Program, kind_of
 from drafttrain.config.methods import RULES, rules_for
 from drafttrain.config.policy import DEFAULT_H, HEAD, Policy, read_policy
+from drafttrain.data.shards.writing import say
 from drafttrain.models.acceptance_head import AcceptanceHead, check_head_identity
 from drafttrain.models.causal_drafter import demote_undrafted
 from drafttrain.models.drafters import load_drafter, read_drafter_settings
@@ -49,10 +49,8 @@ def programs(drafter: PretrainedConfig) -> tuple[Program, ...]:
     """
     if (getattr(drafter, "target", None) or {}).get("takes_audio"):
         return ()
-    exports = kind_of(drafter).exports
-    return tuple(
-        program for program in exports if program != "servers" or not drafter.is_encoder_decoder
-    )
+    left_out = "servers" if drafter.is_encoder_decoder else None
+    return tuple(program for program in kind_of(drafter).exports if program != left_out)
 
 
 def load_parts(settings: ExportConfig) -> Parts:
@@ -83,15 +81,15 @@ def load_parts(settings: ExportConfig) -> Parts:
         check_head_identity(head, drafter, str(settings.head))
     undrafted = demote_undrafted(drafter) if kind_of(config).runs_as_targets else 0
     if undrafted:
-        print(
+        say(
             f"{name}: {undrafted:,} tokens that it does not draft get output rows whose score is "
-            "never the highest",
-            file=sys.stderr,
+            "never the highest"
         )
         if head is not None:  # still valid: it reads hidden states, which do not change
             head.config.drafter["weights_sha256"] = hash_weights(drafter)
-    for config in (drafter.config, *(() if head is None else (head.config,))):
-        forget_folders(config)
+    forget_folders(drafter.config)
+    if head is not None:
+        forget_folders(head.config)
     if drafter.can_generate():
         keep_writable(drafter)
         length, confidence = DEFAULT_LENGTH, 0.4  # Transformers' default confidence threshold
@@ -142,17 +140,12 @@ def _choose_policy(
             "or another policy with --policy"
         )
     if any(chosen.method is not None for chosen in (policy, *policy.batches.values())):
-        print(
-            f"{file}: the best method is a tree or cascade; the best chain is exported instead",
-            file=sys.stderr,
-        )
+        say(f"{file}: the best method is a tree or cascade; the best chain is exported instead")
     batches = {
         size: chosen.model_copy(update={"method": None, "head": name})
         for size, chosen in policy.batches.items()
         if chosen.stop != "head" or chosen.head in head_names
     }
-    if settings.verifier is not None:
-        batches = {}  # the verifier of the settings applies at every batch size
     changes = {"drafter": drafter.model_type, "method": None, "batches": batches}
     if policy.stop == "head":
         changes["head"] = name
@@ -164,5 +157,5 @@ def _choose_policy(
                 f"verifier.kind = {rule.name!r} is not valid for chains, which other programs "
                 f"draft; give one of: {', '.join(rules_for('iid', drafts_trees=False))}"
             )
-        changes["verifier"] = settings.verifier
+        changes |= {"verifier": settings.verifier, "batches": {}}  # one for every batch size
     return policy.model_copy(update=changes)

@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel
@@ -57,8 +56,7 @@ DRAFTS = "the drafts"
 REFERENCE, LOGITS = "reference.json", "logits.safetensors"
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """The inputs and target for verifying an export."""
 
     inputs: Sequence[Sequence[int]] = ()
@@ -208,15 +206,15 @@ def draft_all(parts: Parts, inputs: Sequence[Sequence[int]]) -> list[list[int]]:
     for ids in inputs:
         start = [config.decoder_start_token_id or 0] if config.is_encoder_decoder else ids
         source = Source.of_text(*(torch.tensor(row, device=model.device) for row in (ids, start)))
-        randomness = SampledRandomness(torch.Generator(source.prefix.device).manual_seed(0))
+        randomness = SampledRandomness(torch.Generator(model.device).manual_seed(0))
         session = drafter.open(source, Sampling(), randomness)
-        tokens, end = source.prefix, len(source.prefix) + NEW_TOKENS
-        while (left := end - len(tokens)) > 0:
+        tokens = source.prefix
+        while (left := len(start) + NEW_TOKENS - len(tokens)) > 0:
             proposal = run_single(session.propose(tokens, None, stop.capped(left)))
             if len(proposal.tokens) == 0:
                 break
             tokens = torch.cat([tokens, proposal.tokens.to(tokens.device)])
-        drafts.append(tokens[len(source.prefix) :].tolist())
+        drafts.append(tokens[len(start) :].tolist())
     return drafts
 
 
@@ -230,12 +228,11 @@ def _decode(folder: Path, reference: Reference, parts: Parts, result: Verificati
     lossless = parts.policy.model_copy(update={"verifier": AUTO})
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
     options["num_return_sequences"] = 1
-    ties = 0
+    whole, ties = {"output_logits": True, "return_dict_in_generate": True}, 0
     for row, ids in enumerate(reference.inputs):
         input_ids = torch.tensor([ids], device=target.device)
         options |= {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
-        outputs = {"output_logits": True, "return_dict_in_generate": True}
-        plain = target.generate(**options, **outputs, **cache_for_generate(target))
+        plain = target.generate(**options, **whole, **cache_for_generate(target))
         speculated = target.generate(
             **options,
             assistant_model=drafter,
