@@ -1,10 +1,21 @@
 """A drafter, a head that stops some of its drafts early, and their export, for reading only."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from drafttrain.export import verify
 from tests.export.pairs import export_to, noisy_copy, save_drafter, save_head
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _quick_checks() -> Iterator[None]:
+    """Exports are verified on four short drafts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "INPUTS", 4)
+        patch.setattr(verify, "NEW_TOKENS", 8)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,7 @@ from safetensors.torch import load_file, save_file
 from drafttrain.commands.export import export
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EngineName, ExportConfig
-from drafttrain.export.engines import (
-    ENGINES,
-    Serving,
-    llama_command,
-    tensorrt_command,
-    vllm_command,
-)
+from drafttrain.export.engines import ENGINES, Serving
 from drafttrain.export.verify import compare
 from tests.export.pairs import Change, save_drafter
 from tests.tiny_models import VOCAB, tiny_model
@@ -34,8 +28,7 @@ def pair(drafter, tmp_path_factory) -> tuple[Path, Path]:
 
 
 def exported(pair: tuple[Path, Path], out: Path, engines, **settings: object) -> Path:
-    drafter, target = pair
-    given = {"drafter": drafter, "target": target, "check": "drafter"} | settings
+    given = {"drafter": pair[0], "target": pair[1], "check": "drafter"} | settings
     given["target"] = given["target"] and {"path": str(given["target"])}
     given["drafter"] = str(given["drafter"])
     export(ExportConfig(out=out, engines=engines, **given), reload=compare)
@@ -74,11 +67,7 @@ def drafter_of(family: str, **shape: object) -> Change:
         ("vllm", wide, "--for vllm: .*vocabulary of 40 tokens but target .* has 48"),
         ("tensorrt-llm", shuffled, "different tokenizers: token 4 is 'w4'"),
         ("tensorrt-llm", drafter_of("gpt2"), "does not implement 'GPT2LMHeadModel'"),
-        (
-            "vllm",
-            drafter_of("qwen2", head_dim=8),
-            "head_dim = 8, .* = 4 for 'Qwen2ForCausalLM'; leave vllm",
-        ),
+        ("vllm", drafter_of("qwen2", head_dim=8), "= 8, .* = 4 for 'Qwen2ForCausalLM'; leave vllm"),
         ("vllm", drafter_of("marian"), "decoder-only language models, but .*'marian'"),
         ("vllm", lambda _: {"target": None}, "names none; add --target MODEL"),
     ],
@@ -93,18 +82,19 @@ def test_drafters_that_an_engine_cannot_load_are_refused_first(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+SERVERS = "vllm,sglang,tensorrt-llm"
+
+
 @pytest.mark.parametrize(
     ("engines", "family", "shape"),
     [
         ("vllm", "qwen3", {"head_dim": 8}),
         ("sglang,tensorrt-llm", "qwen2", {"head_dim": 8}),
-        ("vllm,sglang,tensorrt-llm", "qwen2", {"tie_word_embeddings": True}),
-        ("vllm,sglang,tensorrt-llm", "mistral", {}),
+        (SERVERS, "qwen2", {"tie_word_embeddings": True}),
+        (SERVERS, "mistral", {}),
     ],
 )
-def test_the_servers_take_a_family_with_its_names_and_settings(
-    tmp_path, pair, engines, family, shape
-):
+def test_the_servers_take_a_family_with_its_own_settings(tmp_path, pair, engines, family, shape):
     """Transformers 4 uses 4096 as Mistral's window if the setting is missing."""
     model, tied = tiny_model(family, **shape), bool(shape.get("tie_word_embeddings"))
     if tied:
@@ -140,23 +130,22 @@ def test_only_llama_cpp_takes_a_padded_vocabulary(tmp_path, pair):
 
 def settings_in(serving: Serving) -> tuple[dict, dict]:
     """Returns the settings in vLLM's and TensorRT-LLM's commands."""
-    written = tensorrt_command(serving).split("'END'\n")[1].split("\nEND")[0]
-    return json.loads(vllm_command(serving).split("'")[1]), yaml.safe_load(written)
+    written = ENGINES["tensorrt-llm"].command(serving).split("'END'\n")[1].split("\nEND")[0]
+    vllm = ENGINES["vllm"].command(serving).split("'")[1]
+    return json.loads(vllm), yaml.safe_load(written)
 
 
 def test_engine_notes_name_the_draft_length_and_the_mask_of_parallel_drafters():
-    vllm = {"method": "draft_model", "model": "exports/mine", "num_speculative_tokens": 5}
-    tensorrt = {"max_draft_len": 5, "speculative_model": "exports/mine"}
-    assert settings_in(SERVING) == (
-        vllm,
-        {
-            "disable_overlap_scheduler": True,
-            "speculative_config": {"decoding_type": "Draft_Target", **tensorrt},
-        },
-    )
+    fields = {"method": "draft_model", "model": "exports/mine", "num_speculative_tokens": 5}
+    common = {"max_draft_len": 5, "speculative_model": "exports/mine"}
+    sequential = {"decoding_type": "Draft_Target", **common}
+    own = {"disable_overlap_scheduler": True, "speculative_config": sequential}
+    assert settings_in(SERVING) == (fields, own)
+    parallel = {"decoding_type": "PARD", **common, "mask_token_id": 7}
+    own = {"speculative_config": parallel}
     assert settings_in(replace(SERVING, mask_token=7)) == (
-        {**vllm, "parallel_drafting": True},
-        {"speculative_config": {"decoding_type": "PARD", **tensorrt, "mask_token_id": 7}},
+        fields | {"parallel_drafting": True},
+        own,
     )
 
 
@@ -164,5 +153,5 @@ def test_every_engine_can_be_chosen_and_its_notes_are_filled_and_quoted_for_the_
     assert set(get_args(EngineName)) == ENGINES.keys()
     assert not any("{" in engine.notes.format(SERVING) for engine in ENGINES.values())
     serving = replace(SERVING, target="my model", folder="/a b/c")
-    assert "vllm serve 'my model'" in vllm_command(serving)
-    assert "-md '/a b/c/drafter-f16.gguf'" in llama_command(serving)
+    assert "vllm serve 'my model'" in ENGINES["vllm"].command(serving)
+    assert "-md '/a b/c/drafter-f16.gguf'" in ENGINES["llama.cpp"].command(serving)

@@ -20,12 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from drafttrain.export.generation import generate, prepare
 from drafttrain.models.spec_drafter.model import SpecDrafter
 from tests.comparing import same_weights
-from tests.export.pairs import (
-    export_to,
-    make_head,
-    noisy_copy,
-    save_spec_drafter,
-)
+from tests.export.pairs import export_to, make_head, noisy_copy, save_spec_drafter
 from tests.tiny_models import FAMILIES, PAD, tiny_model
 
 LEFT_PADDED = {
@@ -72,23 +67,20 @@ def test_rows_padded_on_either_side_have_the_outputs_of_greedy_generate_alone(fa
     target, drafter = tiny_model(family), noisy_copy(family)
     ids, mask = inputs.values()
     first = 1 if target.config.is_encoder_decoder else ids.shape[1]
+    sources = [own[seen][None] for own, seen in zip(ids, mask.bool(), strict=True)]
+    outputs = [target.generate(source, **GREEDY)[0].tolist() for source in sources]
     for size in (None, 1, 2):
         batch = generate(target, **inputs, **GREEDY, assistant_model=drafter, batch_size=size)
         assert first == 1 or torch.equal(batch[:, :first], ids)
-        for row, own, seen in zip(batch[:, first:].tolist(), ids, mask.bool(), strict=True):
-            source = own[seen][None]
-            start = min(first, source.shape[1])
-            alone = target.generate(source, **GREEDY)[0, start:].tolist()
+        for row, source, output in zip(batch[:, first:].tolist(), sources, outputs, strict=True):
+            alone = output[min(first, source.shape[1]) :]
             assert row[: len(alone)] == alone
             assert set(row[len(alone) :]) <= {PAD}, "results are padded on the right"
 
 
 @pytest.mark.parametrize(
     ("family", "shape"),
-    [
-        *((family, {}) for family in FAMILIES),
-        ("marian", {"encoder": "target", "output_tokens": 30}),
-    ],
+    [*((one, {}) for one in FAMILIES), ("marian", {"encoder": "target", "output_tokens": 30})],
 )
 def test_an_exported_spec_drafter_equals_greedy_generate(tmp_path, family, shape):
     target = tiny_model(family)
