@@ -22,32 +22,19 @@ def estimate(value: float) -> Estimate:
 
 def tried(value: float = 1.0, high: float = 1.1, **changes: object) -> Tried:
     """Returns a candidate of `tune`. value: its speed relative to the best, at most `high`."""
-    facts = {
-        "tokens_per_second": estimate(100 * value),
-        "against_best": Estimate(value, value - 0.1, high),
-        "discard_rate": 0.1,
-        "verification_rate": 0.5,
-        "stays": True,
-    }
+    facts = {"discard_rate": 0.1, "verification_rate": 0.5, "stays": True}
+    facts["tokens_per_second"] = estimate(100 * value)
+    facts["against_best"] = Estimate(value, value - 0.1, high)
     return Tried(**facts | changes)
 
 
 def run(name: str, k: int | None = None, **changes: object) -> Run:
-    facts = {
-        "name": name,
-        "kind": "plain" if k is None else "method",
-        "method": "plain" if k is None else "chain",
-        "sizes": {},
-        "drafter": "none" if k is None else "causal",
-        "stop": None,
-        "verifier": "greedy",
-        "sampling": {},
-        "lossless": True,
-        "settings": {} if k is None else {"k": k},
-        "metrics": {name: estimate(1.5) for name in ("mean_acceptance_length", "speedup")},
-        "totals": {"prompts": 40},
-    }
-    return Run(**facts | changes)
+    facts = {"kind": "plain", "method": "plain", "drafter": "none"}
+    if k is not None:
+        facts = {"kind": "method", "method": "chain", "drafter": "causal", "settings": {"k": k}}
+    facts |= {"name": name, "verifier": "greedy", "sampling": {}, "lossless": True}
+    facts["metrics"] = dict.fromkeys(("mean_acceptance_length", "speedup"), estimate(1.5))
+    return Run(**facts | {"totals": {"prompts": 40}} | changes)
 
 
 def batch_run(name: str, size: int, figures: tuple[float, ...], **changes: object) -> Run:

@@ -32,12 +32,12 @@ TEXTS = [
 def test_every_job_decodes_the_same_tokens_at_every_batch_size(family, temperature):
     target = loaded(tiny_model(family))
     prompts, _ = read_prompts(target, rows(TEXTS))
-    settings = options(temperature)
+    settings = options(temperature, max_new_tokens=8)
     rule = GreedyMatch() if temperature == 0.0 else RejectionSampling()
     method = chain(noisy(target.target.model, family), verifier=rule)
     for job in make_jobs(target, [method], settings):
-        if temperature > 0.0 and job.way == "generate":
-            continue  # a batch of `generate` samples from one stream
+        if temperature > 0.0 and job.method is None:
+            continue  # a batch of `generate` samples from one stream; beam search is greedy
         alone = [job.decode([prompt], 1)[0].tokens for prompt in prompts]
         for size in (3, 8):
             together = job.decode(prompts, size)
@@ -51,7 +51,7 @@ def test_prompts_near_the_last_position_equal_single_ones_in_batches():
     for job in make_jobs(target, [], options(max_new_tokens=10)):
         alone = [job.decode([prompt], 1)[0].tokens for prompt in prompts]
         assert [output.tokens for output in job.decode(prompts, 4)] == alone
-        assert {len(tokens) for tokens in alone[:1]} <= set(range(1, 6))
+        assert 1 <= len(alone[0]) <= 5
 
 
 def test_groups_are_single_prompts_at_batch_size_1_else_four_batches_or_more():

@@ -61,10 +61,8 @@ def test_the_threshold_of_theorem_3_1():
 
 def test_seconds_are_those_of_the_rounds_own_clocks():
     def played(drafted: int) -> Round:
-        return Round(
-            sequence=0, drafted=[1] * drafted, path=[], emitted=[1], passes=drafted,
-            draft_seconds=0.002 * drafted, target_seconds=0.011,
-        )  # fmt: skip
+        seconds = {"draft_seconds": 0.002 * drafted, "target_seconds": 0.011}
+        return Round(0, [1] * drafted, [], [1], **seconds)
 
     outputs = [Output([1, 1], [played(3), played(1)]), Output([1], [played(0)])]
     assert call_seconds(outputs) == pytest.approx((0.002, 0.011))

@@ -22,7 +22,8 @@ from tests.tiny_models import tiny_model
 LENGTH = 12
 SOURCES = ["w5 w6 w7 w8", "w9 w3 w30", "w12 w12 w20 w33 w4", "w39 w8"]
 ROWS = rows(SOURCES, ["w3 w4 w5 w6 w7", "w8 w9", None, "w4"])
-OPTIONS = options(max_new_tokens=LENGTH, repeats=2, warmup=1)
+ONCE = {"repeats": 1, "warmup": 0}
+OPTIONS = options(max_new_tokens=LENGTH, **ONCE)
 
 
 def script(target, k=4, wrong=0.3):
@@ -107,13 +108,11 @@ def test_speed_ups_are_over_the_times_of_the_same_inputs(report):
 
 def test_totals_and_metrics_come_from_the_same_rounds(report):
     run = report.run("scripted k=4 greedy")
-    totals = run.totals
+    totals, rates = run.totals, run.acceptance_rate_per_position
     assert run.metrics["mean_acceptance_length"].value == totals["tokens"] / totals["rounds"]
-    assert run.metrics["mbsu"].value == pytest.approx(
-        totals["tokens"] / (0.5 * totals["passes"] + totals["rounds"])
-    )
-    assert sum(run.acceptance_rate_per_position.accepted) == totals["accepted"]
-    assert sum(run.acceptance_rate_per_position.drafted) == totals["drafted"]
+    cost = 0.5 * totals["passes"] + totals["rounds"]
+    assert run.metrics["mbsu"].value == pytest.approx(totals["tokens"] / cost)
+    assert sum(rates.accepted) == totals["accepted"] and sum(rates.drafted) == totals["drafted"]
     assert 0 <= run.time["other"] <= 1
 
 
@@ -154,7 +153,7 @@ def test_chats_have_no_bleu_even_where_answers_are_known(target):
     chats = [json.dumps({"conversation": chat}) for chat in turns]
     template = "{% for turn in messages %}{{ turn.content }} {% endfor %}"
     target.target.tokenizer.chat_template = template
-    settings = options(baselines=("generate",), repeats=1)
+    settings = options(baselines=(), **ONCE)
     for data in (ROWS, rows(SOURCES)):
         data = data.add_column("chat", chats)
         found = evaluate(target, [chain(tiny_model("llama", seed=5), 4)], data, settings).report
@@ -168,7 +167,7 @@ def test_chats_have_no_bleu_even_where_answers_are_known(target):
 
 def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
     drafter, _ = script(target)
-    settings = options(1.0, baselines=("generate",), repeats=1)
+    settings = options(1.0, baselines=(), **ONCE)
     method = Method(drafter, FixedLength(4), RejectionSampling())
     first, second = (evaluate(target, [method], ROWS, settings) for _ in range(2))
     assert first.samples == second.samples
@@ -176,7 +175,7 @@ def test_sampling_makes_no_identity_claim_and_repeats_with_its_seed(target):
     assert run.name == "scripted k=4 rejection" and run.lossless
     assert "identical" not in run.metrics and run.parity == []
     assert "mean_acceptance_length" in run.metrics
-    other = evaluate(target, [method], ROWS, options(1.0, baselines=(), repeats=1, seed=1))
+    other = evaluate(target, [method], ROWS, options(1.0, baselines=(), seed=1, **ONCE))
     assert other.samples != first.samples
 
 
@@ -192,7 +191,7 @@ def test_a_narrow_terminal_gets_values_without_intervals(report):
 def test_inputs_longer_than_the_drafter_takes_are_decoded_plainly_and_counted(target):
     small = CachedModel(target.target.model)
     small.source_limit = 4  # sources have 4, 3, 5 and 2 tokens
-    settings = options(max_new_tokens=LENGTH, baselines=(), repeats=1)
+    settings = options(max_new_tokens=LENGTH, baselines=(), **ONCE)
     found = evaluate(target, [strict(CausalDrafter(small))], ROWS, settings).report
     assert found.runs[1].totals["too_long"] == 1 and "too_long" not in found.runs[0].totals
     assert "1 input longer than the drafter takes: decoded plainly." in note(found)

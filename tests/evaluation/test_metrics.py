@@ -52,12 +52,9 @@ CUT = output_of(round_of([5, 5, 5, 5], 4, [5, 5, 5], finished=True))
 
 def test_counts_of_a_round_exclude_tokens_after_eos():
     counts = count_rounds([ORDINARY, EOS_IN_DRAFT, CUT])
-    assert counts.tokens.tolist() == [8, 2, 3]
-    assert counts.rounds.tolist() == [3, 1, 1]
-    assert counts.drafted.tolist() == [12, 4, 4]
-    assert counts.accepted.tolist() == [5, 2, 3]
-    assert counts.discarded.tolist() == [7, 2, 1]
-    assert counts.passes.tolist() == [3, 1, 1]
+    expected = {"tokens": [8, 2, 3], "rounds": [3, 1, 1], "passes": [3, 1, 1]}
+    expected |= {"drafted": [12, 4, 4], "accepted": [5, 2, 3], "discarded": [7, 2, 1]}
+    assert {name: getattr(counts, name).tolist() for name in expected} == expected
 
 
 def test_rates_are_ratios_of_sums():
@@ -167,8 +164,7 @@ def test_standardised_walltime_improvement_counts_the_calls_of_each_drafter():
 
 def test_the_calls_of_a_single_drafter_are_its_passes():
     first = Round(0, [5, 6], [0, 1], [5, 6, 7], passes=2, draft_seconds=0.3)
-    second = Round(0, [5], [], [9], passes=1, draft_seconds=0.3)
-    counts = count_rounds([output_of(first, second)])
+    counts = count_rounds([output_of(first, Round(0, [5], [], [9], passes=1, draft_seconds=0.3))])
     costs = CallCosts.of(counts, {"causal": 0.5}, 2.0)
     assert costs.measured == pytest.approx({"causal": 0.1}) and costs.calls == {"causal": 3}
     swi = estimate(walltime_improvement(counts, costs.measured), draw_resamples(1, 5))

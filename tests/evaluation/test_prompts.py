@@ -46,13 +46,13 @@ def test_inputs_of_the_drafters_training_are_counted(capsys):
 
 @pytest.mark.parametrize("mode", ["decode", "teacher-forced"])
 def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
-    """64 positions: 3 of the prompt and 61 of new tokens; the last new token needs none."""
-    target = tiny_model("llama").float()
+    """16 positions: 3 of the prompt and 13 of new tokens; the last new token needs none."""
+    target = tiny_model("llama", max_position_embeddings=16).float()
     target.generation_config.update(eos_token_id=39, bad_words_ids=[[39]], pad_token_id=0)
     save_target(target, Path("target"))
     Path("rows.txt").write_text("w5 w6 w7\nw4\n")
     given = ["--target", "target", "--drafter", "max-gram", "--data", "rows.txt"]
-    for wanted, cut in ((62, 0), (63, 1), (65, 2)):
+    for wanted, cut in ((14, 0), (15, 1), (17, 2)):
         arguments = [*given, f"decode.sampling.max_new_tokens={wanted}"]
         own = ["--mode", mode, "--report", f"{wanted}.json"]
         own += ["repeats=1", "warmup=0", "baselines=generate"] if mode == "decode" else []
@@ -64,4 +64,4 @@ def test_outputs_cut_by_the_targets_positions_are_counted(mode, capsys):
     if mode == "decode":
         capsys.readouterr()
         assert ended("generate", *arguments) == 0
-        assert "row 0: cut after 62 tokens at the target's max" in capsys.readouterr().err
+        assert "row 0: cut after 14 tokens at the target's max" in capsys.readouterr().err

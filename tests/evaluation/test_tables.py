@@ -1,5 +1,7 @@
 """The table and the plot of a report with hand-written figures."""
 
+from itertools import product
+
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -20,7 +22,7 @@ from drafttrain.evaluation.tables import METRICS, main_table, parity_lines, winn
 from tests.evaluation.reports import batch_run, batched_report, estimate, run, tried
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def report() -> Report:
     return batched_report()
 
@@ -31,13 +33,9 @@ def with_runs(report: Report, *runs) -> Report:
 
 def method(name: str, speedup: float, drafted: int = 30, **changes: object):
     """Returns a run at batch size 1, with optional settings and metrics."""
-    facts = {
-        "kind": "method",
-        "method": "chain",
-        "drafter": "causal",
-        "totals": {"prompts": 40, "drafted": drafted, "rounds": 10},
-        "metrics": {"speedup": estimate(speedup), "mean_acceptance_length": estimate(2.0)},
-    }
+    facts = {"kind": "method", "method": "chain", "drafter": "causal"}
+    facts["totals"] = {"prompts": 40, "drafted": drafted, "rounds": 10}
+    facts["metrics"] = {"speedup": estimate(speedup), "mean_acceptance_length": estimate(2.0)}
     return run(name, **facts | changes)
 
 
@@ -49,15 +47,9 @@ def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
     header, _, *rows = main_table(report).markdown(intervals=False).splitlines()
     titles, *rows = map(cells_of, (header, *rows))
     cells = [dict(zip(titles, row, strict=True)) for row in rows]
-    assert [(one["method"], one["k"], one["batch"]) for one in cells] == [
-        ("plain", "–", "1"),
-        ("causal k=3 greedy", "3", "1"),
-        ("causal k=9 greedy", "9", "1"),
-        ("assisted", "–", "1"),
-        ("plain", "–", "8"),
-        ("causal k=3 greedy", "3", "8"),
-        ("causal k=9 greedy", "9", "8"),
-    ]
+    methods = [("plain", "–"), ("causal k=3 greedy", "3"), ("causal k=9 greedy", "9")]
+    assert [(one["method"], one["k"]) for one in cells] == [*methods, ("assisted", "–"), *methods]
+    assert [one["batch"] for one in cells] == ["1"] * 4 + ["8"] * 3
     plain = cells[4]
     assert (plain["ms per token"], plain["tok/s"], plain["speedup"]) == ("18.00", "400", "1.00×")
     assert (plain["equal %"], plain["memory, MB"]) == ("95.0", "20.0")
@@ -65,10 +57,8 @@ def test_every_method_has_a_row_at_each_of_its_batch_sizes(report):
 
 
 def test_the_fastest_at_each_batch_size_may_be_another(report):
-    assert {size: best.name for size, best in winners(report).items()} == {
-        1: "causal k=9 greedy",
-        8: "causal k=3 greedy",
-    }
+    fastest = {size: best.name for size, best in winners(report).items()}
+    assert fastest == {1: "causal k=9 greedy", 8: "causal k=3 greedy"}
     slow = with_runs(report, report.runs[4], batch_run("causal k=3 greedy", 8, (90, 30, 0.9), k=3))
     assert winners(slow)[8].name == "plain"
 
@@ -86,19 +76,19 @@ def test_sizes_of_trees_settings_of_rules_and_lossy_marks_are_columns(report):
 
 def test_reasons_for_differences_in_a_batch_are_stated_and_errors_stand_out(report):
     parts = [{"row": row, "position": 3, "gap": gap} for row, gap in enumerate((2e-7, 4e-2, 5e-2))]
-    values = {"against": "batch size 1", "compared": 40, "bound": 1e-5}
-    ties = Parity(**values, identical=39, differences=parts[:1])
-    wrong = Parity(**values, identical=37, differences=parts)
 
-    def with_parity(parity: Parity) -> Report:
-        found = batch_run("plain", 8, (400, 18, 1.0), parity=[parity])
-        return report.model_copy(update={"runs": [report.runs[0], found]})
+    def line_of(identical: int, differences: list) -> str:
+        values = {"against": "batch size 1", "compared": 40, "bound": 1e-5}
+        parity = Parity(**values, identical=identical, differences=differences)
+        run = batch_run("plain", 8, (400, 18, 1.0), parity=[parity])
+        [line] = parity_lines(with_runs(report, run))
+        return line
 
-    assert parity_lines(with_parity(ties)) == [
+    assert line_of(39, parts[:1]) == (
         "plain, batch 8: 39 of 40 equal to batch size 1; at the first difference the top-2 "
         "logit gap is 2.0e-07 to 2.0e-07 (ties, bound 1e-05)"
-    ]
-    assert "(2 are NOT ties: please report" in parity_lines(with_parity(wrong))[0]
+    )
+    assert "(2 are NOT ties: please report" in line_of(37, parts)
 
 
 def test_the_x_axis_of_the_plot_is_what_was_varied(report):
@@ -108,10 +98,9 @@ def test_the_x_axis_of_the_plot_is_what_was_varied(report):
     plot = choose_plot(with_runs(report, *swept))
     assert plot.xlabel == "draft tokens per round" and plot.curves[0].xs == [2.0, 4.0]
     assert not plot.logarithmic
-    lossy = method(
-        "lossy", 1.5, settings={"k": 4, "beta": 3, "tau": 1.0}, lossless=False,
-        metrics={"speedup": estimate(1.5), "bleu_difference": Estimate(-0.5, -1.0, 0.0)},
-    )  # fmt: skip
+    metrics = {"speedup": estimate(1.5), "bleu_difference": Estimate(-0.5, -1.0, 0.0)}
+    settings = {"k": 4, "beta": 3, "tau": 1.0}
+    lossy = method("lossy", 1.5, settings=settings, lossless=False, metrics=metrics)
     assert "BLEU" in choose_plot(with_runs(report, *swept, lossy)).xlabel
     single = choose_plot(with_runs(report, swept[0]))
     assert len(single.curves) == 1 and single.levels == {"plain": 1.0}
@@ -159,20 +148,15 @@ def test_long_names_are_shortened_and_stay_distinct():
 
 
 def search_of(report: Report, **given: object) -> Search:
-    times = {"minutes": 1.0, "t_draft": 1.0, "t_target": 1.0}
-    return Search(
-        **{"drafter": "d", "data": report.data, "rungs": [], "choices": []} | times | given
-    )
+    facts = {"drafter": "d", "data": report.data, "rungs": [], "choices": []}
+    return Search(**facts | {"minutes": 1.0, "t_draft": 1.0, "t_target": 1.0} | given)
 
 
 def test_every_swept_stop_is_drawn_and_none_is_joined_to_another(report):
     stops = {f"k={k}": {"stop": {"k": k}} for k in (1, 2, 3)}
-    heads = (f"D{depth}-w{weight}" for depth in range(3) for weight in (1, 3, 6))
-    stops |= {
-        f"{head} h={h}": {"stop": {"kind": "head", "head": head, "h": h}}
-        for head in heads
-        for h in (0.3, 0.5)
-    }
+    heads = [f"D{depth}-w{weight}" for depth in range(3) for weight in (1, 3, 6)]
+    for head, h in product(heads, (0.3, 0.5)):
+        stops[f"{head} h={h}"] = {"stop": {"kind": "head", "head": head, "h": h}}
     stops |= {"mine=1": {"stop": {"kind": "entropy", "entropy": 1.0}}, "mine=2": {"stop": {"k": 5}}}
     candidates = dict.fromkeys(stops, tried())
     for k, rate in ((1, 0.6), (2, 0.4), (3, 0.5)):
@@ -201,9 +185,8 @@ def test_reliability_is_drawn_of_the_heads_that_were_tried(report):
 @pytest.mark.parametrize("width", [80, 110, 200])
 def test_a_terminal_shows_whole_names_and_figures(report, width):
     names = [f"functions-drafter entropy({n}) greedy" for n in (1, 2)]
-    metrics = dict.fromkeys(METRICS, estimate(1.5))
-    for name in ("greedy_match", "sampled_acceptance", "wer", "wer_difference", "rtf"):
-        metrics.pop(name)
+    other = {"greedy_match", "sampled_acceptance", "wer", "wer_difference", "rtf"}
+    metrics = dict.fromkeys(METRICS.keys() - other, estimate(1.5))
     runs = [method(name, 1.2, metrics=metrics) for name in names]
     console = Console(width=width, record=True)
     console.print(main_table(with_runs(report, *runs)))

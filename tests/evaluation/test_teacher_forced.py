@@ -99,19 +99,16 @@ def test_greedy_counts_are_those_of_decoding(kind):
     methods = [Method(drafter, FixedLength(k), GreedyMatch()) for k in (2, 4)]
     sampling = SamplingConfig(max_new_tokens=14)
     plain, *forced = measure_forced(target, methods, prompts, sampling)
+    equal = {"tokens", "rounds", "accepted"}  # drafts may end by EOS after a wrong token
+    equal |= {"spec-drafter": {"passes"}, "parallel": {"passes"}}.get(kind, set())
+    equal |= {"drafted", "passes"} if kind == "max-gram" else set()
     for method, found in zip(methods, forced, strict=True):
         decoded = decode_by(target, method, sampling, prompts)
         counts, positions = count_rounds(decoded), count_positions(decoded)
         assert plain.counts.tokens.tolist() == counts.tokens.tolist()
-        for name in ("tokens", "rounds", "accepted"):
-            assert getattr(found.counts, name).tolist() == getattr(counts, name).tolist(), name
-        for name in ("drafted", "passes"):
+        for name in ("tokens", "rounds", "accepted", "drafted", "passes"):
             ours, theirs = getattr(found.counts, name), getattr(counts, name)
-            blocks = kind in ("spec-drafter", "parallel") and name == "passes"
-            if blocks or kind == "max-gram":
-                assert ours.tolist() == theirs.tolist(), name
-            else:
-                assert (ours >= theirs).all()  # drafts may end by EOS after a wrong token
+            assert (ours >= theirs).all() and (name not in equal or (ours == theirs).all()), name
         width = positions.shape[2]  # accepted and reached
         assert found.positions[1:, :, :width].tolist() == positions[1:].tolist()
 

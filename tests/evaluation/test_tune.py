@@ -44,11 +44,9 @@ class Race:
         return 100.0 / self.speeds[name] * float(np.exp(shared + own))
 
     def run(self, prompts: int = 1000, seconds: float = 1e9, fixed: Sequence[str] = (), **given):
-        first = sum(100.0 / speed for speed in self.speeds.values())
-        names = list(self.speeds)
-        return search(
-            names, fixed, prompts, self.decode, lambda: seconds - self.time, first, **given
-        )
+        first, names = sum(100.0 / speed for speed in self.speeds.values()), list(self.speeds)
+        decode, left = self.decode, lambda: seconds - self.time
+        return search(names, fixed, prompts, decode, left, first, **given)
 
 
 def many(count: int) -> dict[str, float]:
@@ -83,16 +81,11 @@ def test_noise_that_prompts_share_does_not_count():
 
 
 def test_those_beyond_doubt_slower_leave_first():
-    standings = {
-        "best": tried(1.0, 1.0),
-        "slower": tried(0.95, 0.97),
-        "doubtful": tried(0.9, 1.05),
-        "slowest": tried(0.8, 0.85),
-    }
-    staying = {name for name, one in halve(standings, fixed=()).items() if one.stays}
-    assert staying == {"best", "doubtful"}
-    staying = {name for name, one in halve(standings, fixed=["slowest"]).items() if one.stays}
-    assert staying == {"best", "doubtful", "slowest"}
+    standings = {"best": tried(1.0, 1.0), "slower": tried(0.95, 0.97)}
+    standings |= {"doubtful": tried(0.9, 1.05), "slowest": tried(0.8, 0.85)}
+    for fixed in ([], ["slowest"]):
+        staying = {name for name, one in halve(standings, fixed).items() if one.stays}
+        assert staying == {"best", "doubtful", *fixed}
 
 
 def test_the_time_is_kept():
