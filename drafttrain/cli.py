@@ -62,8 +62,7 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def drafttrain(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=print_version, is_eager=True, help="Show the version."),
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show it.")
     ] = False,
 ) -> None:
     """Train, measure and export drafters for speculative decoding.
@@ -166,9 +165,9 @@ def train(
     """
     if recipe in ("-h", "--help"):
         print(context.get_help())
-    else:
-        arguments = [*context.args, *["--debug"] * bool(context.obj)]  # run_command has removed it
-        call("drafttrain.commands.train:run_recipe", recipe, arguments)
+        return
+    debug = ["--debug"] if context.obj else []  # run_command has removed it
+    call("drafttrain.commands.train:run_recipe", recipe, [*context.args, *debug])
 
 
 @app.command("eval")
@@ -201,12 +200,10 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 def generate(
     settings: GenerateConfig,
     text: Annotated[
-        list[str] | None,
-        typer.Option("--text", metavar="TEXT", help="An input; may be repeated."),
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="An input; may be repeated.")
     ] = None,
     show_rounds: Annotated[
-        bool,
-        typer.Option("--show-rounds", help="Show drafted and accepted tokens of each round."),
+        bool, typer.Option("--show-rounds", help="Show drafted and accepted tokens of each round.")
     ] = False,
     json_lines: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per input, with all rounds.")
@@ -232,9 +229,7 @@ def generate(
     if not text and settings.data.path == STDIN:
         text = [] if sys.stdin.isatty() else [line.rstrip("\r\n") for line in sys.stdin]
         if not text:
-            raise ConfigError(
-                "no inputs; add --text TEXT or --data FILE, or pipe in a text per line"
-            )
+            raise ConfigError("no inputs; add --text TEXT or --data FILE, or pipe in texts")
     call("drafttrain.commands.generate:generate_texts", settings, text or None, display)
 
 

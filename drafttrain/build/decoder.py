@@ -15,12 +15,7 @@ from drafttrain.build.pairing import check_methods
 from drafttrain.build.pairs import Pair, drafter_for, load_pair, open_kind
 from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import Compile, OnTarget
-from drafttrain.config.decode import (
-    DecodeConfig,
-    SamplingConfig,
-    StopConfig,
-    VerifierConfig,
-)
+from drafttrain.config.decode import DecodeConfig, SamplingConfig, StopConfig, VerifierConfig
 from drafttrain.config.inputs import TargetConfig
 from drafttrain.config.kinds import named_kind
 from drafttrain.config.reading import check_read, validate_settings
@@ -64,11 +59,8 @@ class Generation:
 
 
 class SpeculativeDecoder:
-    """A target with a drafter.
-
-    If `lossless` is true, greedy decoding gives the target's tokens and sampling follows the
-    target's distribution.
-    """
+    """A target with a drafter. If `lossless` is true, greedy decoding gives the target's tokens and
+    sampling follows its distribution."""
 
     def __init__(self, decoder: Decoder, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.decoder, self.tokenizer = decoder, tokenizer
@@ -80,8 +72,7 @@ class SpeculativeDecoder:
         """Decodes texts or token ids, `batch_size` at once; returns one result per input, in order.
 
         inputs: a text, texts, the ids of one input, or rows of ids without padding. Raises
-        ValueError for inputs of another kind, an empty or over-long one, ids outside the vocabulary
-        and texts without a tokenizer, and NotFinite if logits are NaN or infinite.
+        ValueError for inputs that the target cannot decode, NotFinite for NaN or infinite logits.
         """
         sources = self._sources(inputs)
         if isinstance(max_new_tokens, int):  # else `decode` refuses it
@@ -101,8 +92,7 @@ class SpeculativeDecoder:
         model = self.decoder.target.model
         if model.main_input_name != "input_ids":
             raise ValueError(
-                f"the target reads {model.main_input_name}, not texts or ids; use `drafttrain "
-                "generate` or `drafttrain eval` for it"
+                f"the target reads {model.main_input_name}, not texts or ids; use `drafttrain eval`"
             )
         rows = _rows_of(inputs)
         if rows and all(isinstance(row, str) for row in rows):
@@ -114,8 +104,7 @@ class SpeculativeDecoder:
             of_ids = isinstance(row, Sequence) and not isinstance(row, str | bytes)
             if not of_ids or not all(isinstance(token, int) for token in row):
                 raise ValueError(f"input {number} is {row!r}; give texts only, or token ids only")
-            outside = [token for token in row if not 0 <= token < size]
-            if outside:
+            if outside := [token for token in row if not 0 <= token < size]:
                 raise ValueError(
                     f"input {number} has the token {outside[0]}, but the target has the tokens 0 "
                     f"to {size - 1}; use its own tokenizer, and no padding"
@@ -123,17 +112,12 @@ class SpeculativeDecoder:
         return [make_source(row, model) for row in rows]
 
     def _generation(self, output: Output) -> Generation:
-        text = None
+        text, rounds = None, output.rounds
         if self.tokenizer is not None:
             text = self.tokenizer.decode(output.tokens, skip_special_tokens=True)
-        rounds = output.rounds
-        return Generation(
-            output.tokens,
-            text,
-            len(rounds),
-            sum(len(round_.drafted) for round_ in rounds),
-            sum(len(round_.path) for round_ in rounds),
-        )
+        drafted = sum(len(round_.drafted) for round_ in rounds)
+        accepted = sum(len(round_.path) for round_ in rounds)
+        return Generation(output.tokens, text, len(rounds), drafted, accepted)
 
 
 def _rows_of(inputs: Inputs) -> list[Any]:
@@ -143,8 +127,7 @@ def _rows_of(inputs: Inputs) -> list[Any]:
     wrong = isinstance(inputs, Mapping | bytes) or not isinstance(inputs, Iterable)
     if wrong or (isinstance(inputs, Tensor) and inputs.dim() == 0):
         raise ValueError(
-            f"inputs are a {type(inputs).__name__}; give texts, or the rows of ids of a tokenizer "
-            '(its "input_ids", without padding)'
+            f"inputs are a {type(inputs).__name__}; give texts, or the rows of ids without padding"
         )
     rows = [row.tolist() if hasattr(row, "tolist") else row for row in inputs]
     return [rows] if rows and isinstance(rows[0], int) else rows
@@ -170,24 +153,21 @@ def load(
 
     target, drafter: a folder, Hub name or loaded model; the drafter may also be a run's folder,
     "max-gram" (copies text, has no model) or None (plain decoding). k: draft tokens per round;
-    None: the number that the drafter was trained for, else 5. verifier: its name; auto is lossless.
-    source_language, target_language: for a multilingual target that is given by name
-    (`TargetConfig`). compile: off, on, auto (on a GPU). Raises ConfigError or ValueError for parts
-    that do not fit each other.
+    default: as the drafter was trained, else 5. verifier: its name; auto is lossless. languages:
+    of a multilingual target that is given by name. compile: off, on, auto (on a GPU). Raises
+    ValueError for parts that do not fit each other.
     """
     target = _path_or_model(target, "target")
     drafter = _path_or_model("none" if drafter is None else drafter, "drafter")
     if isinstance(drafter, str) and (run := run_of(drafter)):
         drafter = str(run.drafter)
     if tokenizer is not None and not callable(tokenizer):
-        raise ConfigError(
-            f"tokenizer = {tokenizer!r}; give a tokenizer, as AutoTokenizer.from_pretrained returns"
-        )
+        raise ConfigError(f"tokenizer = {tokenizer!r}; give AutoTokenizer.from_pretrained(TARGET)")
     languages = {"source_language": source_language, "target_language": target_language}
     if any(languages.values()) and not isinstance(target, str):
         raise ConfigError(
-            f"languages = {languages} can be set only for a target given by name; for a loaded one "
-            "set src_lang of its tokenizer and forced_bos_token_id of its generation_config"
+            f"languages = {languages} are for a target given by name; for a loaded one set "
+            "tokenizer.src_lang and generation_config.forced_bos_token_id"
         )
     chosen = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     sampling = validate_settings(SamplingConfig, chosen | {"seed": seed})
@@ -201,12 +181,11 @@ def load(
         pair = load_pair(TargetConfig(path=target, **languages), *check_methods(config))
     else:
         pair = _pair_of(target, drafter, name, languages)
-    trained = None if pair.drafter_model is None else getattr(pair.drafter_model.config, "k", 0)
     if k is None:
+        trained = getattr(getattr(pair.drafter_model, "config", None), "k", None)
         length = StopConfig(k=trained or DEFAULT_K)
     config = config.model_copy(update={"stop": length})
-    method = build_method(config, pair)
-    sampling = Sampling.of(config.sampling)
+    method, sampling = build_method(config, pair), Sampling.of(config.sampling)
     check_pairing(method.drafter, method.stop.rule, method.verifier.rule, sampling)
     compile_calls(how)
     decoder = method.decoder(pair.model, sampling, config.sampling.seed)
@@ -217,9 +196,8 @@ def _path_or_model(value: Any, name: str) -> str | PreTrainedModel:
     """Returns a path as a string, `~` expanded, and a model as it is. Raises ConfigError else."""
     value = os.path.expanduser(value) if isinstance(value, str | os.PathLike) else value
     if not isinstance(value, str) and not hasattr(value, "name_or_path"):
-        raise ConfigError(
-            f"{name} is a {type(value).__name__}; give a folder, a Hub name or a Transformers model"
-        )
+        kind = type(value).__name__
+        raise ConfigError(f"{name} is a {kind}; give a folder, a Hub name or a Transformers model")
     return value
 
 

@@ -60,10 +60,7 @@ def _build_cascade(paths: Sequence[str], settings: CascadeConfig, pair: Pair) ->
 
 
 def level_names(drafters: Sequence[str]) -> list[str]:
-    """Returns short distinct names of cascade levels: the last parts of their paths.
-
-    A run's folder final/ is left out.
-    """
+    """Returns short distinct names of cascade levels: last parts of their paths without final/."""
     paths = map(Path, drafters)
     folders = [path.parent if path.name == "final" and path.parent.name else path for path in paths]
     for parts in range(1, max(len(path.parts) for path in folders) + 1):
@@ -77,9 +74,7 @@ def shortened(names: Sequence[str], most: int = 24) -> list[str]:
     """Returns the names, with the middle of long ones cut as far as they stay distinct."""
     for size in range(most, 1 + max(map(len, names), default=0)):
         half = size // 2
-        cut = [
-            name if len(name) <= size else f"{name[:half]}…{name[-half + 1 :]}" for name in names
-        ]
+        cut = [n if len(n) <= size else f"{n[:half]}…{n[-half + 1 :]}" for n in names]
         if len(set(cut)) == len(set(names)):
             return cut
     return list(names)

@@ -50,19 +50,18 @@ def find_head(
 ) -> HeadChoice:
     """Loads the head in the given folder, or that in the drafter's folder, and checks its shape.
 
-    setting: the name of the folder's setting in messages. policy.json chooses among several heads.
-    Raises ConfigError if there is no head, if policy.json does not choose among several, or if the
-    head does not fit the shape of the drafter's hidden states.
+    setting: the name of the folder's setting in messages. Raises ConfigError if there is no head,
+    if policy.json does not choose among several, or if the head has another shape than the
+    drafter's hidden states.
     """
     folder = Path(drafter) / HEAD if given is None else Path(given)
+    if given is not None and not folder.is_dir():
+        near = near_folder(folder)
+        raise ConfigError(f"{setting} = {given!r}: no such folder; {near}give a head's folder")
     if not folder.is_dir():
-        if given is None:
-            raise ConfigError(
-                f"the head policy needs an acceptance head, but drafter {drafter!r} has no folder "
-                f"{HEAD}; add --head FOLDER"
-            )
         raise ConfigError(
-            f"{setting} = {given!r}: no such folder; {near_folder(folder)}give a head's folder"
+            f"the head policy needs an acceptance head, but drafter {drafter!r} has no folder "
+            f"{HEAD}; add --head FOLDER"
         )
     heads = load_heads(folder)
     single = (folder / "config.json").is_file()
@@ -73,8 +72,7 @@ def find_head(
     if name not in heads:
         raise ConfigError(
             f"{setting} = {str(folder)!r} has {len(heads)} heads ({', '.join(heads)}), and no "
-            f"{POLICY} there chooses one; give the folder of one head, or run "
-            "`drafttrain tune --write`"
+            f"{POLICY} chooses one; give the folder of one head, or run `drafttrain tune --write`"
         )
     check_head_shape(heads[name], settings, str(folder))
     where = str(folder) if single else f"{folder}: {name}"
@@ -87,8 +85,7 @@ def open_head(
 ) -> HeadChoice:
     """Loads a head to the drafter's device; cached, because a sweep needs it for every threshold.
 
-    Raises ConfigError if it was trained for another drafter. Warns if it was trained for other
-    sampling parameters.
+    Raises ConfigError if it was trained for another drafter; warns if for other sampling.
     """
     choice = find_head(folder, path, drafter.config)
     try:
@@ -102,9 +99,7 @@ def open_head(
     trained, used = choice.head.config.sampling or {}, decoding.model_dump()
     warped = [name for name in ("temperature", "top_k", "top_p", "min_p") if name in trained]
     if any(trained[name] != used[name] for name in warped):
-        then, now = (
-            ", ".join(f"{name} {values[name]:g}" for name in warped) for values in (trained, used)
-        )
+        then, now = (", ".join(f"{n} {one[n]:g}" for n in warped) for one in (trained, used))
         print(
             f"warning: head {choice.name!r} was trained for {then} but decoding uses {now}; the "
             "output stays exact, but the head may stop too early or too late",

@@ -12,18 +12,13 @@ from drafttrain.build.heads import open_head
 from drafttrain.build.pairing import method_stop, rule_of
 from drafttrain.build.pairs import Pair
 from drafttrain.config.base import ConfigError
-from drafttrain.config.decode import (
-    DecodeConfig,
-    StopConfig,
-    TreeConfig,
-    VerifierConfig,
-)
+from drafttrain.config.decode import DecodeConfig, StopConfig, TreeConfig, VerifierConfig
 from drafttrain.config.kinds import NONE, kind_of, named_kind
 from drafttrain.config.methods import STOPS, TREES
 from drafttrain.config.policy import DEFAULT_H, HEAD, POLICY
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.loop import Decoder
-from drafttrain.decoding.roles import Drafter, StopPolicy, Verifier
+from drafttrain.decoding.roles import Drafter, Randomness, StopPolicy, Verifier
 from drafttrain.decoding.sampling import sequence_randomness
 from drafttrain.decoding.stopping import HeadPolicy, make_policy
 from drafttrain.decoding.types import Sampling
@@ -42,8 +37,8 @@ class Method:
     stop: StopPolicy
     verifier: Verifier
     parameter_ratios: Mapping[str, float] = field(default_factory=dict)
-    """Parameters divided by the target's, by drafter name: one entry, or one per cascade level. For
-    several drafters of one tree it is their mean."""
+    """Parameters divided by the target's, by drafter name: one per cascade level, else one, for a
+    tree the mean of its drafters."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """Values that a sweep can vary: the stop policy's (k, h, ...) and the verifier's."""
     label: str | None = None
@@ -55,11 +50,9 @@ class Method:
     kind: str = "chain"
     """The kind of method in reports (`method_kind`)."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Maximal depth (levels of a draft, for a chain its tokens) and nodes (draft tokens per target
-    call). Empty for plain decoding."""
+    """Maximal depth (levels) and nodes (draft tokens) of a draft. Empty for plain decoding."""
     assistant: PreTrainedModel | None = None
-    """The (first) drafter's model if Transformers' assisted generation can use it: a language model
-    whose embedding has as many rows as the target's."""
+    """The (first) drafter's model if Transformers' assisted generation can use it."""
     parameters: int | None = None
     """Total parameters of all drafters; None if unknown."""
 
@@ -76,14 +69,11 @@ class Method:
         row: Callable[[int], int] = lambda number: number,
     ) -> Decoder:
         """Returns a decoder of the target; sequence i uses the random stream of row(i)."""
-        return Decoder(
-            target,
-            self.drafter,
-            self.stop,
-            self.verifier,
-            sampling,
-            lambda number: sequence_randomness(seed, row(number), target.device),
-        )
+
+        def randomness(number: int) -> Randomness:
+            return sequence_randomness(seed, row(number), target.device)
+
+        return Decoder(target, self.drafter, self.stop, self.verifier, sampling, randomness)
 
 
 def build_method(config: DecodeConfig, pair: Pair) -> Method:
@@ -131,9 +121,8 @@ def build_verifier(
 def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPolicy:
     """Builds the stop policy; `drafter` is None for drafters without a model.
 
-    h and max_draft, if not given, come from policy.json, else from the paper's h and, for a block
-    drafter, the number of slots that it was trained with. Raises ConfigError for a head that is
-    missing or was trained for another drafter.
+    Defaults of h and max_draft: those of policy.json, else the paper's h and, for a block drafter,
+    the slots it was trained with. Raises ConfigError for a missing head or one of another drafter.
     """
     given, stop, choice = decode.stop, STOPS[decode.stop.kind], None
     if not stop.requires:
@@ -143,31 +132,27 @@ def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPol
         choice = open_head(str(decode.drafter), given.head, drafter, decode.sampling)
     policy = None if choice is None else choice.threshold
     values: dict[str, float] = {}
+    values: dict[str, float] = {}
     if given.h is None:
-        values["h"] = DEFAULT_H if policy is None or policy.h is None else policy.h
-    if "max_draft" not in given.model_fields_set:
-        if policy is not None:
-            values["max_draft"] = policy.max_draft
-        elif kind_of(drafter.config).drafts == "blocks":
-            values["max_draft"] = drafter.config.k
+        values["h"] = policy.h if policy else DEFAULT_H
+    if "max_draft" not in given.model_fields_set and policy:
+        values["max_draft"] = policy.max_draft
+    elif "max_draft" not in given.model_fields_set and kind_of(drafter.config).drafts == "blocks":
+        values["max_draft"] = drafter.config.k
     return make_stop(given.model_copy(update=values), choice and choice.head)
 
 
 def make_stop(config: StopConfig, head: AcceptanceHead | None = None) -> StopPolicy:
-    """Builds a stop policy from complete settings and its head, if it has one.
-
-    Raises ConfigError if the head is missing.
-    """
+    """Builds a stop policy from complete settings. Raises ConfigError if its head is missing."""
     stop = STOPS[config.kind]
-    if stop.reads_head and head is None:
-        raise ConfigError(
-            f"{POLICY} uses an acceptance head, but there is none in {HEAD}/; export the "
-            "drafter with its head"
-        )
     value, most = getattr(config, stop.varied), getattr(config, stop.settings[-1])
-    if stop.reads_head and head is not None:
-        return HeadPolicy(head, value, most)
-    return make_policy(stop.name, value, most)
+    if not stop.reads_head:
+        return make_policy(stop.name, value, most)
+    if head is None:
+        raise ConfigError(
+            f"{POLICY} uses an acceptance head, but {HEAD}/ is missing; export the drafter with it"
+        )
+    return HeadPolicy(head, value, most)
 
 
 def method_kind(config: DecodeConfig) -> str:

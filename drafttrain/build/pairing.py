@@ -74,17 +74,14 @@ def check_methods(*methods: DecodeConfig) -> Drafters:
 
 
 def method_stop(decode: DecodeConfig) -> StopConfig:
-    """Returns the settings of the stop policy.
-
-    A cascade drafts all its increments. A tree that estimates its acceptance uses the gain policy
-    (OPT-Tree) unless a policy or a length is given.
-    """
+    """Returns the settings of the stop policy: a cascade drafts all its increments; a tree has its
+    own default (`TreeKind.stop`) unless a policy or a length is given."""
     if decode.cascade is not None:
         return StopConfig(kind="fixed", k=sum(decode.cascade.matrix()[0]))
-    if not TREES[decode.tree.kind].provides or decode.stop.model_fields_set & {"kind", "k"}:
+    if decode.stop.model_fields_set & {"kind", "k"}:
         return decode.stop
-    gain = next(stop for stop in STOPS.values() if "expected" in stop.requires)
-    return StopConfig(kind=gain.name, **decode.stop.model_dump(exclude_unset=True))
+    own = TREES[decode.tree.kind].stop
+    return StopConfig(kind=own, **decode.stop.model_dump(exclude_unset=True))
 
 
 def _check_method(decode: DecodeConfig) -> None:
@@ -92,7 +89,7 @@ def _check_method(decode: DecodeConfig) -> None:
     check_given("verifier", decode.verifier, RULES)
     if decode.bigrams is not None and not any(map(copies_text, decode.drafters)):
         raise ConfigError(
-            f"bigrams = {decode.bigrams!r} is for drafter {MAX_GRAM.name!r} only; leave it out"
+            f"bigrams = {decode.bigrams!r} is for drafter 'max-gram' only; leave it out"
         )
     if decode.cascade is not None:
         _check_cascade(decode)
@@ -105,8 +102,7 @@ def _check_method(decode: DecodeConfig) -> None:
         kind = read_kind(str(decode.drafter))
         drafts = DraftProperties(kind.name, kind.provides, False, kind.draw_kind(sampling.greedy))
     stop = STOPS[decode.stop.kind]
-    rule = rule_of(decode.verifier, sampling.greedy, decode.tree)
-    check_pairing(drafts, stop, rule, sampling)
+    check_pairing(drafts, stop, rule_of(decode.verifier, sampling.greedy, decode.tree), sampling)
     if named_kind(decode.drafter) is NONE:
         _check_plain(decode)
     if stop.reads_head:
@@ -144,12 +140,12 @@ def _check_tree(decode: DecodeConfig) -> DraftProperties:
         if not read_kind(other).is_language_model:
             raise ConfigError(
                 f"tree.drafters = {other!r} is {read_kind(other).words}, but several drafters must "
-                "all be language models; give one, or use this drafter without others"
+                "all be language models; give one, or leave it out"
             )
     if (nodes := kind.nodes(tree, decode.stop.k)) > MOST_NODES:
         raise ConfigError(
-            f"tree.kind = {tree.kind!r} has {nodes} draft tokens, but at most {MOST_NODES} can be "
-            f"verified at once; give a smaller tree.{kind.settings[0]} or stop.k"
+            f"tree.kind = {tree.kind!r} has {nodes} draft tokens, more than {MOST_NODES}; give a "
+            f"smaller tree.{kind.settings[0]} or stop.k"
         )
     shape = build_shape(tree, decode.stop.k)
     vocabulary = settings.get_text_config(decoder=True).vocab_size
@@ -182,8 +178,7 @@ def _check_cascade(decode: DecodeConfig) -> None:
         )
     if TREES[decode.tree.kind].shape is not None:
         raise ConfigError(
-            f"tree.kind = {decode.tree.kind!r}, but a cascade drafts chains; leave one of the two "
-            "out"
+            f"tree.kind = {decode.tree.kind!r}, but a cascade drafts chains; leave one out"
         )
 
 

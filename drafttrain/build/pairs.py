@@ -57,20 +57,17 @@ def load_pair(target: TargetConfig, drafters: Sequence[str], bigrams: str | None
     """Loads target and drafters, after checking that they fit before any weights are read.
 
     bigrams: file with the table of max-gram. Raises ConfigError for a drafter that does not fit the
-    target (kind, vocabulary, the target whose states it reads) and for weights that cannot be
-    read, and ValueError for model families that the engine does not support.
+    target and for weights that cannot be read, and ValueError for families that the engine lacks.
     """
     settings_of, table = check_pair(target, drafters, bigrams)
     loaded = load_target(target)
     opened: dict[str, Drafter] = {}
     models: dict[str, PreTrainedModel | None] = {}
     for name, settings in settings_of.items():
-        if settings is None:
-            copied = table if KINDS[name].drafts == "copies" else None
-            models[name], opened[name] = None, open_kind(KINDS[name], copied, loaded.model)
-        else:
-            models[name] = load_drafter(name, settings, loaded)
-            opened[name] = make_drafter(models[name], loaded.model)
+        models[name] = None if settings is None else load_drafter(name, settings, loaded)
+        kind = KINDS[name] if settings is None else kind_of(settings)
+        drafts_with = table if kind.drafts == "copies" else models[name]
+        opened[name] = open_kind(kind, drafts_with, loaded.model)
     return Pair(loaded, CachedModel(loaded.model), opened, models)
 
 
@@ -81,19 +78,16 @@ def check_pair(
     choose_device(target.device)
     target_settings = check_target(target)
     check_configuration(target_settings)
-    table = None
-    if bigrams is not None:
-        table = read_bigrams(bigrams, vocabulary_size(target_settings))
+    table = read_bigrams(bigrams, vocabulary_size(target_settings)) if bigrams else None
     settings_of: dict[str, PretrainedConfig | None] = dict.fromkeys(drafters)
     for name in drafters:
-        if named_kind(name) is not None:
-            continue
-        settings_of[name] = settings = check_drafter(name, target, target_settings, padded=True)
-        kind = kind_of(settings)
-        if kind is STATE_DRAFTER:
-            check_states(target_settings)
-        if kind.runs_as_targets:
-            check_configuration(settings)
+        if named_kind(name) is None:
+            settings = check_drafter(name, target, target_settings, padded=True)
+            if kind_of(settings) is STATE_DRAFTER:
+                check_states(target_settings)
+            if kind_of(settings).runs_as_targets:
+                check_configuration(settings)
+            settings_of[name] = settings
     return settings_of, table
 
 
@@ -122,7 +116,7 @@ def drafter_for(target: PreTrainedModel, model: PreTrainedModel, name: str) -> D
     if lacks_embeddings(model.config):
         raise ConfigError(
             f"{label} was loaded without its embeddings, which it shares with its target; export "
-            "it (`drafttrain export` writes a complete folder) and load the export"
+            "it with `drafttrain export` and load the export"
         )
     if reads_states(model.config):
         check_same_target(model.config, target, model.name_or_path)

@@ -24,9 +24,8 @@ def measure(
 ) -> None:
     """Runs an evaluation, writes its files and prints its table.
 
-    dry_run: checks everything except the weights and prints the plan. variants: the methods to
-    measure instead of those of the sweep. Raises ValueError, before any model loads, for settings
-    that do not fit each other.
+    dry_run: prints the plan, without reading weights. variants: methods instead of the sweep's.
+    Raises ValueError, before any model loads, for settings that do not fit each other.
     """
     plan = make_plan(settings, variants or expand_sweep(settings.decode, settings.sweep))
     if dry_run:

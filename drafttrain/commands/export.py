@@ -68,11 +68,8 @@ def export(settings: ExportConfig, reload: Reload = in_fresh_process) -> None:
 
 
 def fill_from_drafters_run(settings: ExportConfig, run: TrainedRun | None) -> ExportConfig:
-    """Fills settings that the user did not give from the drafter's folder and its training run.
-
-    These are policy, report and training data, and the draft length of a causal drafter without a
-    policy.
-    """
+    """Fills settings that the user did not give from the drafter's folder and its training run:
+    policy, report, training data, and the draft length of a causal drafter without a policy."""
     known: dict[str, object] = {}
     if run is not None:
         known["drafter"] = str(run.drafter)
@@ -95,9 +92,7 @@ def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> 
     Raises ConfigError if a target is required but unknown, or does not fit the drafter.
     """
     if settings.check == "target" and target is None:
-        raise ConfigError(
-            "check = 'target', but the drafter's config.json names no target; add --target MODEL"
-        )
+        raise ConfigError("check = 'target', but the drafter names no target; add --target MODEL")
     if target is None:
         return None
     here = (Path(target.path) / "config.json").is_file()
@@ -117,11 +112,8 @@ def held_out_inputs(run: TrainedRun | None, parts: Parts) -> list[list[int]]:
         return []
     rows = load_inputs(data.model_copy(update={"limit": min(data.limit or INPUTS, INPUTS)}))
     decoder_only = not parts.drafter.config.is_encoder_decoder
-    return [
-        ids
-        for ids in tokenize_prompts(parts.tokenizer, rows, decoder_only)
-        if isinstance(ids, list)
-    ]
+    tokenized = tokenize_prompts(parts.tokenizer, rows, decoder_only)
+    return [ids for ids in tokenized if isinstance(ids, list)]
 
 
 def summary(settings: ExportConfig, parts: Parts, verification: Verification) -> str:

@@ -38,9 +38,9 @@ CLOSED_PIPE = 141
 def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, display: str) -> None:
     """Decodes texts (None: the rows of settings.data) and writes them to standard output, in order.
 
-    display: text, rounds or json. In a file or pipe, each of several inputs gives one line, which
-    is empty for a row that cannot be decoded. Raises ConfigError, before any model loads, if the
-    inputs cannot be read or are all empty.
+    display: text, rounds or json. In a file or pipe, each of several inputs gives one line, empty
+    for a row that cannot be decoded. Raises ConfigError, before any model loads, for inputs that
+    cannot be read or are all empty.
     """
     inputs = load_prompts(settings.data, settings.target, texts=texts)
     if texts is not None:
@@ -79,7 +79,7 @@ def generate_texts(settings: GenerateConfig, texts: Sequence[str] | None, displa
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         raise SystemExit(CLOSED_PIPE) from None
     except ValueError as error:
-        which = "input" if settings.batch_size == 1 else "a batch of inputs from"
+        which = "input" if size == 1 else "a batch of inputs from"
         raise ValueError(f"{which} {row}: {error}") from error
 
 
@@ -111,11 +111,8 @@ def in_order(rounds: Iterable[Round], sequences: int) -> Iterator[Iterator[Round
 
 
 def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
-    """Prints the text on a line; a terminal shows it word by word while it is decoded.
-
-    Files and pipes get the complete text at the end, because a tokenizer's clean-up may still
-    change a word that was shown.
-    """
+    """Prints the text on a line: on a terminal word by word, else when it is complete, because a
+    tokenizer's clean-up may still change a word."""
     if not sys.stdout.isatty():
         print(facts_of(tokenizer, list(rounds))["text"], flush=True)
         return
@@ -176,10 +173,7 @@ def facts_of(tokenizer: Tokenizer, rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def readable_pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Returns the text of each token, with spaces as ▁ and line breaks as ↵.
-
-    A token that holds only part of a character is \ufffd, as in tokenizers.
-    """
+    """Returns the text of each token; spaces are ▁, line breaks ↵, parts of characters \ufffd."""
     pieces = []
     for token, raw in zip(tokens, tokenizer.convert_ids_to_tokens(list(tokens)), strict=True):
         text = tokenizer.decode([token], clean_up_tokenization_spaces=False)

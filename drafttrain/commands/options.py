@@ -36,10 +36,9 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turns a function of settings into a Typer command that reads them and calls the function.
 
-    The command's options are --config, KEY=VALUE, the flags, --debug and the function's parameters
-    after the first, which carry Typer annotations. flags maps options to settings, such as `--k` to
-    `decode.stop.k`. fill: see `load_settings`. file: the YAML file to read if --config is not
-    given.
+    The command's options are --config (default: `file`), KEY=VALUE, the flags, --debug and the
+    function's parameters after the first, which carry Typer annotations. flags maps options to
+    settings, such as `--k` to `decode.stop.k`. fill: see `load_settings`.
     """
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,13 +77,12 @@ def _name(setting: str) -> str:
 
 def _option(kind: type[Config], option: str, setting: str) -> Parameter:
     """Returns an option as a Typer parameter; its value stays text for the settings to parse."""
-    annotation = fields_of(kind)[setting].annotation
+    annotation, text = fields_of(kind)[setting].annotation, option_help(kind, setting)
     if annotation is bool:
-        switch = typer.Option(option, help=option_help(kind, setting))
-        return _parameter(_name(setting), Annotated[bool, switch], False)
-    declared = typer.Option(option, metavar="VALUE", help=option_help(kind, setting))
-    text = list[str] if get_origin(annotation) is dict else str
-    return _parameter(_name(setting), Annotated[text | None, declared])
+        return _parameter(_name(setting), Annotated[bool, typer.Option(option, help=text)], False)
+    declared = typer.Option(option, metavar="VALUE", help=text)
+    value = list[str] if get_origin(annotation) is dict else str
+    return _parameter(_name(setting), Annotated[value | None, declared])
 
 
 def _value(setting: str, given: Any) -> Any:

@@ -22,10 +22,8 @@ from drafttrain.config.command_line import LAUNCHED
 
 USER_ERROR, BUG, INTERRUPTED = 2, 1, 130
 """Exit codes."""
-
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 """Error numbers for files and folders that may not be read or written."""
-
 LAUNCHER = os.getppid()
 """Process id of the parent process."""
 LAST_WORD = """
@@ -40,9 +38,8 @@ except psutil.NoSuchProcess:
     pass
 print(sys.argv[2], file=sys.stderr)
 """
-"""A program that prints our error line again after `accelerate launch` or torchrun has ended,
-because they print tracebacks after it."""
-
+"""A program that prints our error line again after `accelerate launch` or torchrun has ended, which
+print tracebacks after it."""
 TYPER_STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": "rich",
@@ -56,9 +53,7 @@ def recipe_command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turns a recipe's function into a command with the errors and exit codes of `drafttrain`.
 
-    The function is called with settings of the given class (see `takes_settings`). file: the YAML
-    file to read if --config is not given. The help is the module's docstring, which has the launch
-    command.
+    See `takes_settings` for kind and file. The help is the docstring of the recipe's module.
     """
 
     def wrap(recipe: Callable[..., None]) -> Callable[..., None]:
@@ -107,23 +102,22 @@ def run_command(
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         code = command(args=arguments, prog_name=name, standalone_mode=False, obj=debug)
+        if code != INTERRUPTED:
+            raise SystemExit(code or 0)
     except typer.TyperException as error:
         _fail(name, error.format_message(), USER_ERROR)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        pass
     except Interrupted as interruption:
         _fail(name, str(interruption), INTERRUPTED)
     except Exception as error:
         if debug:
             raise
-        if received:  # a library has turned the interruption into another error
-            _fail(name, interrupted, INTERRUPTED)
-        if isinstance(error, ValueError | OSError):
-            _fail(name, in_words(error), USER_ERROR)
-        _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
-    if code == INTERRUPTED:
-        _fail(name, interrupted, INTERRUPTED)
-    raise SystemExit(code or 0)
+        if not received:  # else a library has turned the interruption into another error
+            if isinstance(error, ValueError | OSError):
+                _fail(name, in_words(error), USER_ERROR)
+            _fail(name, f"{type(error).__name__}: {error} (a bug; --debug shows where)", BUG)
+    _fail(name, interrupted, INTERRUPTED)
 
 
 def in_words(error: ValueError | OSError) -> str:

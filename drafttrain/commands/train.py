@@ -14,17 +14,14 @@ from drafttrain.config.reading import recipe_file
 
 
 def run_recipe(recipe: str, arguments: Sequence[str]) -> None:
-    """Runs a recipe as `accelerate launch recipes/train_NAME.py ARGUMENTS` would.
+    """Runs a recipe (see `find_recipe`) as `accelerate launch recipes/train_NAME.py` would.
 
-    recipe: see `find_recipe`. Exits with the recipe's exit code. Raises ConfigError if there is no
-    such recipe, or if two settings files are given.
+    Exits with its exit code. Raises ConfigError for an unknown recipe or two settings files.
     """
     file = find_recipe(recipe)
     if file.suffix == ".yaml":
         if any(word.partition("=")[0] == "--config" for word in arguments):
-            raise ConfigError(
-                f"{str(file)!r} is a settings file, and --config is given too; give one of the two"
-            )
+            raise ConfigError(f"{file} is given, but --config is given too; give one of the two")
         file, arguments = script_of(file), ["--config", str(file), *arguments]
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
@@ -34,10 +31,9 @@ def run_recipe(recipe: str, arguments: Sequence[str]) -> None:
 
 
 def find_recipe(recipe: str) -> Path:
-    """Returns the script or settings file (YAML) of a path or a name.
+    """Returns the script or settings file (YAML) of a path or a name; else raises ConfigError.
 
-    quickstart is recipes/quickstart.yaml, spec-drafter is recipes/train_spec_drafter.py. Raises
-    ConfigError if there is no such file.
+    quickstart is recipes/quickstart.yaml, spec-drafter is recipes/train_spec_drafter.py.
     """
     name, recipes = recipe.replace("-", "_"), Path("recipes")
     candidates = [Path(recipe), recipes / f"{name}.yaml", recipes / f"train_{name}.py"]
@@ -54,7 +50,7 @@ def find_recipe(recipe: str) -> Path:
 
 
 def script_of(file: Path) -> Path:
-    """Returns the script of a YAML settings file: the first one named in the file's comments.
+    """Returns the script of a YAML settings file: the first one that its comments name.
 
     Raises ConfigError if they name none.
     """

@@ -53,10 +53,9 @@ TIMED, TIMED_LENGTH = 2, 4
 
 
 def tune(settings: TuneConfig, dry_run: bool = False) -> None:
-    """Runs the search, writes its files and prints its table.
+    """Runs the search, writes its files and prints its table; dry_run: only prints the plan.
 
-    dry_run: only prints the plan. Raises ValueError, before any model loads, for settings that do
-    not fit each other.
+    Raises ValueError, before any model loads, for settings that do not fit each other.
     """
     began = perf_counter()
     plan = make_plan(settings)
@@ -70,18 +69,18 @@ def tune(settings: TuneConfig, dry_run: bool = False) -> None:
     write_evaluation(evaluation, settings.report)
     write_policy(report, candidates, settings.sampling, policy)
     heads = search_tables(report)[: bool(report.search.heads)]
-    page = settings.report.with_suffix(".html")
     use = f"policy: {policy}"
     if not settings.write:
         use += f" (use it with --policy {policy}; --write makes it the drafter's default)"
-    files = [f"report: {settings.report}", f"page: {page}", use]
+    page = f"page: {settings.report.with_suffix('.html')}"
+    files = [f"report: {settings.report}", page, use]
     print_findings([main_table(report), *heads], verdict_lines(report), files)
 
 
 def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, list[Candidate]]:
     """Searches among the candidates and measures the best of them on other prompts.
 
-    began: the time from which settings.minutes counts, as `perf_counter` gives it.
+    began: the `perf_counter` from which settings.minutes counts.
     """
     settings = plan.settings
     prompts, skipped = read_prompts(pair, plan.rows)
@@ -127,10 +126,8 @@ def tune_pair(plan: TunePlan, pair: Pair, began: float) -> tuple[Evaluation, lis
 def time_calls(
     pair: Pair, sampling: SamplingConfig, prompts: Sequence[Prompt]
 ) -> tuple[float, float]:
-    """Returns the seconds per draft token and per target call, with a fixed draft length.
-
-    The prompts are decoded twice and only the second pass is timed.
-    """
+    """Returns the seconds per draft token and per target call at a fixed draft length, from the
+    second of two passes over the prompts."""
     verifier = build_verifier(AUTO, Sampling.of(sampling))
     method = Method(pair.drafter, FixedLength(TIMED_LENGTH), verifier)
     decode_by(pair.model, method, sampling, prompts)

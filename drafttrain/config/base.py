@@ -38,16 +38,22 @@ class Config(BaseModel):
     @classmethod
     def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
         """Refuses true and false for numbers; pydantic would read them as 1 and 0."""
-        kinds = _plain_types(cls.model_fields[str(info.field_name)].annotation)
+        kinds = plain_types(cls.model_fields[str(info.field_name)].annotation)
         if isinstance(value, bool) and bool not in kinds and not {int, float}.isdisjoint(kinds):
             raise ValueError("a number is needed, not true or false")
         return value
 
 
-def _plain_types(annotation: Any) -> set[Any]:
+def plain_types(annotation: Any) -> set[Any]:
     """Returns the types of which a setting's value, or its elements, can be."""
     inner = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
-    return set().union(*map(_plain_types, inner)) if inner else {annotation}
+    return set().union(*map(plain_types, inner)) if inner else {annotation}
+
+
+def settings_class(annotation: Any) -> type[Config] | None:
+    """Returns the class of a group of settings, also if optional or in a mapping; else None."""
+    kinds = (one for one in plain_types(annotation) if isinstance(one, type))
+    return next((kind for kind in kinds if issubclass(kind, Config)), None)
 
 
 def _split_at_commas(value: object) -> object:
@@ -72,13 +78,12 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 class CountsFor:
     """Marks a setting, or a group, that is used only for certain values of another setting.
 
-    `reading.check_read` raises an error if the user gives a marked setting without effect.
+    `reading.check_read` refuses a marked setting that is given without effect.
     """
 
     remedy: str
-    """`name=value`, or `name=a|b` for several values; of a list setting, one element suffices.
-    `...` is any value except 0, false, null and empty. Dots in the name, which belongs to the same
-    class, lead into groups."""
+    """`name=value` or `name=a|b`; dots in the name lead into groups. Of a list, one element
+    suffices; `...` is any value except 0, false, null and empty."""
     names: tuple[str, ...] = ()
     """The settings of a marked group that this is about. Empty: all."""
     attribute: str | None = None
@@ -95,26 +100,16 @@ class CountsFor:
 
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: `1 thread`, `2 threads`, `1,000 inputs`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def fields_of(kind: type[Config]) -> dict[str, FieldInfo]:
-    """Returns all settings by their dotted names, each group before its members.
-
-    NAME stands for any key of a mapping.
-    """
+    """Returns all settings by dotted names, a group before its members; NAME is any mapping key."""
     fields = {}
     for name, field in kind.model_fields.items():
         fields[name] = field
         group = settings_class(field.annotation)
-        members = {} if group is None else fields_of(group)
-        prefix = f"{name}.NAME" if get_origin(field.annotation) is dict else name
-        fields |= {f"{prefix}.{inner}": member for inner, member in members.items()}
+        if group is not None:
+            prefix = f"{name}.NAME" if get_origin(field.annotation) is dict else name
+            fields |= {f"{prefix}.{inner}": one for inner, one in fields_of(group).items()}
     return fields
-
-
-def settings_class(annotation: Any) -> type[Config] | None:
-    """Returns the class of a group of settings, also if optional or in a mapping; else None."""
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return annotation
-    return next(filter(None, map(settings_class, get_args(annotation))), None)

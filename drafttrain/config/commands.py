@@ -6,33 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from drafttrain.config.base import (
-    Config,
-    Count,
-    CountOrZero,
-    CountsFor,
-    Few,
-    Listed,
-    Seed,
-)
-from drafttrain.config.decode import (
-    DecodeConfig,
-    SamplingConfig,
-    TreeName,
-    VerifierConfig,
-)
+from drafttrain.config.base import Config, Count, CountOrZero, CountsFor, Few, Listed, Seed
+from drafttrain.config.decode import DecodeConfig, SamplingConfig, TreeName, VerifierConfig
 from drafttrain.config.inputs import DataConfig, LocalPath, Location, TargetConfig
 from drafttrain.config.sweep import Swept
 
 DistillMethod = Literal["greedy", "beam", "sample"]
-
-
 EngineName = Literal["transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 Baseline = Literal["generate", "beam", "assisted"]
 Tuned = Literal["k", "h", "entropy", "confidence", "cumulative", "nodes"]
 """Settings that `tune` varies: draft length, stop thresholds and the size of trees."""
-
-
 Compile = Annotated[
     Literal["off", "auto", "on"],
     BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
@@ -42,28 +25,25 @@ BatchSizes = Annotated[
     tuple[Count, ...], Listed, AfterValidator(lambda sizes: tuple(sorted({1, *sizes})))
 ]
 """Batch sizes in ascending order, always including 1."""
+_SAMPLED = CountsFor("method=sample", ("temperature", "top_k", "top_p", "min_p"))
+_ENGINE = CountsFor("backend=engine", attribute="decoded_by")
+_SERVER = CountsFor("backend=server", attribute="decoded_by")
+_GENERATE = CountsFor("backend=transformers", attribute="decoded_by")
+_OURS = CountsFor("backend=transformers|engine", ("dtype", "device"), "decoded_by")
+_TIMED = CountsFor("mode=decode")
 
 
 class ServerConfig(Config):
     """An OpenAI-compatible server that runs the target in distillation."""
 
     url: str | None = None
-    """Address of the server, such as http://localhost:8000/v1. The key is read from the environment
-    variable OPENAI_API_KEY."""
+    """Address, such as http://localhost:8000/v1. Its key: OPENAI_API_KEY in the environment."""
     model: str | None = None
     """Name of the target on the server. Default: its only model, or the target's path."""
     concurrency: Few = 32
     """Number of concurrent requests, one row each."""
     extra_body: dict[str, bool | int | float | str] = {}
-    """Additional fields of each request, for vLLM {return_token_ids: true, top_k: -1, min_p:
-    0.0}."""
-
-
-_SAMPLED = CountsFor("method=sample", ("temperature", "top_k", "top_p", "min_p"))
-_ENGINE = CountsFor("backend=engine", attribute="decoded_by")
-_SERVER = CountsFor("backend=server", attribute="decoded_by")
-_GENERATE = CountsFor("backend=transformers", attribute="decoded_by")
-_OURS = CountsFor("backend=transformers|engine", ("dtype", "device"), "decoded_by")
+    """Additional fields of each request, such as {top_k: -1, return_token_ids: true} for vLLM."""
 
 
 class DistillConfig(Config):
@@ -76,10 +56,10 @@ class DistillConfig(Config):
     method: DistillMethod = "greedy"
     """How the target decodes. Greedy outputs make the drafter agree with greedy decoding."""
     backend: Literal["auto", "transformers", "engine", "server"] = "auto"
-    """Backend that decodes. transformers: its `generate`. engine: the engine of `drafttrain
-    generate`. server: an OpenAI-compatible server, for decoder-only targets. auto: server if
-    server.url is given; for many outputs without beams the faster of engine and transformers,
-    unless batch_tokens is given; else transformers."""
+    """Backend that decodes. transformers: its `generate`. engine: that of `drafttrain generate`.
+    server: an OpenAI-compatible server, for decoder-only targets. auto: server if server.url is
+    given; for many outputs without beams the faster of the other two, unless batch_tokens is given;
+    else transformers."""
     server: Annotated[ServerConfig, _SERVER] = ServerConfig()
     """Address and requests of the server backend."""
     num_beams: Annotated[Few, CountsFor("method=beam")] = 5
@@ -98,9 +78,8 @@ class DistillConfig(Config):
     @property
     def decoded_by(self) -> str:
         """The backend, with `auto` resolved to server or transformers."""
-        if self.backend != "auto":
-            return self.backend
-        return "server" if self.server.url else "transformers"
+        own = "server" if self.server.url else "transformers"
+        return own if self.backend == "auto" else self.backend
 
     @property
     def measures_backend(self) -> bool:
@@ -124,23 +103,21 @@ class OnTarget(Config):
     target: TargetConfig | None = None
     """Default: the target of the heads' or the drafter's training, else of the newest run."""
     data: DataConfig | None = None
-    """Inputs; for `tune`, those for the choice. Default: the run's held-out rows; for
-    `generate`, the lines of standard input."""
+    """Inputs; `tune` chooses on them. Default: the run's held-out rows; for `generate`, standard
+    input."""
     compile: Compile = "auto"
-    """Compile the calls of target and drafter with torch.compile. Each new shape takes up to a
-    minute. auto: on a GPU only."""
+    """torch.compile for target and drafter, up to a minute per new shape. auto: on a GPU only."""
 
 
 class MeasuringConfig(OnTarget):
     """Settings shared by `eval` and `tune`."""
 
     batch_sizes: BatchSizes = (1,)
-    """Batch sizes to measure, for example 1,4,8,16,32; 1 is always included. `tune` chooses a
-    policy for each."""
+    """Batch sizes to measure, such as 4,8,16; 1 is always included. `tune` chooses for each."""
     report: LocalPath | None = None
-    """File of the report (JSON); plot, page and samples are written next to it. `eval` keeps an
-    existing report of more inputs or methods and writes NAME.smaller.json. Default: report.json or
-    tune.json in the run's folder, else in the current one."""
+    """Report (JSON), with plot, page and samples next to it. If it has more inputs or methods,
+    `eval` keeps it and writes NAME.smaller.json. Default: report.json or tune.json in the run's
+    folder, else in the current one."""
 
 
 class DecodingConfig(OnTarget):
@@ -150,9 +127,6 @@ class DecodingConfig(OnTarget):
     policy: LocalPath | None = None
     """A policy.json of `drafttrain tune`, used if no stop policy, tree or cascade is given.
     Default: the one in the drafter's folder."""
-
-
-_TIMED = CountsFor("mode=decode")
 
 
 class EvalConfig(DecodingConfig, MeasuringConfig):
@@ -166,8 +140,7 @@ class EvalConfig(DecodingConfig, MeasuringConfig):
     their own, its drafter: {tree: {tree: {kind: opt-tree}}, copied: {drafter: max-gram}}."""
     sweep: dict[Swept, Annotated[list[float], Field(min_length=1), Listed]] = {}
     """Values to measure, such as k=5,10 or {k: [5, 10], h: [0.5, 0.7], beta: [3]}. Each value of a
-    stop setting is one stop policy; beta and tau add Spec-Verification with each pair of their
-    values."""
+    stop setting is one stop policy; beta and tau add Spec-Verification with each pair."""
     rank_data: DataConfig | None = None
     """Prompts on which acceptance by rank is measured for sequoia; they must differ from `data`."""
     baselines: Annotated[tuple[Baseline, ...], Listed, _TIMED] = ("generate", "beam")
@@ -189,11 +162,8 @@ class GenerateConfig(DecodingConfig):
 
 
 class CacheConfig(Config):
-    """`drafttrain cache`: hidden states and labels for training acceptance heads, computed once.
-
-    Distilled outputs -> a teacher-forced pass of target and drafter -> draft tokens and how likely
-    each is accepted -> the drafter's hidden states at them, as safetensors shards.
-    """
+    """`drafttrain cache`: the drafter's hidden states at draft tokens, labelled with how likely the
+    target accepts each, for training acceptance heads."""
 
     target: TargetConfig
     drafter: Location
@@ -206,8 +176,7 @@ class CacheConfig(Config):
     """drawn: the hidden state from which a token is drawn. token: the state at the token's own
     position, one drafter pass later (SpecDec++)."""
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), CountsFor("state=token")] = 0.15
-    """Token mixing r for `token` states: share of positions that keep the target's token
-    (SpecDec++, Section 3.3)."""
+    """Token mixing r: share of positions that keep the target's token (SpecDec++, Section 3.3)."""
     mixes: Count = 1
     """Number of independent draws of draft tokens and mixing; epochs cycle through them."""
     dtype: Literal["float32", "float16"] = "float32"
@@ -232,29 +201,25 @@ class TuneConfig(MeasuringConfig):
     drafter: Location | None = None
     """Folder or Hub name of the drafter. Default: that of the heads' run."""
     heads: LocalPath | None = None
-    """Folder of a head, or a run of heads. Default: the newest run of heads; none if a drafter is
-    given."""
+    """Folder of a head, or a run of heads. Default: the newest run; none if a drafter is given."""
     report_data: DataConfig | None = None
-    """Prompts for the final figures. Default: a third of `data`, which is then not used for the
-    choice."""
+    """Prompts for the final figures. Default: a third of `data`, then not used for the choice."""
     sampling: SamplingConfig | None = None
     """Default: the sampling of the heads' labels; greedy decoding without heads."""
     sweep: dict[Tuned, Annotated[list[float], Listed]] = {}
     """Values to try, such as k=2,4 or {h: [0.5], entropy: []}. Default: draft lengths k for the
-    kind of drafter and the length that it was trained for; three thresholds h for heads and that of
-    SpecDec++'s Theorem 3.1; two or three values of each other stop policy; trees of 8, 16 and 30
-    nodes."""
+    drafter's kind and training; three thresholds h for heads and that of SpecDec++'s Theorem 3.1;
+    two or three values of each other stop policy; trees of 8, 16 and 30 nodes."""
     trees: Annotated[tuple[TreeName, ...], Listed] = ("opt-tree", "rsd-s")
     """Kinds of draft trees to try; [] for none. Drawn trees are tried only with sampling."""
     candidates: dict[str, DecodeConfig] = {}
-    """Additional candidates by name (at most 40 candidates in all): {deep: {cascade: {drafters:
-    [small, max-gram], increments: "5,3,0/4,10/10", leniency: 2}}}."""
+    """Additional candidates by name, at most 40 in all: {deep: {cascade: {drafters: [small,
+    max-gram], increments: "5,3,0/4,10/10", leniency: 2}}}."""
     minutes: PositiveFloat = 5.0
     """Time in minutes. With less time the choice is based on fewer prompts, but on 4 at least."""
     write: bool = False
-    """Write the choice to policy.json in the folder of the heads or the drafter, where generate,
-    eval and export find it. Otherwise it is written next to the report as tune.policy.json, for
-    their setting `policy`."""
+    """Write policy.json to the folder of the heads or the drafter, where generate, eval and export
+    find it; else tune.policy.json next to the report, for their setting `policy`."""
 
 
 class ExportConfig(Config):

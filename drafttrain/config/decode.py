@@ -26,8 +26,6 @@ from drafttrain.config.methods import RULES, STOPS, TREES, StopKind, TreeKind, V
 StopName = Literal[*STOPS]
 VerifierName = Literal["auto", *RULES]
 TreeName = Literal[*TREES]
-
-
 _SAMPLED = CountsFor("temperature=...")
 
 
@@ -53,27 +51,24 @@ class StopConfig(Config):
 
     kind: StopName = "fixed"
     """Stop policy of a draft. fixed: after k tokens. head: when an acceptance head predicts a
-    rejection (SpecDec++). entropy: when the drafter's distribution has high entropy. confidence:
-    after a token of low probability (greedy decoding only). cumulative: when the product of the
-    draft tokens' probabilities is low. gain: when another level adds little to an opt-tree (its
-    default)."""
+    rejection (SpecDec++). entropy: at high entropy of the drafter's distribution. confidence: after
+    a token of low probability (greedy decoding only). cumulative: when the product of probabilities
+    is low. gain: when another level adds little to an opt-tree (its default)."""
     k: Few = 10
     """fixed: draft tokens per round; for trees, the number of levels."""
     max_draft: Few = 20
-    """Other kinds: largest number of draft tokens per round (levels of a tree). Default: the value
-    in policy.json for a head; for block drafters the k of training."""
+    """Other kinds: largest number of draft tokens per round (levels of a tree). Default: for a head
+    that of policy.json, for block drafters the k of training."""
     head: Location | None = None
     """head: folder of the acceptance head. Default: the head in the drafter's folder, if any."""
     h: Fraction | None = None
-    """head: stop when the predicted probability of a rejection exceeds this. Default: the value in
-    policy.json, else 0.7."""
+    """head: largest predicted probability of a rejection. Default: that of policy.json, or 0.7."""
     entropy: PositiveFloat = 2.0
     """entropy: stop when the entropy of the drafter's distribution exceeds this, in nats."""
     confidence: Fraction = 0.4
     """confidence: stop after a draft token with a lower probability than this."""
     cumulative: Fraction = 0.3
-    """cumulative: stop when the product of the largest probabilities of all rows falls below
-    this."""
+    """cumulative: stop when the product of all rows' largest probabilities falls below this."""
     delta: float = Field(default=0.2, ge=0.0, lt=1.0)
     """gain: stop after a level that adds at most this many expected accepted tokens."""
 
@@ -83,9 +78,8 @@ class VerifierConfig(Config):
 
     kind: VerifierName = "auto"
     """Acceptance rule; only spec-verification changes the output. auto: greedy match at temperature
-    0, above it rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round
-    with several drafters), target-walk for other trees. block (for chains) accepts slightly more
-    tokens."""
+    0, above it rejection for chains, recursive for rsd-c and rsd-s, k-seq for paths (multi-round if
+    of several drafters), else target-walk. block (for chains) accepts slightly more tokens."""
     beta: Count = 3
     """Spec-Verification: an accepted token is among the target's top beta tokens."""
     tau: NonNegativeFloat = 1.0
@@ -113,8 +107,8 @@ class TreeConfig(Config):
     drafters: tuple[Location, ...] = ()
     """paths: additional drafters, each of which adds `width` paths (SpecInfer)."""
     draft_temperature: PositiveFloat | None = None
-    """Temperature of the drafter's distribution, from which tokens are drawn or which scores an
-    opt-tree. Default: the target's temperature; for opt-trees in greedy decoding 0.5."""
+    """Temperature of the distribution from which the drafter draws, or which scores an opt-tree.
+    Default: the target's; for opt-trees in greedy decoding 0.5."""
 
 
 def _split_rows(value: object) -> object:
@@ -134,21 +128,18 @@ class CascadeConfig(Config):
         tuple[tuple[FewOrZero, ...], ...] | None, BeforeValidator(_split_rows)
     ] = None
     """Matrix K: tokens that each drafter adds to a round, then (after `/`) in the reviews at each
-    depth, such as 5,3,0/4,10/10. Default: 5 for models; for max-gram 10 in reviews and 0 in a
-    round."""
+    depth, as 5,3,0/4,10/10. Default: 5 for models; for max-gram 10 in reviews, 0 in a round."""
     leniency: float = Field(default=1.0, ge=1.0)
-    """Factor by which a review inside the cascade accepts more than its own distribution would. The
-    target's output does not change."""
+    """Factor by which reviews inside the cascade accept more. The target's output is unchanged."""
 
     def matrix(self) -> tuple[tuple[int, ...], ...]:
         """Returns the matrix K, or its default."""
         if self.increments is not None:
             return self.increments
-        levels, copies = 1 + len(self.drafters), copies_text(self.drafters[-1])
+        levels = 1 + len(self.drafters)
         rows = [[5] * (levels - depth) for depth in range(levels)]
-        if copies:
-            rows[1:] = [[*row[:-1], 10] for row in rows[1:]]
-            rows[0][-1] = 0
+        if copies_text(self.drafters[-1]):
+            rows = [[*row[:-1], 10 if depth else 0] for depth, row in enumerate(rows)]
         return tuple(map(tuple, rows))
 
 
@@ -159,8 +150,7 @@ class DecodeConfig(Config):
     """Folder or Hub name of the drafter. none: plain decoding. max-gram: copies the tokens that
     followed the longest earlier match of the text's end (CS Drafting)."""
     bigrams: Location | None = None
-    """max-gram: table of the most frequent next token of each token, written by `drafttrain
-    bigrams`."""
+    """max-gram: table of the most frequent next token of each, written by `drafttrain bigrams`."""
     cascade: CascadeConfig | None = None
     """Smaller drafters that draft for the drafter."""
     tree: TreeConfig = TreeConfig()

@@ -36,17 +36,14 @@ class TargetConfig(Config):
     trust_remote_code: bool = False
     """Run Python code from the model's folder. Turn it on only if you trust the author."""
     language: str | None = None
-    """Speech: language of all clips, such as de or german. Default: that of the target's
-    generation_config, else detected in each clip."""
+    """Speech: language of all clips (de, german). Default: the target's, else detected in each."""
     task: Literal["transcribe", "translate"] | None = None
-    """Speech: transcribe in the clip's language, or translate to English. Default: that of the
-    target's generation_config, else transcribe."""
+    """Speech: transcribe in the clip's language, or translate to English. Default: the target's."""
     source_language: str | None = None
     """Language code of the inputs for multilingual targets (NLLB, M2M100, mBART-50), such as
     eng_Latn, en or en_XX. Default: that of tokenizer_config.json."""
     target_language: str | None = None
-    """Language code of the outputs for multilingual targets. Default: that of the target's
-    generation_config."""
+    """Language code of their outputs. Default: that of the target's generation_config."""
 
     def recorded(self) -> dict[str, str]:
         """Returns the settings to record in a drafter's config.json."""
@@ -56,9 +53,8 @@ class TargetConfig(Config):
 class DataConfig(Config):
     """Input texts: a Hub name, a local file (parquet; json, jsonl, csv, txt, also .gz), two
     line-aligned files, or a folder written by `datasets`. For speech targets: an audio file (wav,
-    flac, mp3, ogg) or a folder of them, rows that name files in the same folder or below it, or a
-    data set with an Audio column. Clips are at most 30 s long; they are resampled to 16 kHz mono if
-    needed."""
+    flac, mp3, ogg), a folder of them, rows that name files in or below their folder, or a data set
+    with an Audio column. Clips are at most 30 s long and resampled to 16 kHz mono."""
 
     path: Location
     """Hub name, file or folder of the inputs."""
@@ -73,20 +69,17 @@ class DataConfig(Config):
     conversation, source, prompt, text, document or turns (its first element is used); for speech,
     audio or file. If several exist, name one. `translation.en` is a field of a column."""
     template: str | None = None
-    """Text that combines several columns of a row, instead of one column: "{question} (A)
-    {choices[0]}"."""
+    """Text with several columns of a row, not one column: "{question} (A) {choices[0]}"."""
     reference_column: str | None = None
-    """Column of the references. Default: the column named reference, target, response, summary or
-    canonical_solution; for chats the last assistant turn; for speech also text, sentence,
-    transcription or transcript."""
+    """Column of the references. Default: reference, target, response, summary, canonical_solution;
+    for chats the last assistant turn; for speech also text, sentence, transcription, transcript."""
     prefix: Affix = ""
     """Text put before every input (T5: "translate English to German: ")."""
     suffix: Affix = ""
     """Text put after every input ("\\nAnswer:")."""
     chat: bool = False
-    """Format every text as a user message with the tokenizer's chat template (decoder-only
-    targets). Rows that are chats are always formatted. The columns `tools` and
-    `chat_template_kwargs` are passed to the template."""
+    """Format texts as user messages with the tokenizer's chat template (decoder-only targets), as
+    rows that are chats always are, with their columns `tools` and `chat_template_kwargs`."""
     chat_template_kwargs: dict[str, bool | CountOrZero | float | str] = {}
     """Variables passed to the chat template, such as {enable_thinking: false}."""
     skip: NonNegativeInt = 0

@@ -1,9 +1,9 @@
 """Table of the kinds of drafters, with the properties of each kind.
 
-A language model is of kind `causal` unless its config.json has the entry that marks another kind.
-Other models are identified by the model_type in their config.json, and drafters without a model by
-their name in settings. Rows name classes and functions by dotted paths (`module:name`) for
-`pkgutil.resolve_name`, so that the table imports nothing heavy.
+A language model is of kind `causal` unless an entry of its config.json marks another kind. Other
+models are identified by their model_type, and drafters without a model by their name in settings.
+Rows name classes and functions by dotted paths (`module:name`) for `pkgutil.resolve_name`, so that
+the table imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from typing import Any, Literal
 DrawKind = Literal["deterministic", "iid", "independent", "without_replacement"]
 """How sibling tokens are drawn: not sampled; independently from one distribution; independently,
 each from its own distribution (several drafters); from one distribution without replacement."""
-
 Evidence = Literal["logits", "hidden", "expected"]
 """Fields of `DraftState` that a stop policy may read."""
-
 StateKind = Literal["drawn", "token"]
 """Kinds of hidden states that acceptance heads read, defined in `models/draft_states.py`."""
-
 Program = Literal["custom_generate", "assisted", "servers", "parallel_servers"]
 """Classes of programs that can use an export: Transformers with drafttrain, Transformers' assisted
 generation, servers (for decoder-only drafters), servers that support block drafts in one call."""
@@ -37,8 +34,8 @@ class DrafterKind:
     words: str
     """The noun phrase for such a drafter in messages."""
     opens: str
-    """Function that makes the Drafter from its model and the target's (or None); kinds without a
-    model get max-gram's table of next tokens, or None, instead of theirs."""
+    """Function (model, target model or None) that makes the Drafter; kinds without a model get
+    max-gram's table of next tokens, or None."""
     drafts: Literal["tokens", "blocks", "copies", "nothing"]
     """Its drafts: a token per model call, a block per call, copies of the text or nothing."""
     model: str | None = None
@@ -54,16 +51,15 @@ class DrafterKind:
     provides: frozenset[Evidence] = frozenset()
     """Fields of `DraftState` that its drafts provide in addition to depth."""
     tree_rows: str | None = None
-    """Class that is called with (drafter, source, sampling, randomness) and computes the rows of
-    draft trees for a sequence; None if it drafts only chains."""
+    """Class (drafter, source, sampling, randomness) that computes the rows of draft trees for a
+    sequence; None if it drafts only chains."""
     reads_target: bool = False
-    """Whether it drafts from the hidden states of the target that it was trained for, with that
-    target's output projection."""
+    """Whether it drafts from hidden states of its own target, with that target's projection."""
     exports: tuple[Program, ...] = ()
     """Classes of programs that can use its exports; empty if it cannot be exported."""
     teacher_forced_probs: str | None = None
-    """Function that returns the probability of drafting each token of a known output at its prefix,
-    for teacher-forced acceptance (`decoding/drafters/teacher_forced.py`)."""
+    """Function that returns the probability of drafting each token of a known output at its prefix
+    (`decoding/drafters/teacher_forced.py`)."""
 
     @property
     def is_model(self) -> bool:
@@ -71,8 +67,7 @@ class DrafterKind:
 
     @property
     def runs_as_targets(self) -> bool:
-        """Whether its models are Transformers language models, which the engine runs like
-        targets."""
+        """Whether its models are language models, which the engine runs like targets."""
         return self.is_model and self.model is None
 
     @property
@@ -86,10 +81,7 @@ class DrafterKind:
 
 _AT, _MODELS, _SETTINGS = "drafttrain.decoding.drafters", "drafttrain.models", "drafttrain.config"
 _Blocks = partial(
-    DrafterKind,
-    drafts="blocks",
-    draws=("deterministic", "iid"),
-    provides=frozenset({"logits"}),
+    DrafterKind, drafts="blocks", draws=("deterministic", "iid"), provides=frozenset({"logits"})
 )
 _Slots = partial(
     _Blocks,
@@ -166,8 +158,7 @@ KINDS: dict[str, DrafterKind] = {
 
 def kind_of(settings: Any) -> DrafterKind:
     """Returns the kind of a drafter model from its config.json (a PretrainedConfig)."""
-    kind = own_kind({"model_type": settings.model_type} | vars(settings))
-    return CAUSAL if kind is None else kind
+    return own_kind({"model_type": settings.model_type} | vars(settings)) or CAUSAL
 
 
 def own_kind(config: Mapping[str, object]) -> DrafterKind | None:

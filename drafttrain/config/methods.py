@@ -12,15 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, get_args
 
 from drafttrain.config.kinds import DrawKind, Evidence
 
-EAGLE_NODES = 25
-"""Draft tokens of the EAGLE tree."""
-ANY_DRAW: frozenset[DrawKind] = frozenset(
-    {"deterministic", "iid", "independent", "without_replacement"}
-)
+ANY_DRAW: frozenset[DrawKind] = frozenset(get_args(DrawKind))
 
 
 @dataclass(frozen=True)
@@ -102,6 +98,11 @@ class TreeKind:
     def drawn(self) -> bool:
         return self.draw_kind != "deterministic"
 
+    @property
+    def stop(self) -> str:
+        """The default stop policy: gain for trees that estimate their acceptance (OPT-Tree)."""
+        return "gain" if "expected" in self.provides else "fixed"
+
 
 _TREE, _WALK = "drafttrain.decoding.trees", "target-walk"
 
@@ -146,9 +147,7 @@ TREES: dict[str, TreeKind] = {
             provides=_EXPECTED,
         ),
         TreeKind("binary", _WALK, ("nodes",), f"{_TREE}.fixed:binary_tree", ("nodes",)),
-        TreeKind(
-            "eagle", _WALK, shape=f"{_TREE}.fixed:eagle_tree", nodes=lambda tree, depth: EAGLE_NODES
-        ),
+        TreeKind("eagle", _WALK, shape=f"{_TREE}.fixed:eagle_tree", nodes=lambda tree, depth: 25),
         TreeKind(
             "sequoia",
             _WALK,
@@ -224,7 +223,6 @@ def rules_for(draw_kind: DrawKind, drafts_trees: bool) -> list[str]:
 
     Verifiers for chains only are preferred for chains, and left out for trees.
     """
-    lossless = [rule for rule in RULES.values() if rule.lossless]
-    valid = [rule for rule in lossless if rule.fits(False, draw_kind)]
+    valid = [rule for rule in RULES.values() if rule.lossless and rule.fits(False, draw_kind)]
     preferred = [rule.name for rule in valid if rule.takes_trees == drafts_trees]
     return preferred or [rule.name for rule in valid]

@@ -1,9 +1,6 @@
-"""policy.json: the stop policy and verifier that were chosen for a drafter.
+"""policy.json: the stop policy and verifier that were chosen for a drafter, such as
 
-    {"drafter": "spec-drafter", "stop": "fixed", "k": 10, "verifier": {"kind": "auto"}}
-
-names the drafter, the stop policy and the verifier. An additional `method` is a tree or cascade
-that is faster, for programs that support it.
+{"drafter": "spec-drafter", "stop": "fixed", "k": 10, "verifier": {"kind": "auto"}}
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from pydantic import ConfigDict, PositiveFloat, ValidationError, model_validator
 
 from drafttrain.config.base import Config, ConfigError, Count, Few, Fraction
 from drafttrain.config.decode import DecodeConfig, StopConfig, VerifierConfig, check_given
-from drafttrain.config.methods import RULES, STOPS
+from drafttrain.config.methods import RULES, STOPS, VerifierRule
 from drafttrain.config.reading import first_problem
 
 POLICY = "policy.json"
@@ -31,9 +28,8 @@ PolicyStop = Literal[*(name for name, stop in STOPS.items() if "expected" not in
 class Policy(Config):
     """The content of policy.json: the choice for a drafter and the sampling it was made for.
 
-    Its stop policy is for chains, which every program supports; `method` is a faster tree or
-    cascade that drafttrain can decode with. The file is in the folder that contains the acceptance
-    head's folder. Other keys in the file are facts about the choice.
+    Its stop policy is for chains, which every program supports; only drafttrain uses `method`. The
+    file lies next to the acceptance head's folder. Other keys in it are facts about the choice.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -61,8 +57,7 @@ class Policy(Config):
     verifier: VerifierConfig = VerifierConfig()
     """The verifier; spec-verification applies to greedy decoding only."""
     method: DecodeConfig | None = None
-    """A tree or cascade that is faster than the chain, for the kind of decoding (greedy or sampled)
-    that it was chosen for; None if none is faster."""
+    """A tree or cascade that is faster in the kind of decoding (greedy, sampled) of `sampling`."""
     speculate: bool = True
     """False if plain decoding was faster than all drafts in that kind of decoding."""
     batches: dict[Count, Policy] = {}
@@ -91,21 +86,20 @@ class Policy(Config):
         names = set(STOPS[self.stop].settings) - {"head"}
         return StopConfig(kind=self.stop, **self.model_dump(include=names, exclude_none=True))
 
-    def verifier_for(self, greedy: bool) -> VerifierConfig:
-        """Returns the verifier for greedy or sampled decoding.
+    @property
+    def rule(self) -> VerifierRule | None:
+        """The row of the verifier; None for auto."""
+        return RULES.get(self.verifier.kind)
 
-        `auto`, which is lossless, replaces a verifier that is not valid for this kind of decoding.
-        """
-        rule, draw_kind = RULES.get(self.verifier.kind), "deterministic" if greedy else "iid"
-        if rule is None or not rule.fits(greedy, draw_kind):
-            return VerifierConfig()
-        return self.verifier
+    def verifier_for(self, greedy: bool) -> VerifierConfig:
+        """Returns the verifier, or auto (lossless) if it is not valid for this kind of decoding."""
+        valid = self.rule and self.rule.fits(greedy, "deterministic" if greedy else "iid")
+        return self.verifier if valid else VerifierConfig()
 
     @property
     def lossy(self) -> bool:
         """Whether outputs with this policy may differ from the target's."""
-        rule = RULES.get(self.verifier.kind)
-        return rule is not None and not rule.lossless
+        return self.rule is not None and not self.rule.lossless
 
 
 def read_policy(file: Path) -> Policy:
@@ -131,16 +125,15 @@ def parse_policy(content: str | Mapping[str, Any], name: str = "policy") -> Poli
 
 def dump_policy(policy: Policy) -> dict[str, Any]:
     """Returns the policy as JSON values, without settings that it does not use."""
-    rule = RULES.get(policy.verifier.kind)
     nested = {"max_draft", "verifier", "method", "batches"}
     values = policy.model_dump(mode="json", exclude_defaults=True, exclude=nested)
     if "max_draft" in STOPS[policy.stop].settings or policy.head is not None:
         values["max_draft"] = policy.max_draft  # the head can still be used
-    used = {"kind", *(() if rule is None else rule.settings)}
+    used = {"kind", *(policy.rule.settings if policy.rule else ())}
     values["verifier"] = policy.verifier.model_dump(include=used)
     if policy.method is not None:
-        method = policy.method.model_dump(mode="json", exclude_none=True, exclude_unset=True)
-        values["method"] = method
+        unset = {"exclude_none": True, "exclude_unset": True}
+        values["method"] = policy.method.model_dump(mode="json", **unset)
     if policy.batches:
         values["batches"] = {str(size): dump_policy(each) for size, each in policy.batches.items()}
     return values

@@ -6,17 +6,17 @@ OmegaConf reads and merges; text such as `${name}` is kept literally and never r
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
-from drafttrain.config.base import Config, ConfigError, CountsFor, fields_of
+from drafttrain.config.base import Config, ConfigError, CountsFor, fields_of, plain_types
 
 Settings = TypeVar("Settings", bound=Config)
 UNREADABLE = (YAMLError, OmegaConfBaseException)
@@ -29,22 +29,21 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     fill: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Settings:
-    """Reads settings from a YAML file, `key=value` overrides and command-line flags.
+    """Reads settings from a YAML file, and from overrides and flags, which override the file.
 
-    The command line overrides the file. Keys are dotted paths (`train.learning_rate`). fill adds
-    settings that the user left out, after the given ones have been checked. Raises ConfigError
-    naming the key, the value and the nearest known name, also for settings that are given but not
-    used (`check_read`).
+    Keys are dotted paths (`train.learning_rate`). fill adds settings that the user left out, after
+    the given ones have been checked. Raises ConfigError naming the key, the value and the nearest
+    known name, also for settings that are given but not used (`check_read`).
     """
-    texts = [name for name, field in fields_of(kind).items() if _is_text(field.annotation)]
-    written, typed = merge_values(file), merge_values(None, overrides, flags, texts)
+    types = {name: plain_types(field.annotation) for name, field in fields_of(kind).items()}
+    texts = [name for name, plain in types.items() if plain <= {str, Path, NoneType}]
     values = merge_values(file, overrides, flags, texts)
     if fill is not None:
         check_settings(kind, values)
         values = fill(values)
     settings = validate_settings(kind, values)
-    check_read(settings, written, in_file=True)
-    check_read(settings, typed)
+    check_read(settings, merge_values(file), in_file=True)
+    check_read(settings, merge_values(None, overrides, flags, texts))
     return settings
 
 
@@ -57,9 +56,9 @@ def check_read(
 ) -> None:
     """Raises ConfigError for a setting that is given but not used: see `CountsFor`.
 
-    given has nested mappings. Values of 0, false or empty are never an error, nor are default
-    values in a file, which may list all settings. prefix: the dotted prefix of the names. unread:
-    marks of an enclosing group that is not used, with the prefix of its class.
+    given: nested mappings. Values of 0, false or empty are never an error, nor are defaults in a
+    file, which may list all settings. prefix: the dotted prefix of the names. unread: marks of an
+    enclosing group that is not used, with the prefix of its class.
     """
     for name, value in given.items():
         setting, field = getattr(settings, name), type(settings).model_fields[name]
@@ -110,9 +109,9 @@ def merge_values(
 def validate_settings(
     kind: type[Settings], values: Mapping[str, Any], within: str = ""
 ) -> Settings:
-    """Makes settings of a class from nested mappings. Raises ConfigError for the first mistake.
+    """Makes settings from nested mappings, which the user wrote in the group `within`, if any.
 
-    within: the group in which the user wrote them, if any.
+    Raises ConfigError for the first mistake.
     """
     try:
         return kind.model_validate(values)
@@ -168,10 +167,10 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
     name = prefix + ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         unknown = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
-        if len(unknown) > 1:
-            names = ", ".join(repr(prefix + ".".join(map(str, where))) for where in unknown)
-            return f"unknown settings {names}; leave them out"
-        return f"unknown setting {name!r}; {_suggest(name, known)}"
+        if len(unknown) == 1:
+            return f"unknown setting {name!r}; {_suggest(name, known)}"
+        names = ", ".join(repr(prefix + ".".join(map(str, where))) for where in unknown)
+        return f"unknown settings {names}; leave them out"
     below = {path: field for path, field in known.items() if path.startswith(f"{name}.")}
     needed = next((path for path, field in below.items() if field.is_required()), name)
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
@@ -185,10 +184,8 @@ def explain(kind: type[Config], error: ValidationError, within: str = "") -> str
 
 
 def _suggest(wrong: str, known: Iterable[str]) -> str:
-    """Returns the remedy for an unknown name: the most similar known name, else the group's names.
-
-    Similar names are those whose last part is spelt most like that of the unknown one.
-    """
+    """Returns the remedy for an unknown name: the known name whose last part is spelt most like its
+    own, else the names of its group."""
     last_of = {name: name.rpartition(".")[2] for name in known}
     group, _, last = wrong.rpartition(".")
     similar = difflib.get_close_matches(last, sorted(set(last_of.values())), n=1)
@@ -200,12 +197,9 @@ def _suggest(wrong: str, known: Iterable[str]) -> str:
 
 
 def recipe_file(file: Path) -> Path:
-    """Returns the file, or for a missing `recipes/NAME` that of the package.
-
-    A checkout has recipes/ next to the package, an installed package has it inside.
-    """
+    """Returns the file, or for a missing `recipes/NAME` that of the package."""
     package = Path(__file__).parents[1]
-    for folder in (package, package.parent):
+    for folder in (package, package.parent):  # an installed package has recipes/ inside
         if file.parent == Path("recipes") and not file.exists() and (folder / file).is_file():
             return folder / file
     return file
@@ -224,14 +218,6 @@ def _read_yaml(file: Path) -> DictConfig:
     if not isinstance(values, DictConfig):
         raise ConfigError(f"{file} has no settings; write a mapping of keys, such as `out: FOLDER`")
     return values
-
-
-def _is_text(annotation: Any) -> bool:
-    """Whether a setting's value is text or a path, or such a value or null."""
-    if get_origin(annotation) in (Union, UnionType):
-        return all(one is NoneType or _is_text(one) for one in get_args(annotation))
-    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-    return plain in (str, Path)
 
 
 def _parse(override: str, texts: Collection[str] = ()) -> tuple[str, Any]:
@@ -255,13 +241,11 @@ def _parse(override: str, texts: Collection[str] = ()) -> tuple[str, Any]:
     return key, text if is_text else value  # data.prefix="## Question: " is meant as text
 
 
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields all single settings in a value with their dotted names."""
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Returns all single settings in a value with their dotted names."""
     if not isinstance(value, Mapping):
-        yield key, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(f"{key}.{name}", inner)
+        return [(key, value)]
+    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner)]
 
 
 def _problem(error: Exception) -> str:

@@ -12,9 +12,13 @@ from drafttrain.config.inputs import DataConfig, LocalPath, Location, TargetConf
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=1.0)]
 Part = Annotated[float, Field(ge=0.0, le=1.0)]
-
 VALIDATION_ROWS = 200
 """Held-out rows used in validation, at most."""
+_ANCHORED = CountsFor("drafter.slots=anchored", ("prefix_weight",))
+_COPIES = CountsFor("drafter.initialise=encoder|both", ("freeze_embeddings",))
+_COPIED = CountsFor("initialise.path=null", ("layers",))
+_BLOCKS = CountsFor("drafter.drafts=blocks", ("kept", "kept_floor"))
+_NO_TEACHER = CountsFor("teacher=null")
 
 
 class TrainConfig(Config):
@@ -46,11 +50,10 @@ class TrainConfig(Config):
     """bf16: forward and backward pass in bfloat16, weights and optimizer state in float32. auto:
     bf16 on a GPU (except with DeepSpeed, which rounds the weights), else fp32."""
     compile: bool = False
-    """Compile the trained layers with torch.compile, for GPUs. It takes minutes at the start; one
-    graph serves all batch lengths. Losses differ only by rounding."""
+    """torch.compile for the trained layers, for GPUs; minutes at the start, losses equal but for
+    rounding."""
     workers: FewOrZero | None = None
-    """Worker processes that prepare batches; 0: batches are prepared between steps. The batches are
-    the same. Default: 2 on a GPU, 0 on a CPU."""
+    """Worker processes that prepare the same batches; 0: none. Default: 2 on a GPU, 0 on a CPU."""
     threads: Few | None = None
     """CPU threads of a process. Default: OMP_NUM_THREADS if it is set (more than 1 for `accelerate
     launch`), else the available cores divided by the number of processes on the machine."""
@@ -100,8 +103,8 @@ class DrafterConfig(Config):
     encoder_layers: Few | None = None
     """Layers of a separate encoder. Default: as many as the target's encoder."""
     source_pooling: Few = 1
-    """Number of neighbouring target encoder states that are averaged into one (ours); 4 states of a
-    speech encoder are 80 ms. It makes rounds and training steps cheaper."""
+    """Number of neighbouring target encoder states that are averaged into one (ours), for speed; 4
+    states of a speech encoder are 80 ms."""
     decoder_layers: Few = 2
     """Decoder layers; few, since the decoder runs once per round (Latency Principle)."""
     k: Few = 10
@@ -115,14 +118,12 @@ class DrafterConfig(Config):
     initialise: Literal["none", "encoder", "both"] = "both"
     """Parts that are initialised from the target's weights."""
     overrides: Annotated[dict[str, Any], CountsFor("initialise=none")] = {}
-    """Fields of the model configuration that differ from the target's, such as {d_model: 1024}.
-    Needs initialise=none."""
+    """Fields of the model configuration that differ from the target's, such as {d_model: 1024}."""
     output_tokens: Count | Literal["used"] | None = None
     """Number of tokens that it can draft (ours): the most frequent ones of the distilled outputs;
-    used: all that occur there. Fewer tokens make training and drafting cheaper; outputs stay exact.
-    Default: all."""
+    used: all that occur there. Fewer are cheaper, outputs stay exact. Default: all."""
     previous_token_rank: Annotated[int, Field(ge=0, le=2**16)] = 128
-    """Rank of the previous-token features: a correction of each slot by the token drafted before it
+    """Rank of the previous-token features: corrections of each slot by the token drafted before it
     (ours); 0: off, as in the paper."""
     dropout: Smoothing = 0.1
     """Dropout in training."""
@@ -142,12 +143,7 @@ class ObjectiveConfig(Config):
     prefix_weight: NonNegativeFloat = 0.5
     """Weight of the next-token loss on prefix positions (anchored slots only)."""
     freeze_embeddings: bool = False
-    """Do not train embeddings and output projection, which hold most weights if the vocabulary is
-    large. Needs initialise=encoder or both."""
-
-
-_ANCHORED = CountsFor("drafter.slots=anchored", ("prefix_weight",))
-_COPIES = CountsFor("drafter.initialise=encoder|both", ("freeze_embeddings",))
+    """Do not train embeddings and output projection, most weights if the vocabulary is large."""
 
 
 class SpecDrafterRecipe(DistillingRecipe):
@@ -170,8 +166,7 @@ class PredictAheadConfig(Config):
     """The objective of block heads: predict later tokens of the target's output."""
 
     positions: Few = 8
-    """Positions of each output drawn per step for the first head; head j gets 1/j of them, at least
-    one."""
+    """Positions of each output drawn per step for the first head; head j gets 1/j of them."""
 
 
 class BlockHeadsRecipe(DistillingRecipe):
@@ -206,12 +201,8 @@ class HeadRecipe(DistillingRecipe):
     heads: HeadConfig = HeadConfig()
 
 
-_NO_TEACHER = CountsFor("teacher=null")
-
-
 class TargetRecipe(Recipe):
-    """`recipes/train_target.py`: trains a small target from scratch, or a drafter that learns from
-    one."""
+    """`recipes/train_target.py`: trains a small target, or a drafter that learns from a teacher."""
 
     model: dict[str, Any]
     """Fields of the Transformers configuration; model_type names the family."""
@@ -224,8 +215,7 @@ class TargetRecipe(Recipe):
     label_smoothing: Annotated[Smoothing, _NO_TEACHER] = 0.1
     """Share of the target probability that is spread over the whole vocabulary."""
     max_tokens: Count = 96
-    """Pairs with more tokens on either side (decoder-only: in both together) are skipped and
-    counted."""
+    """Pairs with a longer side (decoder-only: longer together) are skipped and counted."""
 
 
 class CausalDrafterShape(Config):
@@ -240,30 +230,28 @@ class CausalDrafterShape(Config):
     """Draft tokens per block, per round in validation, and in an export's settings."""
     output_tokens: Count | None = None
     """Number of tokens that it can draft: EOS tokens, then the most frequent ones of the distilled
-    outputs; in an export the others get scores that never win. Outputs stay exact. Default: all."""
+    outputs; in an export the others never win. Outputs stay exact. Default: all."""
     embeddings: Literal["own", "target"] = "own"
-    """Embeddings and output projection. target: shared with the target, frozen, and not stored with
-    the drafter; `drafttrain export` writes complete folders for other programs."""
+    """Embeddings and output projection. target: the target's, frozen and not stored with the
+    drafter; `drafttrain export` writes complete folders for other programs."""
 
 
 class CausalStart(Config):
     """Initial weights of a causal drafter: layers of its target, or another model."""
 
     layers: Annotated[Literal["even"] | tuple[FewOrZero, ...], CountsFor("path=null")] = "even"
-    """Target layers that are copied: evenly spaced ones, or a list counted from 0. Embeddings,
-    final norm and output projection are copied too."""
+    """Target layers that are copied, evenly spaced or listed from 0; so are embeddings, final norm
+    and output projection."""
     path: Location | None = None
-    """A language model with the target's vocabulary to start from, instead of the target's
-    layers."""
+    """A language model with the target's vocabulary to start from, instead of these layers."""
 
 
 class FollowTargetConfig(Config):
     """The objective of a drafter: divergences from the target's rows, each with a weight.
 
     p is the target's row and q the drafter's, both unwarped, at every token of the target's output.
-    If the drafter drafts blocks, one begins after each token of the output; its first token is
-    learned everywhere, later ones in fewer blocks. Masks count towards the tokens of batches and of
-    packed sequences.
+    A block begins after each token of the output; its first token is learned everywhere, later ones
+    in fewer blocks. Masks count as tokens of batches and packed sequences.
     """
 
     forward_kl: NonNegativeFloat = 1.0
@@ -271,19 +259,14 @@ class FollowTargetConfig(Config):
     total_variation: NonNegativeFloat = 0.0
     """Weight of 1 - sum min(p, q): how often rejection sampling rejects a draft token."""
     frozen: tuple[Literal["embeddings", "output"], ...] = ("embeddings", "output")
-    """Parts that are not trained; if the two are tied, either name freezes both. A drafter with
-    random weights needs frozen=[]."""
+    """Parts that are not trained; if tied, either name freezes both. Random weights need []."""
     packed_tokens: Count | None = None
-    """Pack several rows into sequences of this many tokens. Rows do not see each other, and the
-    loss is the same. Default: one row per sequence, padded."""
+    """Pack rows, which do not see each other, into sequences of this many tokens; the loss is the
+    same. Default: one row per sequence, padded."""
     kept: float = Field(default=0.7, gt=0.0, le=1.0)
-    """Share of blocks that are trained at their k-th token: kept^(k - 1) (PARD's conditional
-    drop)."""
+    """Share of blocks trained at their k-th token: kept^(k - 1) (PARD's conditional drop)."""
     kept_floor: Part = 0.2
     """Lower bound of this share."""
-
-
-_CACHED = CountsFor("kind=cached")
 
 
 class TeacherConfig(Config):
@@ -292,18 +275,12 @@ class TeacherConfig(Config):
     kind: Literal["online", "cached"] = "online"
     """online: the target runs on every batch. cached: it runs once on each distilled output, and
     its most likely tokens and their probabilities are stored in the folder DISTILLED-teacher."""
-    top_k: Annotated[Count, _CACHED] = 48
-    """Tokens stored at each position; all others are treated as one token. With the whole
-    vocabulary it equals online."""
-
-
-_COPIED = CountsFor("initialise.path=null", ("layers",))
-_BLOCKS = CountsFor("drafter.drafts=blocks", ("kept", "kept_floor"))
+    top_k: Annotated[Count, CountsFor("kind=cached")] = 48
+    """Tokens stored at each position; all others are one token. All of them: equal to online."""
 
 
 class CausalDrafterRecipe(DistillingRecipe):
-    """`recipes/train_causal_drafter.py`: distils the target if needed, then trains a language
-    model that drafts for it."""
+    """`recipes/train_causal_drafter.py`: distils if needed, then trains a language model."""
 
     drafter: Annotated[CausalDrafterShape, _COPIED] = CausalDrafterShape()
     initialise: CausalStart = CausalStart()
@@ -321,20 +298,17 @@ class StateDrafterShape(Config):
     previous_token_rank: int = Field(default=256, ge=0, le=2**16)
     """Rank of the previous-token features of its slots; 0: none."""
     layers: tuple[FewOrZero, ...] | None = None
-    """Target layers that are copied, counted from 0; at these layers it reads the target's KV
-    cache. Default: the last two."""
+    """Target layers, from 0, that are copied and whose KV cache it reads. Default: the last two."""
     states: tuple[Annotated[int, Field(ge=-1, le=1024)], ...] | None = None
-    """Target layers whose outputs are its inputs, counted from 0; -1 is the last hidden state.
-    Default: the layers at a quarter and at two thirds of the depth, the one before `layers`, and
-    -1."""
+    """Target layers, from 0, whose outputs are its inputs; -1: the last hidden state. Default: at a
+    quarter and at two thirds of the depth, the one before `layers`, and -1."""
     output_tokens: Count | None = None
-    """Number of tokens that it can draft: EOS tokens, then the most frequent ones of the distilled
-    outputs. Default: all."""
+    """Number of tokens that it can draft, as for causal drafters. Default: all."""
 
 
 class StateDrafterRecipe(DistillingRecipe):
-    """`recipes/train_state_drafter.py`: distils the target if needed, then trains a drafter
-    that reads the target's states."""
+    """`recipes/train_state_drafter.py`: distils if needed, then trains a drafter that reads the
+    target's states."""
 
     drafter: StateDrafterShape = StateDrafterShape()
     objective: FollowTargetConfig = FollowTargetConfig()

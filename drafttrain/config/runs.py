@@ -42,6 +42,10 @@ class TrainedRun:
     def drafter(self) -> Path:
         return self.folder / "final"
 
+    def is_for(self, target: str) -> bool:
+        """Whether it is for this target; `./MODEL/` is the folder MODEL."""
+        return Path(self.recipe.target.path) == Path(target)
+
 
 def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> TrainedRun:
     """Returns the newest run of a drafter or of heads. Raises ConfigError if there is none."""
@@ -98,19 +102,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def recorded_target(folder: Path) -> dict[str, Any]:
-    """Returns the target recorded in the config.json of a drafter or head: path and languages.
-
-    Empty if there is none.
-    """
+    """Returns the target's path and languages in the config.json of a drafter or head, if any."""
     target = read_config(folder).get("target") or {}
     return {name: target[name] for name in RECORDED if target.get(name)}
 
 
 def read_run(folder: Path) -> TrainedRun:
-    """Reads a finished run from its run.yaml.
-
-    Raises ConfigError naming all unknown settings, which another version may have written.
-    """
+    """Reads a finished run. Raises ConfigError naming all settings that this version lacks."""
     path = folder / "run.yaml"
     try:
         return TrainedRun(folder, validate_settings(_recipe_of(folder), merge_values(path)))
@@ -136,9 +134,8 @@ def _recipe_of(run: Path) -> type[DistillingRecipe] | None:
 def fill_eval(values: dict[str, Any]) -> dict[str, Any]:
     """Fills the settings of `eval`: target, drafter, draft length, inputs and the report's file.
 
-    Another method without a drafter gets that of `decode`; a run that it names is replaced by the
-    drafter that it trained, with its draft length. Raises ConfigError if drafter, target or inputs
-    are unknown.
+    Another method without a drafter gets that of `decode`; a run that it names becomes its drafter,
+    with its draft length. Raises ConfigError if drafter, target or inputs are unknown.
     """
     check_sweep(values)
     values = fill_data(fill_from_run(values))
@@ -157,20 +154,19 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
 
     A drafter can be tuned without heads. Raises ConfigError if a required setting is unknown.
     """
-    values = deepcopy(values)
-    if values.get("heads") is None and values.get("drafter") is None:
-        values["heads"] = str(newest_run(of_heads=True).folder)
-    heads = values.get("heads")
-    heads = None if heads is None else Path(expanduser(str(heads)))
+    values, heads = deepcopy(values), values.get("heads")
+    if heads is None and values.get("drafter") is None:
+        heads = newest_run(of_heads=True).folder
     if heads is not None:
+        heads = Path(expanduser(str(heads)))
+        values["heads"] = str(heads)
         _fill_from_heads(values, heads)
     _group(values, "sampling")
     given = {name: values[name] for name in ("target", "data") if values.get(name)}
     decode = {"drafter": values["drafter"]}
     known = fill_data(fill_from_run(given | {"decode": decode}, with_policy=False))
-    drafter = known["decode"]["drafter"]
-    run = run_of(drafter)
-    drafter = drafter if run is None else str(run.drafter)
+    run = run_of(known["decode"]["drafter"])
+    drafter = known["decode"]["drafter"] if run is None else str(run.drafter)
     values |= {"target": known["target"], "data": known["data"], "drafter": drafter}
     run = run if heads is None else head_run_of(heads)
     folder = (heads or Path()) if run is None else run.folder
@@ -178,11 +174,8 @@ def fill_tune(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill_generate(values: dict[str, Any]) -> dict[str, Any]:
-    """Fills the settings of `generate`.
-
-    Plain decoding is used if policy.json says that it is faster than all drafts, unless the user
-    gives settings of a method.
-    """
+    """Fills the settings of `generate`: plain decoding if policy.json says that it is faster than
+    all drafts, unless the user gives settings of a method."""
     values = fill_from_run(values, draft_anyway=False)
     return values | {"data": {"path": STDIN} | _group(values, "data")}
 
@@ -196,7 +189,7 @@ def fill_from_run(
     newest run for this target, or max-gram, which needs no training. With a drafter: from its run,
     or else the target in its config.json and the policy.json of an export. If target.path is
     given, no other target settings are taken from a run. Raises ConfigError if drafter or target
-    are unknown. with_policy=False: reads no policy, and fills drafter and target only.
+    are unknown. with_policy=False: fills drafter and target only.
     """
     values = deepcopy(values)
     decode, target = _group(values, "decode"), _group(values, "target")
@@ -209,10 +202,9 @@ def fill_from_run(
     drafter = decode.get("drafter")
     named = named_kind(drafter)
     trained = named is None
-    if drafter is None or (not trained and path is None):
+    run = run_of(str(drafter)) if trained and drafter is not None else None
+    if path is None and (drafter is None or not trained):
         run = newest_run()
-    else:
-        run = run_of(str(drafter)) if trained else None
     if with_policy and (trained or (values.get("policy") is not None and named is not NONE)):
         given = any(decode.get(name) for name in ("stop", "tree", "cascade", "verifier"))
         chains = bool(values.get("sweep")) or values.get("mode") == "teacher-forced"
@@ -231,32 +223,25 @@ def fill_from_run(
             recorded = f"{str(drafter)!r} was trained for target {known['path']!r}"
             print(f"{recorded}; give --target if it is in another folder", file=sys.stderr)
     if values["target"].get("path") is None:
+        missing = f"drafter {drafter!r}: no such folder; give a run, or for a Hub name "
         if Path(str(drafter)).exists():
-            raise ConfigError(
-                f"the target of drafter {drafter!r} is not recorded; add --target MODEL"
-            )
-        raise ConfigError(
-            f"drafter {drafter!r}: no such folder; give a run, or for a Hub name add --target MODEL"
-        )
+            missing = f"the target of drafter {drafter!r} is not recorded; "
+        raise ConfigError(f"{missing}add --target MODEL")
     return values
 
 
 def fill_data(values: dict[str, Any]) -> dict[str, Any]:
-    """Fills the inputs of `eval` with the held-out rows of the run, if none are given.
+    """Fills the inputs of `eval`, after `fill_from_run`, with the held-out rows of the run.
 
-    Call it after `fill_from_run`. Raises ConfigError if there is no run for the target or its rows
-    are unknown.
+    Raises ConfigError if there are none and no inputs are given.
     """
     data, drafter = values.get("data") or {}, str(values["decode"]["drafter"])
     if data.get("path") is not None:
         return values
     run = run_of(drafter) if named_kind(drafter) is None else newest_run()
     target = values["target"]["path"]
-    if run is None or run.recipe.held_out is None or not _is_for(run, target):
-        raise ConfigError(
-            f"there is no run for target {target!r} whose held-out inputs could be used; add "
-            "--data FILE (or a Hub name)"
-        )
+    if run is None or run.recipe.held_out is None or not run.is_for(target):
+        raise ConfigError(f"no run for target {target!r} has held-out inputs; add --data FILE")
     return values | {"data": run.recipe.held_out.model_dump(mode="json") | data}
 
 
@@ -291,15 +276,13 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
 def _fill_from_drafter(
     decode: dict[str, Any], run: TrainedRun | None, values: Mapping[str, Any], chains: bool
 ) -> Policy | None:
-    """Fills decode from policy.json, then drafter and draft length from the run.
-
-    Returns the policy or None. chains: leaves out a tree or cascade of policy.json.
-    """
+    """Fills decode from policy.json (for chains: without its tree or cascade), then drafter and
+    draft length from the run. Returns the policy or None."""
     folder = Path(str(decode["drafter"])) if run is None else run.drafter
     file, policy = Path(expanduser(str(values.get("policy") or folder / POLICY))), None
     if values.get("policy") or file.is_file():
-        batch = values.get("batch_size") or 1
-        policy = read_policy(file).at(int(float(batch)))  # "4.0" is a count too
+        size = int(float(values.get("batch_size") or 1))  # "4.0" is a count too
+        policy = read_policy(file).at(size)
         _fill_from_policy(decode, policy, chains)
     if run is not None:
         _draft_with(decode, run)
@@ -307,20 +290,19 @@ def _fill_from_drafter(
 
 
 def _draft_with(decode: dict[str, Any], run: TrainedRun) -> None:
-    """Sets the drafter that a run trained, and its draft length unless another stop is given or is
-    the default (of an opt-tree or a cascade)."""
+    """Sets the drafter that a run trained, and its draft length unless another stop policy is given
+    or is the default (of an opt-tree or a cascade)."""
     decode["drafter"] = str(run.drafter)
-    stop, tree = _group(decode, "stop"), TREES.get((decode.get("tree") or {}).get("kind", "none"))
-    by_gain = tree is not None and tree.provides
-    if not (decode.get("cascade") or by_gain) and stop.get("kind", "fixed") == "fixed":
+    stop, tree = _group(decode, "stop"), TREES[(decode.get("tree") or {}).get("kind", "none")]
+    if not decode.get("cascade") and tree.stop == stop.get("kind", "fixed") == "fixed":
         stop.setdefault("k", run.recipe.drafter.k)
 
 
 def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> None:
     """Fills decode from a policy: its tree or cascade if it has one, else stop policy and verifier.
 
-    Settings that the user gave are not replaced. A stop policy or verifier for greedy decoding only
-    is left out in sampled decoding. A lossless verifier is taken only for sampled chains.
+    Keeps what the user gave. Leaves out a stop policy or verifier that is not valid for sampled
+    decoding, and a lossless verifier except for sampled chains.
     """
     greedy, stop, verifier = _is_greedy(decode), _group(decode, "stop"), _group(decode, "verifier")
     tree = (decode.get("tree") or {}).get("kind", "none") != "none"
@@ -334,12 +316,11 @@ def _fill_from_policy(decode: dict[str, Any], policy: Policy, chains: bool) -> N
         stop |= policy.stop_config().model_dump(exclude_unset=True)
     chosen = policy.verifier if tree else policy.verifier_for(greedy)
     rule = RULES.get(chosen.kind)
-    if verifier or rule is None:
-        return
-    valid = (greedy or not rule.greedy_only) and (not tree or rule.takes_trees)
-    # lossless verifiers are all equal in greedy decoding
-    if valid and (not rule.lossless or not (tree or greedy)):
-        verifier |= chosen.model_dump(exclude_unset=True)
+    if not verifier and rule is not None:
+        valid = (greedy or not rule.greedy_only) and (not tree or rule.takes_trees)
+        # lossless verifiers are all equal in greedy decoding
+        if valid and (not rule.lossless or not (tree or greedy)):
+            verifier |= chosen.model_dump(exclude_unset=True)
 
 
 def _is_greedy(decode: Mapping[str, Any]) -> bool:
@@ -347,8 +328,7 @@ def _is_greedy(decode: Mapping[str, Any]) -> bool:
 
 
 def _drafter_for(target: str) -> str:
-    """Returns the newest drafter trained for this target, else max-gram; prints the choice, and the
-    runs that cannot be read."""
+    """Returns the newest drafter trained for this target, else max-gram; prints the choice."""
     drafter, why = MAX_GRAM.name, "none is trained for this target"
     for folder in finished_runs(CHECKPOINTS):
         try:
@@ -356,20 +336,14 @@ def _drafter_for(target: str) -> str:
         except ConfigError as error:
             print(f"skipped: {error}", file=sys.stderr)
             continue
-        if _is_for(run, target):
+        if run.is_for(target):
             drafter, why = str(run.drafter), "the newest for this target"
             break
     print(f"no drafter is given: using {drafter} ({why})", file=sys.stderr)
     return drafter
 
 
-def _is_for(run: TrainedRun, target: str) -> bool:
-    """Whether a run is for this target; `./MODEL/` is the folder MODEL."""
-    return Path(run.recipe.target.path) == Path(target)
-
-
 def _group(values: dict[str, Any], name: str) -> dict[str, Any]:
     """Returns the group of settings of a name; adds an empty one if there is none."""
-    if values.get(name) is None:
-        values[name] = {}
+    values[name] = values.get(name) or {}
     return values[name]

@@ -21,9 +21,9 @@ Sweep = Mapping[str, Sequence[float]]
 
 
 def check_sweep(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a setting of stop or verifier that is not used because of the sweep.
+    """Raises ConfigError for a given setting of stop or verifier that the sweep leaves without use.
 
-    values: the settings of `eval` as given by the user, before defaults from a run.
+    values: the settings of `eval` that the user gave.
     """
     sweep, decode = values.get("sweep") or {}, values.get("decode") or {}
     for group, kinds, swept in (("stop", STOPS, STOP_OF), ("verifier", RULES, RULE_OF)):
@@ -32,9 +32,8 @@ def check_sweep(values: Mapping[str, Any]) -> None:
         used += [kinds[given["kind"]]] if used and given.get("kind") in kinds else []
         read = {name for kind in used for name in kind.settings} - {*sweep}
         if used and (unread := sorted(given.keys() - {"kind", *read})):
-            name = unread[0]
             raise ConfigError(
-                f"decode.{group}.{name} = {given[name]!r} is not used by a sweep of "
+                f"decode.{group}.{unread[0]} = {given[unread[0]]!r} is not used by a sweep of "
                 f"{', '.join(sweep)}; leave it out, or sweep the setting of a method that uses it"
             )
 
