@@ -7,6 +7,7 @@ import hashlib
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ PROJECT = Path(__file__).parents[1]
 MARK = "code-was-run"
 PICKLES = ("pickle", "dill", "cloudpickle", "shelve")
 CODE = f"from pathlib import Path\n\nPath({MARK!r}).touch()\n"
+WEIGHTS = "model.safetensors"
 
 
 class Malicious:
@@ -56,11 +58,16 @@ def change(file: Path, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
+def refused(match: str, read: Callable, *given: object, error: type[Exception] = ConfigError):
+    with pytest.raises(error, match=match):
+        read(*given)
+
+
 @pytest.fixture(autouse=True)
 def nothing_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
-    assert not (tmp_path / MARK).exists(), "code from a file was run"
+    assert not Path(MARK).exists(), "code from a file was run"
 
 
 @pytest.fixture
@@ -68,13 +75,23 @@ def target(tmp_path) -> Path:
     return save_target(tiny_model("marian"), tmp_path / "target")
 
 
-def test_the_malicious_pickle_would_run(tmp_path):
-    write_malicious(tmp_path / "x.pkl")
-    pickle.loads((tmp_path / "x.pkl").read_bytes())
-    (tmp_path / MARK).unlink()
-    torch.save(Malicious(), tmp_path / "x.pt")
-    torch.load(tmp_path / "x.pt", weights_only=False)
-    (tmp_path / MARK).unlink()
+@pytest.fixture
+def drafter(tmp_path) -> Path:
+    return save_drafter(tmp_path / "drafter")
+
+
+@pytest.fixture
+def head(tmp_path) -> Path:
+    return save_head(tmp_path / "head", tiny_model("llama"))
+
+
+def test_the_malicious_pickle_would_run():
+    write_malicious(Path("x.pkl"))
+    pickle.loads(Path("x.pkl").read_bytes())
+    Path(MARK).unlink()
+    torch.save(Malicious(), "x.pt")
+    torch.load("x.pt", weights_only=False)
+    Path(MARK).unlink()
 
 
 # models, heads and tables are no pickles
@@ -82,61 +99,46 @@ def test_the_malicious_pickle_would_run(tmp_path):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "state.ckpt"])
 def test_pickled_weights_of_a_target_are_refused_by_name(target, name):
-    (target / "model.safetensors").unlink()
+    (target / WEIGHTS).unlink()
     write_malicious(target / name)
     for check in (check_target, load_target):
-        with pytest.raises(ConfigError, match=rf"target.path.*{name}, a pickle"):
-            check(target_at(target))
+        refused(rf"target.path.*{name}, a pickle", check, target_at(target))
 
 
-def test_pickled_weights_of_drafters_and_heads_are_refused_by_name(tmp_path):
-    drafter = save_drafter(tmp_path / "drafter")
-    head = save_head(tmp_path / "head", tiny_model("llama"))
+def test_pickled_weights_of_drafters_and_heads_are_refused_by_name(drafter, head):
     for folder in (drafter, head):
-        (folder / "model.safetensors").unlink()
+        (folder / WEIGHTS).unlink()
         write_malicious(folder / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"drafter .*pytorch_model\.bin, a pickle"):
-        read_drafter_settings(str(drafter))
-    with pytest.raises(ConfigError, match="safetensors are needed"):
-        load_drafter(drafter, AutoConfig.from_pretrained(drafter))
-    with pytest.raises(ConfigError, match=r"head .*pytorch_model\.bin, a pickle"):
-        load_heads(head)
+    refused(r"drafter .*pytorch_model\.bin, a pickle", read_drafter_settings, str(drafter))
+    config = AutoConfig.from_pretrained(drafter)
+    refused("safetensors are needed", load_drafter, drafter, config)
+    refused(r"head .*pytorch_model\.bin, a pickle", load_heads, head)
 
 
-def test_a_pickle_under_the_name_of_safetensors_is_not_run(target, tmp_path):
-    head = save_head(tmp_path / "head", tiny_model("llama"))
+def test_a_pickle_under_the_name_of_safetensors_is_not_run(target, head):
     for folder in (target, head):
-        torch.save(Malicious(), folder / "model.safetensors")
-    for read, place in ((load_target, target_at(target)), (load_heads, head)):
-        with pytest.raises(ConfigError, match="not a complete safetensors file"):
-            read(place)
+        torch.save(Malicious(), folder / WEIGHTS)
+    refused("not a complete safetensors file", load_target, target_at(target))
+    refused("not a complete safetensors file", load_heads, head)
 
 
-@pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.bin", "rows.npy", "rows"])
-def test_a_pickle_is_no_table_of_inputs(tmp_path, name):
-    write_malicious(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name}' cannot be read as text"):
-        load_inputs(DataConfig(path=name))
+FOLDERS = [f"rows/rows.{ending}" for ending in ("pkl", "jsonl", "parquet", "arrow")]
 
 
-@pytest.mark.parametrize("name", ["rows.pkl", "rows.jsonl", "rows.parquet", "rows.arrow"])
-def test_a_folder_of_inputs_runs_no_pickle(tmp_path, name):
-    write_malicious(tmp_path / "rows" / name)
-    with pytest.raises(ConfigError, match="rows"):
-        load_inputs(DataConfig(path="rows"))
+@pytest.mark.parametrize("name", ["a.pkl", "a.pt", "a.bin", "a.npy", "a", *FOLDERS])
+def test_a_pickle_is_no_table_of_inputs(name):
+    write_malicious(Path(name))
+    says = "rows" if name in FOLDERS else f"{name}' cannot be read as text"
+    refused(says, load_inputs, DataConfig(path=name.split("/")[0]))
 
 
-def test_a_pickle_in_the_place_of_a_shard_is_not_run_and_no_manifest_names_another(
-    target, tmp_path
-):
-    out = tmp_path / "shards"
+def test_a_pickle_in_the_place_of_a_shard_is_not_run_and_no_manifest_names_another(target):
+    out = Path("shards")
     distill(settings(target, "shards", sentences=2))
     write_malicious(Manifest.path(out, 0))
-    with pytest.raises(ConfigError, match="shard-00000.parquet cannot be read"):
-        load_distilled(out)
+    refused("shard-00000.parquet cannot be read", load_distilled, out)
     change(out / "manifest.json", shards=["../../x.parquet"])
-    with pytest.raises(ConfigError, match="shards = .*x.parquet"):
-        load_distilled(out)
+    refused("shards = .*x.parquet", load_distilled, out)
     assert Manifest.path(out, 3) == out / "shard-00003.parquet"
 
 
@@ -164,6 +166,10 @@ def trained(tmp_path_factory) -> Path:
     return run
 
 
+def resuming_is_refused(run: Path, match: str) -> None:
+    refused(match, train_small, small_task(), SHORT, run, error=CheckpointError)
+
+
 def test_state_or_weights_of_a_run_that_could_run_code_are_refused(trained, tmp_path):
     """An attacker who can write a file can also write its digest, as here."""
     newest = checkpoint_folders(trained)[-1]
@@ -177,19 +183,16 @@ def test_state_or_weights_of_a_run_that_could_run_code_are_refused(trained, tmp_
         files = json.loads((checkpoint / PROGRESS).read_text())["files"]
         digest = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
         change(checkpoint / PROGRESS, files=files | {name: digest})
-        with pytest.raises(CheckpointError, match="cannot be read as plain numbers"):
-            train_small(small_task(), SHORT, run)
+        resuming_is_refused(run, "cannot be read as plain numbers")
 
 
 def test_a_checkpoint_lists_files_of_its_own_only(trained, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
+    run = shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "secret").write_text("s")
     for name in ("../../../secret", str(tmp_path / "secret")):
         digest = hashlib.sha256(b"s").hexdigest()
         change(checkpoint_folders(run)[-1] / PROGRESS, files={name: digest})
-        with pytest.raises(CheckpointError, match="lies outside"):
-            train_small(small_task(), SHORT, run)
+        resuming_is_refused(run, "lies outside")
 
 
 # code in a model's folder
@@ -209,22 +212,18 @@ def coded(tmp_path) -> Path:
     return folder
 
 
-def test_code_of_a_model_is_refused_unless_it_is_allowed(coded, tmp_path, monkeypatch):
+def test_code_of_a_model_is_refused_unless_it_is_allowed(coded, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
-    remedy = "target.trust_remote_code=true if you trust its author"
     for read in (check_target, load_target):
-        with pytest.raises(ConfigError, match=remedy):
-            read(target_at(coded))
-    with pytest.raises(ConfigError, match="drafter .* needs its own Python code"):
-        read_drafter_settings(str(coded))
-    with pytest.raises(ConfigError, match="head .* needs its own Python code"):
-        load_heads(coded)
-    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
-        load_tokenizer(target_at(coded))
-    assert not (tmp_path / MARK).exists()
+        remedy = "target.trust_remote_code=true if you trust its author"
+        refused(remedy, read, target_at(coded))
+    refused("drafter .* needs its own Python code", read_drafter_settings, str(coded))
+    refused("head .* needs its own Python code", load_heads, coded)
+    refused("its tokenizer cannot be loaded", load_tokenizer, target_at(coded))
+    assert not Path(MARK).exists()
     with pytest.raises((ConfigError, AttributeError)):  # the code defines no class: it ran
         check_target(target_at(coded, trust_remote_code=True))
-    (tmp_path / MARK).unlink()
+    Path(MARK).unlink()
 
 
 def test_code_next_to_a_model_of_a_known_family_is_ignored(coded):
@@ -236,12 +235,11 @@ def test_code_next_to_a_model_of_a_known_family_is_ignored(coded):
     load_drafter(coded, read_drafter_settings(str(coded)))
 
 
-def test_a_script_next_to_inputs_is_not_run(tmp_path):
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows/rows.py").write_text(CODE)
-    (tmp_path / "rows/rows.jsonl").write_text('{"text": "w5"}\n')
-    with pytest.raises(ConfigError, match=r"scripts are no longer supported.*rows\.py"):
-        load_inputs(DataConfig(path="rows"))
+def test_a_script_next_to_inputs_is_not_run():
+    Path("rows").mkdir()
+    Path("rows/rows.py").write_text(CODE)
+    Path("rows/rows.jsonl").write_text('{"text": "w5"}\n')
+    refused(r"scripts are no longer supported.*rows\.py", load_inputs, DataConfig(path="rows"))
 
 
 # names in files cannot lead outside their folder
@@ -250,58 +248,54 @@ def test_a_script_next_to_inputs_is_not_run(tmp_path):
 @pytest.mark.parametrize(
     "name", ["../other/model.safetensors", "/etc/passwd", "..\\x.safetensors", "model.bin", 7]
 )
-def test_an_index_of_shards_names_safetensors_of_its_own_folder_only(target, tmp_path, name):
-    shutil.copytree(target, tmp_path / "other")
-    (target / "model.safetensors").unlink()
+def test_an_index_of_shards_names_safetensors_of_its_own_folder_only(target, name):
+    shutil.copytree(target, "other")
+    (target / WEIGHTS).unlink()
     write_malicious(target / "model.bin")
     index = {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": name}}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ConfigError, match="is not a safetensors file in the model's own folder"):
-        check_target(target_at(target))
+    says = "is not a safetensors file in the model's own folder"
+    refused(says, check_target, target_at(target))
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "own.safetensors.index.json", "../x"])
 def test_weights_that_config_json_names_are_safetensors_of_its_own_folder(target, name):
     change(target / "config.json", transformers_weights=name)
-    torch.save(load_file(target / "model.safetensors"), target / "adapter_model.bin")
-    for read in (lambda: load_target(target_at(target)), lambda: read_drafter_settings("target")):
-        with pytest.raises(ConfigError, match=f"transformers_weights .* names '{name}', which"):
-            read()
-    shutil.copyfile(target / "model.safetensors", target / "own.safetensors")
+    torch.save(load_file(target / WEIGHTS), target / "adapter_model.bin")
+    says = f"transformers_weights .* names '{name}', which"
+    refused(says, load_target, target_at(target))
+    refused(says, read_drafter_settings, "target")
+    shutil.copyfile(target / WEIGHTS, target / "own.safetensors")
     change(target / "config.json", transformers_weights="own.safetensors")
     load_target(target_at(target))
 
 
 def test_a_sharded_model_of_plain_names_loads(target):
     model = AutoModelForSeq2SeqLM.from_pretrained(target)
-    (target / "model.safetensors").unlink()
+    (target / WEIGHTS).unlink()
     model.save_pretrained(target, max_shard_size="8KB")
     assert len(list(target.glob("model-*.safetensors"))) > 1
     assert load_target(target_at(target)).model.num_parameters() == model.num_parameters()
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc", "secret/../../secret"])
-def test_a_policy_names_heads_of_its_own_run_only(tmp_path, name):
+def test_a_policy_names_heads_of_its_own_run_only(drafter, name):
     """A head exists at the path that the name would lead to, but it is not loaded."""
-    model = tiny_model("llama")
-    drafter = save_drafter(tmp_path / "drafter")
+    run, model = Path("run"), tiny_model("llama")
     for depth in (0, 1):
-        save_head(tmp_path / "run" / "final" / f"D{depth}-w6", model, depth=depth)
-    save_head(tmp_path / "run" / "secret", model)
-    policy = {"stop": "head", "h": 0.5, "head": name}
-    (tmp_path / "run" / "final" / "policy.json").write_text(json.dumps(policy))
-    (tmp_path / "run" / "policy.json").write_text(json.dumps(policy))
-    with pytest.raises(ConfigError, match="2 heads"):
-        load_parts(ExportConfig(drafter=str(drafter), head=tmp_path / "run", out=Path("out")))
-    stop = StopConfig(kind="head", head=str(tmp_path / "run"))
-    with pytest.raises(ConfigError, match="2 heads"):
-        check_methods(DecodeConfig(drafter=str(drafter), stop=stop))
+        save_head(run / "final" / f"D{depth}-w6", model, depth=depth)
+    save_head(run / "secret", model)
+    for folder in (run, run / "final"):
+        policy = {"stop": "head", "h": 0.5, "head": name}
+        (folder / "policy.json").write_text(json.dumps(policy))
+    exported = ExportConfig(drafter=str(drafter), head=run, out=Path("out"))
+    refused("2 heads", load_parts, exported)
+    stop = StopConfig(kind="head", head=str(run))
+    refused("2 heads", check_methods, DecodeConfig(drafter=str(drafter), stop=stop))
 
 
 @pytest.mark.parametrize("field", ["depth", "rejection_weight"])
-def test_a_head_is_named_by_numbers_only(tmp_path, field):
+def test_a_head_is_named_by_numbers_only(head, field):
     """They are part of its folder's name."""
-    head = save_head(tmp_path / "head", tiny_model("llama"))
     change(head / "config.json", **{field: "../../x"})
-    with pytest.raises(ConfigError, match=f"{field} = '../../x'"):
-        load_heads(head)
+    refused(f"{field} = '../../x'", load_heads, head)
