@@ -32,23 +32,22 @@ from drafttrain.config.sweep import expand_sweep
 app = typer.Typer(**TYPER_STYLE)
 
 
-def named(*settings: str) -> dict[str, str]:
-    """Returns options named after the last part of their settings' names."""
-    return {f"--{name.rpartition('.')[2].replace('_', '-')}": name for name in settings}
+def named(text: str) -> dict[str, str]:
+    """Returns the options of settings: `NAME=SETTING`, or the last part of the setting's name."""
+    pairs = (word.rpartition("=")[::2] for word in text.split())
+    own = {name or setting.rpartition(".")[2].replace("_", "-"): setting for name, setting in pairs}
+    return {f"--{name}": setting for name, setting in own.items()}
 
 
-TARGET = {"--target": "target.path"}
-DATA = {"--data": "data.path", "--limit": "data.limit"}
-SAMPLING = named("sampling.temperature", "sampling.max_new_tokens", "sampling.seed")
-METHOD = (
-    named("policy", "decode.drafter")
-    | {"--tree": "decode.tree.kind", "--cascade": "decode.cascade.drafters"}
-    | named("decode.cascade.increments", "decode.cascade.leniency", "decode.stop.k")
-    | {"--stop": "decode.stop.kind"}
-    | named("decode.stop.head", "decode.stop.h")
-    | {"--verifier": "decode.verifier.kind"}
-    | named("decode.verifier.beta", "decode.verifier.tau")
-    | {option: f"decode.{setting}" for option, setting in SAMPLING.items()}
+TARGET = named("target=target.path")
+DATA = named("data=data.path data.limit")
+SAMPLING = named("sampling.temperature sampling.max_new_tokens sampling.seed")
+METHOD = named(
+    "policy decode.drafter tree=decode.tree.kind cascade=decode.cascade.drafters "
+    "decode.cascade.increments decode.cascade.leniency decode.stop.k stop=decode.stop.kind "
+    "decode.stop.head decode.stop.h verifier=decode.verifier.kind decode.verifier.beta "
+    "decode.verifier.tau decode.sampling.temperature decode.sampling.max_new_tokens "
+    "decode.sampling.seed"
 )
 
 
@@ -80,8 +79,7 @@ def drafttrain(
 
 @app.command()
 @takes_settings(
-    DistillConfig,
-    TARGET | DATA | named("out", "method", "backend") | {"--server": "server.url"} | SAMPLING,
+    DistillConfig, TARGET | DATA | named("out method backend server=server.url") | SAMPLING
 )
 def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
     """Generate training data with the target: Parquet shards with a manifest.
@@ -105,9 +103,7 @@ def distill(settings: DistillConfig, dry_run: DryRun = False) -> None:
 
 
 @app.command()
-@takes_settings(
-    CacheConfig, TARGET | named("drafter", "distilled", "out", "mixing", "dtype", "seed")
-)
+@takes_settings(CacheConfig, TARGET | named("drafter distilled out mixing dtype seed"))
 def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
     """Compute the training data of acceptance heads: hidden states of a drafter with labels.
 
@@ -126,7 +122,7 @@ def cache(settings: CacheConfig, dry_run: DryRun = False) -> None:
 
 
 @app.command()
-@takes_settings(BigramsConfig, named("distilled", "out"))
+@takes_settings(BigramsConfig, named("distilled out"))
 def bigrams(settings: BigramsConfig) -> None:
     """Count the most frequent next token of each token in a target's outputs, for Max-Gram.
 
@@ -173,7 +169,7 @@ def train(
 @app.command("eval")
 @takes_settings(
     EvalConfig,
-    TARGET | DATA | named("report", "mode", "sweep") | {"--batch-size": "batch_sizes"} | METHOD,
+    TARGET | DATA | named("report mode sweep batch-size=batch_sizes") | METHOD,
     fill_eval,
 )
 def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
@@ -195,7 +191,7 @@ def evaluate(settings: EvalConfig, dry_run: DryRun = False) -> None:
 
 @app.command()
 @takes_settings(
-    GenerateConfig, TARGET | DATA | named("data.chat", "batch_size") | METHOD, fill_generate
+    GenerateConfig, TARGET | DATA | named("data.chat batch_size") | METHOD, fill_generate
 )
 def generate(
     settings: GenerateConfig,
@@ -235,12 +231,7 @@ def generate(
 
 @app.command()
 @takes_settings(
-    ExportConfig,
-    named("drafter", "head")
-    | TARGET
-    | named("report", "out")
-    | {"--for": "engines"}
-    | named("force", "license", "hub"),
+    ExportConfig, named("drafter head target=target.path report out for=engines force license hub")
 )
 def export(settings: ExportConfig) -> None:
     """Write a drafter, its acceptance head and its stop policy as one folder.
@@ -265,14 +256,10 @@ def export(settings: ExportConfig) -> None:
 @app.command()
 @takes_settings(
     TuneConfig,
-    named("heads")
-    | TARGET
-    | named("drafter")
-    | DATA
-    | {"--report-data": "report_data.path", "--batch-size": "batch_sizes"}
-    | named("minutes", "sweep")
+    named("heads target=target.path drafter data=data.path data.limit report-data=report_data.path")
+    | named("batch-size=batch_sizes minutes sweep")
     | SAMPLING
-    | named("report", "write"),
+    | named("report write"),
     fill_tune,
 )
 def tune(settings: TuneConfig, dry_run: DryRun = False) -> None:
