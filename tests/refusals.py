@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -29,35 +30,28 @@ from drafttrain.export.folder import CUSTOM_GENERATE, GENERATE
 from drafttrain.models.acceptance_head import AcceptanceHead
 from drafttrain.models.block_heads import BlockHeads, BlockHeadsConfig
 from drafttrain.models.identity import hash_target
-from recipes import (
-    train_acceptance_head,
-    train_block_heads,
-    train_causal_drafter,
-    train_spec_drafter,
-    train_state_drafter,
-    train_target,
-)
 from tests.commanding import ended
 from tests.export.pairs import make_head
 from tests.small_pair import save_run
 from tests.tiny_models import BOS, EOS, VOCAB, tiny_model
 from tests.tiny_targets import save_target, tiny_tokenizer
 
-RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
-    f"{one.__name__.rpartition('.')[2]}.py": one.main
-    for one in (
-        train_spec_drafter,
-        train_acceptance_head,
-        train_block_heads,
-        train_causal_drafter,
-        train_state_drafter,
-        train_target,
-    )
-}
 LONG = {"max_position_embeddings": 256}
 """Enough positions for the default of sampling.max_new_tokens."""
 LANGUAGE_MODEL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
 LANGUAGE_MODEL |= {"model_type": "llama", "num_attention_heads": 2}
+OWN_SETTINGS = {
+    "train_spec_drafter": {"target": {"path": "target"}},
+    "train_block_heads": {"target": {"path": "target"}},
+    "train_causal_drafter": {"target": {"path": "llama"}},
+    "train_state_drafter": {"target": {"path": "llama"}},
+    "train_acceptance_head": {"target": {"path": "llama"}, "drafter": "small"},
+    "train_target": {"data": {"path": "rows.jsonl"}, "model": LANGUAGE_MODEL},
+}
+"""Settings of each recipe that differ from the others'."""
+RECIPES: dict[str, Callable[[Sequence[str]], None]] = {
+    f"{name}.py": import_module(f"recipes.{name}").main for name in OWN_SETTINGS
+}
 
 
 def make_project(root: Path) -> Path:
@@ -69,16 +63,16 @@ def make_project(root: Path) -> Path:
     save_target(small, root / "small")
     save_target(small, root / "shuffled")
     tiny_tokenizer(shuffled=True).save_pretrained(root / "shuffled")
-    ids = {"bos_token_id": BOS, "eos_token_id": EOS}
-    unknown = GPTJConfig(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, **ids)
-    unknown.save_pretrained(root / "unknown")
-    tiny_tokenizer().save_pretrained(root / "unknown")
-    BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=2, **ids).save_pretrained(root / "alibi")
-    tiny_tokenizer().save_pretrained(root / "alibi")
-    ViTConfig().save_pretrained(root / "vit")
-    MambaConfig(vocab_size=VOCAB).save_pretrained(root / "mamba")
-    tiny_tokenizer().save_pretrained(root / "mamba")
-    shape = {"vocab_size": VOCAB, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+    ids = {"vocab_size": VOCAB, "bos_token_id": BOS, "eos_token_id": EOS}
+    for name, config in {
+        "unknown": GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=4, **ids),
+        "alibi": BloomConfig(hidden_size=16, n_layer=2, **ids),
+        "mamba": MambaConfig(vocab_size=VOCAB),
+        "vit": ViTConfig(),
+    }.items():
+        config.save_pretrained(root / name)
+        tiny_tokenizer().save_pretrained(root / name)
+    shape = {"hidden_size": 16, "num_layers": 2, "num_heads": 2}
     local = GPTNeoConfig(**shape, attention_types=[[["global", "local"], 1]], **ids)
     save_target(GPTNeoForCausalLM(local), root / "local")
     for name in ("pickled", "half", "untokenized"):
@@ -135,22 +129,15 @@ def _write_runs(root: Path, small: PreTrainedModel) -> None:
         head.save_pretrained(root / "heads/final" / head.config.name)
     heads = {"run": "heads", "target": {"path": "llama"}, "drafter": "small", **data}
     (root / "heads/run.yaml").write_text(yaml.safe_dump(heads))
-    short = ["sampling.max_new_tokens=8"]
-    made = ["--target", "target", "--data", "rows.jsonl", "--out", "shards", *short]
-    assert ended("distill", *made) == 0
-    cached = ["--target", "target", "--drafter", "target", "--distilled", "shards"]
-    assert ended("cache", *cached, "--out", "cache") == 0
+    for line in (
+        "distill --target target --data rows.jsonl --out shards sampling.max_new_tokens=8",
+        "cache --target target --drafter target --distilled shards --out cache",
+    ):
+        assert ended(*line.split()) == 0
     shutil.copytree(root / "shards", root / "unfinished")
     manifest = json.loads((root / "unfinished/manifest.json").read_text())
     (root / "unfinished/manifest.json").write_text(json.dumps(manifest | {"counts": None}))
-    for name, settings in {
-        "train_spec_drafter": {"target": {"path": "target"}},
-        "train_block_heads": {"target": {"path": "target"}},
-        "train_causal_drafter": {"target": {"path": "llama"}},
-        "train_state_drafter": {"target": {"path": "llama"}},
-        "train_acceptance_head": {"target": {"path": "llama"}, "drafter": "small"},
-        "train_target": {"data": {"path": "rows.jsonl"}, "model": LANGUAGE_MODEL},
-    }.items():
+    for name, settings in OWN_SETTINGS.items():
         common = {"run": "new", "data": data["data"], "train": {"max_steps": 2, "threads": 1}}
         (root / f"{name}.yaml").write_text(yaml.safe_dump(common | settings))
 
@@ -180,10 +167,9 @@ def refuse(line: str) -> Refusal:
 
 
 def check_refusal(project: Path, line: str, says: Sequence[str], weights: bool = False) -> None:
-    """Asserts exit code 2, one line that contains all of `says`, no files written and no weights
-    read.
+    """Asserts exit code 2, one line that contains all of `says`, and that no files are written.
 
-    weights=True: weights must have been read, because the error can only be found in them.
+    weights: whether weights must have been read, because the error is in them; else none are read.
     """
     before = _contents(project)
     refusal = refuse(line)
@@ -213,8 +199,12 @@ def recorded() -> Iterator[list[str]]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Simulates a machine without Hub access, standard input and GPU."""
+    """Simulates a machine without Hub access, standard input and GPU. Rows get random fingerprints,
+    because `datasets` takes longest to hash the functions that read them."""
+    random = datasets.fingerprint.generate_random_fingerprint
     with (
+        mock.patch.object(datasets.fingerprint, "update_fingerprint", lambda *_: random()),
+        mock.patch.object(datasets.arrow_dataset, "update_fingerprint", lambda *_: random()),
         mock.patch.object(torch.cuda, "device_count", lambda: 0),
         mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
         mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True),

@@ -65,10 +65,8 @@ def test_a_value_is_read_as_yaml_and_never_resolved(text, value):
 @pytest.mark.parametrize("name", ["target.language", "data.prefix", "out", "data.reference_path"])
 def test_the_value_of_a_setting_that_is_text_is_not_read_as_yaml(name, text):
     given = {"target.path": "T", "data.path": "D", "out": "shards"} | {name: text}
-    settings = load_settings(
-        DistillConfig, None, [f"{key}={value}" for key, value in given.items()]
-    )
-    assert str(attrgetter(name)(settings)) == text
+    overrides = [f"{key}={value}" for key, value in given.items()]
+    assert str(attrgetter(name)(load_settings(DistillConfig, None, overrides))) == text
 
 
 class Mixed(Config):
@@ -89,21 +87,21 @@ def test_null_quotes_and_settings_that_may_be_numbers_are_read_as_yaml(kind, ove
     assert getattr(load_settings(kind, None, [*needed, override]), name) == value
 
 
-def test_text_in_a_file_that_yaml_reads_otherwise_needs_quotes(tmp_path):
-    file = yaml_file(tmp_path, "target: {path: T, language: no}\ndata: {path: D}\nout: O\n")
-    with pytest.raises(ConfigError, match="target.language = False: .* put it in quotes"):
-        load_settings(DistillConfig, file)
-
-
-def test_references_in_a_file_stay_text_and_are_never_resolved(tmp_path):
-    file = yaml_file(tmp_path, "path: a\ntemplate: '${path} ${oc.env:HOME}'\n")
-    assert load_settings(DataConfig, file).template == "${path} ${oc.env:HOME}"
-
-
-def test_a_mapping_replaces_the_one_before_it(tmp_path):
-    file = yaml_file(tmp_path, "extra_body: {top_k: 4}\n")
-    settings = load_settings(ServerConfig, file, ["extra_body={min_p: 0.5}"])
-    assert settings.extra_body == {"min_p": 0.5}
+@pytest.mark.parametrize(
+    ("kind", "text", "overrides", "name", "value"),
+    [
+        # references stay text and are never resolved
+        (DataConfig, "path: a\ntemplate: '${path} ${oc.env:HOME}'", [], "template", None),
+        # a mapping replaces the one before it
+        (ServerConfig, "extra_body: {a: 4}", ["extra_body={b: 0.5}"], "extra_body", {"b": 0.5}),
+        # an empty file or group is filled by overrides and defaults
+        (TrainConfig, "", [], "clip", 5.0),
+        (DistillConfig, "target:\ndata:\n", NEEDED, "target.path", "t5-small"),
+    ],
+)
+def test_a_file_and_overrides(tmp_path, kind, text, overrides, name, value):
+    settings = load_settings(kind, yaml_file(tmp_path, text), overrides)
+    assert attrgetter(name)(settings) == (value or "${path} ${oc.env:HOME}")
 
 
 def message(overrides: list[str], kind=DistillConfig, file: Path | None = None) -> str:
@@ -140,6 +138,7 @@ def test_a_wrong_override_is_named_with_the_remedy(overrides, words):
         ("out: a\nout: b\n", ["line 2", "duplicate key out"]),
         ("a: b: c", ["settings.yaml is not valid YAML"]),
         ("- a\n- b\n", ["has no settings"]),
+        ("target: {path: T, language: no}\ndata: {path: D}\nout: O", ["= False: ", "in quotes"]),
         (None, ["no settings file"]),
     ],
 )
@@ -147,12 +146,6 @@ def test_a_wrong_file_is_named_with_the_remedy(tmp_path, text, words):
     file = tmp_path / "settings.yaml" if text is None else yaml_file(tmp_path, text)
     error = message([], file=file)
     assert all(word in error for word in words), error
-
-
-def test_an_empty_file_or_group_is_filled_by_overrides_and_defaults(tmp_path):
-    assert load_settings(TrainConfig, yaml_file(tmp_path, "")) == TrainConfig()
-    file = yaml_file(tmp_path, "target:\ndata:\n")
-    assert load_settings(DistillConfig, file, NEEDED).target.path == "t5-small"
 
 
 @pytest.mark.parametrize(
