@@ -50,9 +50,8 @@ def find_head(
 ) -> HeadChoice:
     """Loads the head in the given folder, or that in the drafter's folder, and checks its shape.
 
-    setting: the name of the folder's setting in messages. Raises ConfigError if there is no head,
-    if policy.json does not choose among several, or if the head has another shape than the
-    drafter's hidden states.
+    setting: the folder's setting, for messages. Raises ConfigError if there is no head, if several
+    and no choice in policy.json, or if it has another shape than the drafter's hidden states.
     """
     folder = Path(drafter) / HEAD if given is None else Path(given)
     if given is not None and not folder.is_dir():

@@ -91,9 +91,9 @@ def check_target_choice(settings: ExportConfig, target: TargetConfig | None) -> 
 
     Raises ConfigError if a target is required but unknown, or does not fit the drafter.
     """
-    if settings.check == "target" and target is None:
-        raise ConfigError("check = 'target', but the drafter names no target; add --target MODEL")
     if target is None:
+        if settings.check == "target":
+            raise ConfigError("check = 'target', but the drafter names none; add --target MODEL")
         return None
     here = (Path(target.path) / "config.json").is_file()
     decoded = settings.check == "target" or (settings.check == "auto" and here)

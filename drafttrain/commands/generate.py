@@ -124,8 +124,8 @@ def show_text(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]
 
 def show_lines(tokenizer: Tokenizer, row: int, text: str, rounds: Iterable[Round]) -> None:
     r"""Prints the text on one line, with its line breaks written as \n and \r."""
-    decoded = facts_of(tokenizer, list(rounds))["text"]
-    print(decoded.replace("\n", r"\n").replace("\r", r"\r"), flush=True)
+    text = facts_of(tokenizer, list(rounds))["text"]
+    print(text.replace("\n", r"\n").replace("\r", r"\r"), flush=True)
 
 
 def show_skipped(display: str, row: int, text: str, reason: str) -> None:

@@ -36,20 +36,15 @@ class Policy(Config):
 
     stop: PolicyStop
     """Kind of the stop policy, as in StopConfig."""
-    k: Few | None = None
-    """Draft tokens per round of a fixed policy."""
-    max_draft: Few = 20
-    """Maximal draft tokens per round of the other policies."""
     head: str | None = None
     """Name of the head, such as D3-w6: its folder in the run that trained it."""
+    k: Few | None = None
+    max_draft: Few = 20
     h: Fraction | None = None
-    """Stop if the predicted probability of a rejection is above this."""
     entropy: PositiveFloat | None = None
-    """Stop after a row whose entropy is above this, in nats."""
     confidence: Fraction | None = None
-    """Stop after a token whose probability is below this."""
     cumulative: Fraction | None = None
-    """Stop if the product of the rows' largest probabilities is below this."""
+    """This and those above: values of the stop policy, as in StopConfig; None where it has none."""
     sampling: dict[str, float] = {}
     """Temperature, top_k, top_p and min_p that it was chosen for; outputs are exact with others."""
     drafter: str | None = None

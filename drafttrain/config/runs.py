@@ -51,12 +51,10 @@ def newest_run(folder: Path = CHECKPOINTS, of_heads: bool = False) -> TrainedRun
     """Returns the newest run of a drafter or of heads. Raises ConfigError if there is none."""
     if run := next(iter(finished_runs(folder, of_heads)), None):
         return read_run(run)
-    recipe, options = "recipes/seq2seq.yaml` or `recipes/causal.yaml", "--target and --drafter"
-    if of_heads:
-        recipe, options = "quickstart-heads", "--heads"
+    recipe = "quickstart-heads" if of_heads else "recipes/seq2seq.yaml` or `recipes/causal.yaml"
+    options = "--heads" if of_heads else "--target and --drafter"
     raise ConfigError(
-        f"no finished run in {str(folder)!r}; train one with `drafttrain train {recipe}`, "
-        f"or give {options}"
+        f"no finished run in {str(folder)!r}; `drafttrain train {recipe}`, or give {options}"
     )
 
 
@@ -64,9 +62,12 @@ def finished_runs(folder: Path, of_heads: bool = False) -> list[Path]:
     """Returns the folders of the finished runs of drafters, or of heads, newest first."""
     recipes = {file.parent: _recipe_of(file.parent) for file in folder.rglob("run.yaml")}
     runs = [run for run, kind in recipes.items() if kind and (kind is HeadRecipe) is of_heads]
-    trained = {run: head_folders(run)[0] if of_heads else run / "final" for run in runs}
-    ended = {run: (folder / "config.json").stat().st_mtime for run, folder in trained.items()}
-    return sorted(ended, key=ended.__getitem__, reverse=True)
+
+    def ended(run: Path) -> float:
+        trained = head_folders(run)[0] if of_heads else run / "final"
+        return (trained / "config.json").stat().st_mtime
+
+    return sorted(runs, key=ended, reverse=True)
 
 
 def run_of(drafter: str) -> TrainedRun | None:
@@ -252,10 +253,7 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
     """
     folders, run = head_folders(heads), head_run_of(heads)
     if not folders:
-        raise ConfigError(
-            f"heads = {str(heads)!r} has no acceptance head; give a head's folder, or the run of "
-            "recipes/train_acceptance_head.py"
-        )
+        raise ConfigError(f"heads = {str(heads)!r} has no acceptance head; give a head or its run")
     known = dict(read_config(folders[0]).get("sampling") or {})
     if run is not None:
         recipe = run.recipe
@@ -268,9 +266,7 @@ def _fill_from_heads(values: dict[str, Any], heads: Path) -> None:
         known |= {} if limit is None else {"max_new_tokens": limit}
     values["sampling"] = known | _group(values, "sampling")
     if not values.get("drafter"):
-        raise ConfigError(
-            f"heads = {str(heads)!r} belong to no run that records their drafter; add --drafter"
-        )
+        raise ConfigError(f"the drafter of heads = {str(heads)!r} is unknown; add --drafter")
 
 
 def _fill_from_drafter(
