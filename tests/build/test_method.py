@@ -42,18 +42,17 @@ def decode(tmp_path: Path, stop: dict, **others) -> DecodeConfig:
 
 def test_every_kind_is_built_with_its_own_numbers(tmp_path, drafter):
     head = str(save_head(tmp_path / "head", drafter))
-    greedy = {"sampling": {"temperature": 0.0}}
-    assert build_stop(decode(tmp_path, {"k": 4}), drafter) == FixedLength(4)
-    entropy = {"kind": "entropy", "entropy": 1.5, "max_draft": 7}
-    assert build_stop(decode(tmp_path, entropy), drafter) == Entropy(1.5, 7)
-    confidence = decode(tmp_path, {"kind": "confidence", "confidence": 0.3}, **greedy)
-    assert build_stop(confidence, drafter) == Confidence(0.3, 20)
+    for given, stop, varied in (
+        ({"k": 4}, FixedLength(4), "k"),
+        ({"kind": "entropy", "entropy": 1.5, "max_draft": 7}, Entropy(1.5, 7), "entropy"),
+        ({"kind": "confidence", "confidence": 0.3}, Confidence(0.3, 20), "confidence"),
+    ):
+        found = build_stop(decode(tmp_path, given), drafter)
+        assert found == stop and found.rule.varied == varied
     policy = build_stop(decode(tmp_path, {"kind": "head", "head": head, "h": 0.4}), drafter)
     assert isinstance(policy.continues, HeadJudge)
     assert (policy.name, policy.longest) == ("head(0.4)", 20)
-    stops = (FixedLength(4), Entropy(1.5, 7), policy)
-    found = [(stop.rule.varied, stop.value) for stop in stops]
-    assert found == [("k", 4), ("entropy", 1.5), ("h", 0.4)]
+    assert (policy.rule.varied, policy.value) == ("h", 0.4)
 
 
 def write_policy(folder: Path, **values) -> None:
@@ -81,10 +80,9 @@ def test_h_and_the_cap_of_the_head_next_to_the_drafter(
 
 
 def test_h_of_a_head_counts_where_a_fixed_length_was_better(tmp_path, drafter):
-    save_head(tmp_path / "run" / "final" / "D1-w6", drafter)
-    (tmp_path / "run" / "final" / "policy.json").write_text(
-        json.dumps({"stop": "fixed", "k": 3, "head": "D1-w6", "h": 0.25, "max_draft": 11})
-    )
+    final = tmp_path / "run" / "final"
+    save_head(final / "D1-w6", drafter)
+    write_policy(final, stop="fixed", k=3, head="D1-w6", h=0.25, max_draft=11)
     stop = {"kind": "head", "head": str(tmp_path / "run")}
     policy = build_stop(decode(tmp_path, stop), drafter)
     assert (policy.value, policy.longest) == (0.25, 11)
@@ -110,13 +108,12 @@ def test_a_drafter_rounded_to_half_precision_is_still_the_same(tmp_path, drafter
 
 
 def test_other_sampling_than_the_heads_is_reported_once_and_allowed(tmp_path, drafter, capsys):
-    head = str(save_head(tmp_path / "head", drafter))
-    same = decode(tmp_path, {"kind": "head", "head": head})
-    build_stop(same, drafter)
+    stop = {"kind": "head", "head": str(save_head(tmp_path / "head", drafter))}
+    build_stop(decode(tmp_path, stop), drafter)
     assert warnings(capsys) == []
     for h in (0.3, 0.5):
-        other = {"sampling": {"temperature": 1.0}}
-        build_stop(decode(tmp_path, {"kind": "head", "head": head, "h": h}, **other), drafter)
+        other = decode(tmp_path, stop | {"h": h}, sampling={"temperature": 1.0})
+        build_stop(other, drafter)
     [line] = warnings(capsys)
     assert "trained for temperature 0.8, top_k 50, top_p 1" in line
     assert "decoding uses temperature 1, top_k 0, top_p 1" in line
@@ -160,9 +157,9 @@ def test_auto_is_greedy_match_at_temperature_0_and_the_rule_of_the_drafts_above(
 def test_settings_reach_their_rule_and_no_other():
     assert build_verifier(VerifierConfig(**LENIENT), GREEDY).settings == {"beta": 5, "tau": 2.0}
     for kind in ("auto", "rejection"):
-        decode = DecodeConfig(drafter="max-gram", verifier=VerifierConfig(kind=kind, tau=2.0))
+        verifier = VerifierConfig(kind=kind, tau=2.0)
         with pytest.raises(ConfigError, match="verifier.tau = 2.0 is for spec-verification"):
-            check_methods(decode)
+            check_methods(DecodeConfig(drafter="max-gram", verifier=verifier))
 
 
 def policy(verifier: dict) -> Policy:

@@ -84,7 +84,9 @@ def test_a_padded_vocabulary_is_taken_where_the_tokenizer_is_the_same(folders, l
 
 def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
     """For a drafter folder without a tokenizer or with another one."""
-    wide = tmp_path / "wide"
+    fits, wide = tmp_path / "fits", tmp_path / "wide"
+    tiny_model("qwen2").save_pretrained(fits)  # taken at its size
+    assert load_pair(target_at(folders / "llama"), [str(fits)]).drafter.name == "causal"
     tiny_model("llama", vocab_size=48).save_pretrained(wide)
     with pytest.raises(ConfigError, match="of 48 .*has 40, and the drafter's folder has no token"):
         load_pair(target_at(folders / "llama"), [str(wide)])
@@ -94,11 +96,6 @@ def test_another_vocabulary_is_refused_with_both_sizes(folders, tmp_path):
     (wide / "tokenizer.json").write_text(state)
     with pytest.raises(ConfigError, match="different tokenizers: token 7 is 'v7'"):
         load_pair(target_at(folders / "llama"), [str(wide)])
-
-
-def test_a_drafter_without_a_tokenizer_is_taken_at_its_size(folders, tmp_path):
-    tiny_model("qwen2").save_pretrained(tmp_path)
-    assert load_pair(target_at(folders / "llama"), [str(tmp_path)]).drafter.name == "causal"
 
 
 def test_a_decoder_of_speech_without_its_encoder_is_no_language_model(folders, tmp_path):

@@ -1,13 +1,14 @@
 """Draft trees from settings: what is built and refused, and that outputs stay exact."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from drafttrain.build.drafts import tree_settings
-from drafttrain.build.method import Method, build_method
-from drafttrain.build.pairing import check_methods
-from drafttrain.build.pairs import load_pair
+from drafttrain.build.method import Method, build_method, make_stop
+from drafttrain.build.pairing import check_methods, method_stop
+from drafttrain.build.pairs import Pair, load_pair
 from drafttrain.config.decode import DecodeConfig, TreeConfig
 from drafttrain.config.reading import validate_settings
 from drafttrain.decoding.drafters.tree import SeveralDrafters, TreeDrafter
@@ -29,10 +30,21 @@ def project(tmp_path_factory) -> Path:
     return root
 
 
-def built(tree: dict, **groups: object) -> Method:
-    """Builds the method of a tree for the small pair in the working directory."""
-    decode = validate_settings(DecodeConfig, {"drafter": "small", "tree": tree} | groups)
-    return build_method(decode, load_pair(target_at("llama"), *check_methods(decode)))
+@pytest.fixture(scope="module")
+def pair(project) -> Pair:
+    with contextlib.chdir(project):
+        return load_pair(target_at("llama"), ["small", "other"])
+
+
+def method_of(tree: dict, **groups: object) -> DecodeConfig:
+    return validate_settings(DecodeConfig, {"drafter": "small", "tree": tree} | groups)
+
+
+def built(pair: Pair, tree: dict, **groups: object) -> Method:
+    """Builds the method of a tree; the working directory is that of the pair."""
+    decode = method_of(tree, **groups)
+    check_methods(decode)
+    return build_method(decode, pair)
 
 
 TREES = {
@@ -54,14 +66,14 @@ TREES = {
 
 
 @pytest.mark.parametrize("kind", TREES)
-def test_a_tree_has_the_requested_shape_and_its_own_rule(inside, kind):
+def test_a_tree_has_the_requested_shape_and_its_own_rule(inside, pair, kind):
     settings, shape, rule = TREES[kind]
-    method = built(settings, sampling=SAMPLED)
+    method = built(pair, settings, sampling=SAMPLED)
     assert isinstance(method.drafter, TreeDrafter)
     assert method.drafter.shape == shape
     assert method.verifier.name == rule and method.verifier.lossless
     if kind in ("paths", "rsd-s"):  # drawn for a greedy target
-        method = built(settings | {"draft_temperature": 0.6})
+        method = built(pair, settings | {"draft_temperature": 0.6})
         assert (method.verifier.name, method.drafter.draft_temperature) == ("greedy", 0.6)
 
 
@@ -76,8 +88,8 @@ def test_a_tree_has_the_requested_shape_and_its_own_rule(inside, kind):
         ("none", {"k": 4}, FixedLength(4)),
     ],
 )
-def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(inside, tree, given, stop):
-    assert built({"kind": tree}, stop=given).stop == stop
+def test_an_opt_tree_stops_by_gain_unless_a_length_or_a_policy_is_given(tree, given, stop):
+    assert make_stop(method_stop(method_of({"kind": tree}, stop=given))) == stop
 
 
 @pytest.mark.parametrize(
@@ -97,9 +109,9 @@ def test_reports_name_the_depth_and_the_tokens_of_a_tree(tree, depth, size):
     assert tuple(tree_settings(tree, depth).values()) == size
 
 
-def test_several_drafters_draft_side_by_side(inside):
+def test_several_drafters_draft_side_by_side(inside, pair):
     tree = {"kind": "paths", "width": 2, "drafters": ["other"]}
-    method = built(tree, sampling=SAMPLED, stop={"k": 2})
+    method = built(pair, tree, sampling=SAMPLED, stop={"k": 2})
     assert isinstance(method.drafter, SeveralDrafters)
     assert (method.drafter.name, method.verifier.name) == ("paths(2)+paths(2)", "multi-round")
     assert method.sizes == {"depth": 2, "nodes": 8}

@@ -11,34 +11,18 @@ from drafttrain.config.base import ConfigError
 from drafttrain.config.commands import EvalConfig
 from drafttrain.config.policy import Policy, dump_policy
 from drafttrain.config.reading import load_settings
-from drafttrain.config.runs import (
-    fill_eval,
-    fill_from_run,
-    fill_generate,
-    fill_tune,
-    read_config,
-)
+from drafttrain.config.runs import fill_eval, fill_from_run, fill_generate, fill_tune, read_config
 
-CHOSEN = {
-    "stop": "fixed",
-    "k": 7,
-    "verifier": {"kind": "block"},
-    "batches": {
-        "4": {"stop": "cumulative", "cumulative": 0.3, "max_draft": 9},
-        "16": {"stop": "fixed", "k": 2},
-    },
-}
+BATCHES = {"4": {"stop": "cumulative", "cumulative": 0.3, "max_draft": 9}}
+BATCHES["16"] = {"stop": "fixed", "k": 2}
+CHOSEN = {"stop": "fixed", "k": 7, "verifier": {"kind": "block"}, "batches": BATCHES}
 TARGET = {"path": "target"}
 TREE = {"kind": "opt-tree", "nodes": 16}
 GAIN = {"kind": "gain", "delta": 0.1, "max_draft": 6}
 CASCADE = {"drafters": ["small", "max-gram"], "increments": [[5, 0, 0], [3, 0], [2]]}
-FASTER = {
-    "stop": "fixed",
-    "k": 7,
-    "sampling": {"temperature": 0.0},
-    "method": {"tree": TREE, "stop": GAIN},
-    "batches": {"4": {"stop": "fixed", "k": 3}, "8": {"stop": "fixed", "k": 2, "method": {}}},
-}
+FASTER = {"stop": "fixed", "k": 7, "sampling": {"temperature": 0.0}}
+FASTER["method"] = {"tree": TREE, "stop": GAIN}
+FASTER["batches"] = {"4": {"stop": "fixed", "k": 3}, "8": {"stop": "fixed", "k": 2}}
 FASTER["batches"]["8"]["method"] = {"cascade": CASCADE, "bigrams": "table"}
 
 
@@ -218,23 +202,17 @@ def test_an_unreadable_run_or_policy_stops_only_what_needs_it(tmp_path, monkeypa
 
 
 def test_an_export_records_its_target_and_draft_settings(drafter, capsys):
+    Path(drafter, "config.json").write_text("[]")
+    assert read_config(Path(drafter)) == {}, "it is no mapping"
     made_for = {"path": "base", "revision": None, "takes_audio": False}
     Path(drafter, "config.json").write_text(json.dumps({"target": made_for}))
     found = fill_from_run({"decode": {"drafter": drafter}})
-    assert (found["target"], found["decode"]["stop"]) == (
-        {"path": "base"},
-        {"kind": "fixed", "k": 7},
-    )
+    assert (found["target"], found["decode"]["stop"]) == ({"path": "base"}, FIXED)
     assert "was trained for target 'base'; give --target" in capsys.readouterr().err  # it was moved
     assert fill_from_run({"decode": {"drafter": drafter}, "target": TARGET})["target"] == TARGET
     Path(drafter, "config.json").write_text(json.dumps({"target": {"path": "org/base"}}))
     assert fill_from_run({"decode": {"drafter": drafter}})["target"] == {"path": "org/base"}
     assert capsys.readouterr().err == ""
-
-
-def test_a_config_that_is_no_mapping_is_none(tmp_path):
-    (tmp_path / "config.json").write_text("[]")
-    assert read_config(tmp_path) == {}
 
 
 def test_a_policy_and_heads_in_the_home_folder_are_found(drafter, tmp_path, monkeypatch):
