@@ -8,6 +8,7 @@ from drafttrain.commands.export import export
 from drafttrain.config.commands import ExportConfig
 from drafttrain.config.policy import read_policy
 from drafttrain.evaluation.bootstrap import Estimate
+from drafttrain.export import verify
 from drafttrain.export.verify import compare
 from tests.commanding import ended
 from tests.evaluation.reports import ENVIRONMENT, batched_report
@@ -21,6 +22,12 @@ from tests.tiny_targets import random_sentences, save_target
 @pytest.fixture
 def drafter(tmp_path) -> Path:
     return save_drafter(tmp_path / "drafter")
+
+
+@pytest.fixture
+def few_inputs(monkeypatch) -> None:
+    """Compares an export on two random inputs."""
+    monkeypatch.setattr(verify, "INPUTS", 2)
 
 
 @pytest.fixture
@@ -80,7 +87,7 @@ def test_a_run_is_exported_with_its_report_plot_data_and_target(
     assert (tmp_path / "out" / "report.png").read_bytes() == b"a picture"
 
 
-def test_a_name_on_the_hub_is_that_of_card_and_code(capsys, tmp_path, drafter):
+def test_a_name_on_the_hub_is_that_of_card_and_code(capsys, tmp_path, drafter, few_inputs):
     head = save_head(tmp_path / "head", noisy_copy("llama"))
     settings = ExportConfig(drafter=str(drafter), head=head, out=tmp_path / "out", hub="user/mine")
     export(settings, reload=compare)
@@ -91,7 +98,7 @@ def test_a_name_on_the_hub_is_that_of_card_and_code(capsys, tmp_path, drafter):
 
 
 def test_the_draft_length_is_that_of_the_policy_next_to_the_drafter_else_a_short_one(
-    tmp_path, drafter
+    tmp_path, drafter, few_inputs
 ):
     """`drafttrain tune --write` writes the policy there."""
     for length in (4, 9):

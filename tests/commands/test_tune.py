@@ -22,6 +22,15 @@ from tests.tiny_targets import random_sentences, save_target
 
 SAMPLING = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0}
 TRIED = {"k": [2, 5], "entropy": [1.0], "cumulative": [0.3], "nodes": [4]}
+NO_OTHERS = {"entropy": [], "cumulative": [], "confidence": []}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch) -> None:
+    """Starts with two prompts; draws no plot and measures no memory, which collects all garbage."""
+    monkeypatch.setattr(tune, "FIRST", 2)
+    monkeypatch.setattr(evaluate, "peak_growth", lambda work, device: 0)
+    monkeypatch.setattr(evaluate, "plot_report", lambda report: b"")
 
 
 def small(*names: str, **more: list[float]) -> list[str]:
@@ -61,7 +70,7 @@ def tuned(project) -> Report:
     given = ["--heads", project / "run", "--report-data", project / "test.txt", *small(h=[0.5])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "FIRST", 2)
-        patch.setattr(evaluate, "peak_growth", lambda work, device: 0)  # collects all garbage
+        patch.setattr(evaluate, "peak_growth", lambda work, device: 0)
         assert ended("tune", *given, "--batch-size", "1,2", "--write") == 0
     return read_report(project / "run" / "tune.json")
 
@@ -99,10 +108,8 @@ def test_the_policy_names_the_choice_and_the_best_head(tuned, project):
     assert policy.head in ("D0-w1", "D1-w1") and policy.h is not None
     for own, choice in ((policy, first), (policy.batches[2], second)):
         settings = tuned.search.candidates[choice.best_chain]
-        stop = own.stop_config().model_dump(exclude_unset=True)
-        assert stop == {"kind": "fixed"} | {
-            k: v for k, v in settings["stop"].items() if k != "head"
-        }
+        stop = {name: value for name, value in settings["stop"].items() if name != "head"}
+        assert own.stop_config().model_dump(exclude_unset=True) == {"kind": "fixed"} | stop
         assert own.verifier.kind == settings.get("verifier", {}).get("kind", "auto")
         assert own.speculate == (choice.best != "plain")
     facts = json.loads((project / "run" / "final" / "policy.json").read_text())
@@ -136,7 +143,7 @@ def test_inputs_that_are_too_long_count_neither_as_full_batches_nor_as_final_one
     (tmp_path / "long.txt").write_text(long * 6 + "".join(fits[:2]))
     (tmp_path / "fits.txt").write_text("".join(fits))
     pair = ["--target", project / "target", "--drafter", project / "drafter"]
-    given = [*small("k"), "trees=[]", "--report", tmp_path / "t.json"]
+    given = [*small("k", **NO_OTHERS), "trees=[]", "--report", tmp_path / "t.json"]
     long, fits = tmp_path / "long.txt", tmp_path / "fits.txt"
     data = ["--data", long, "--report-data", fits, "--batch-size", "4"]
     assert ended("tune", *pair, *data, *given) == 2
@@ -157,10 +164,9 @@ def test_generate_uses_the_fastest_method(project, fastest, monkeypatch, capsys)
         return facts
 
     monkeypatch.setattr(tune, "facts_of", facts_of)
-    monkeypatch.setattr(tune, "FIRST", 2)
     pair = ["--target", project / "target", "--drafter", project / "drafter"]
     data = ["--data", project / "val.txt"]
-    given = [*small(confidence=[0.4]), "candidates.deep.cascade.drafters=max-gram"]
+    given = [*small("k", "nodes", **NO_OTHERS), "candidates.deep.cascade.drafters=max-gram"]
     given += ["--report", project / "t.json"]
     assert ended("tune", *pair, *data, *given, *(["--write"] if fastest != "k=5" else [])) == 0
     if fastest == "k=5":  # without --write later commands are unchanged
@@ -185,9 +191,8 @@ def test_generate_uses_the_fastest_method(project, fastest, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("kind", ["max-gram", "spec-drafter", "block-heads"])
-def test_other_kinds_of_drafters_are_tuned(project, kind, tmp_path, monkeypatch):
+def test_other_kinds_of_drafters_are_tuned(project, kind, tmp_path):
     """Language models, parallel and state drafters are tested above and with their recipes."""
-    monkeypatch.setattr(tune, "FIRST", 2)
     target, drafter = tmp_path / "target", kind
     model = tiny_model("marian")
     save_target(model.float() if kind == "max-gram" else model, target)
@@ -207,10 +212,8 @@ def test_other_kinds_of_drafters_are_tuned(project, kind, tmp_path, monkeypatch)
     rows = set() if kind == "max-gram" else {"entropy", "confidence", "cumulative"}
     assert stops == {"fixed", *rows, *({"gain"} if kind == "spec-drafter" else ())}
     assert (search.oracle is None) == (kind == "block-heads")  # they support no teacher forcing
-    policy = read_policy(tmp_path / "tune.policy.json")
-    assert policy.stop == (
-        search.candidates[search.choices[0].best_chain]["stop"].get("kind") or "fixed"
-    )
+    best = search.candidates[search.choices[0].best_chain]
+    assert read_policy(tmp_path / "tune.policy.json").stop == best["stop"].get("kind", "fixed")
 
 
 def test_a_dry_run_loads_no_model_and_lists_the_candidates(project, capsys):
