@@ -27,7 +27,6 @@ from drafttrain.decoding.drafters.max_gram import MaxGramDrafter
 from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine.architectures import (
     check_configuration,
-    check_stateless,
     encoder_width,
 )
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -216,8 +215,7 @@ def try_class(name: str) -> Outcome:
     """Tests a class in the engine, in float64 or, if that fails, in float32."""
     kind = getattr(transformers, name)
     try:
-        check_configuration(kind.config_class())
-        check_stateless(kind, kind.config_class())
+        check_configuration(kind.config_class(), kind)
     except ValueError as error:
         return Outcome("refused", reason_of(error))
     except Exception as error:  # a class without a default configuration

@@ -30,6 +30,7 @@ from tests.decoding.expected import Law, law_of_sampling
 from tests.tiny_drafters import small_drafter
 
 START, EOS = 0, 1
+NO_CACHE = SimpleNamespace(open=lambda _: 0, move=lambda *_: None)
 
 
 class LogitsTable:
@@ -70,7 +71,7 @@ class ToyEngine:
         self.model = model
 
     def begin(self, sources: Sequence[Source]) -> list[SequenceState]:
-        return [SequenceState(SimpleNamespace(move=lambda *_: None), one) for one in sources]
+        return [SequenceState(NO_CACHE, one) for one in sources]
 
     def forward_batch(
         self, requests: Sequence[ForwardRequest], layers: Sequence[int] = ()

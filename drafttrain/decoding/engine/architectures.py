@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    LEDForConditionalGeneration,
     PretrainedConfig,
     PreTrainedModel,
     WhisperForConditionalGeneration,
@@ -24,19 +23,24 @@ WHISPER_LIKE = (WhisperForConditionalGeneration,)
 """Encoder-decoder models with audio features as input (`input_features`). `generate` starts their
 decoder from several tokens (`speech.py`)."""
 
-DROPS_MASKS = (LEDForConditionalGeneration,)
-"""Models whose decoder drops the mask of a single token and does not expand the source's mask."""
-
 MASKED_LAYERS = {"full_attention", "global", "sliding_attention", "chunked_attention"}
 """Layer types that differ only in their mask."""
 
 
-def check_configuration(config: PretrainedConfig) -> None:
+def decoder_settings(config: PretrainedConfig) -> dict[str, Any]:
+    """Returns the settings of a model's decoder."""
+    return config.get_text_config(decoder=True).to_dict()
+
+
+def check_configuration(
+    config: PretrainedConfig, kind: type[PreTrainedModel] | None = None
+) -> None:
     """Checks for a plain KV cache by the configuration, before weights are read.
 
+    kind: the model's class; None: the causal language model of this configuration, if there is one.
     Raises ValueError naming the model type and the layers or settings that are not supported.
     """
-    settings = config.get_text_config(decoder=True).to_dict()
+    settings = decoder_settings(config)
     for name in ("num_state", "ngram"):
         if settings.get(name):
             refuse(config, f"its configuration sets {name}")
@@ -44,8 +48,10 @@ def check_configuration(config: PretrainedConfig) -> None:
     unsupported = set(layers) - MASKED_LAYERS
     if unsupported:
         refuse(config, f"it has {', '.join(sorted(unsupported))} layers")
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        check_stateless(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+    if kind is None and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if kind is not None and kind._is_stateful:  # state-space models, linear attention, hybrids
+        refuse(config, "it keeps a recurrent state that cannot be rolled back")
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Window:
 
 def attention_windows(config: PretrainedConfig) -> dict[str, Window | None]:
     """Returns the window of each layer type; None: full attention."""
-    settings = config.get_text_config(decoder=True).to_dict()
+    settings = decoder_settings(config)
     size = settings.get("sliding_window")
     kinds = sorted(set(settings.get("layer_types") or ()))
     if not kinds:
@@ -127,7 +133,7 @@ def check_states(config: PretrainedConfig) -> None:
     The target must be decoder-only, with rotary positions (the inputs of the drafter's layers are
     hidden states, not embedded tokens) and without attention windows.
     """
-    settings = config.get_text_config(decoder=True).to_dict()
+    settings = decoder_settings(config)
     plain = list(attention_windows(config).values()) == [None]
     if config.is_encoder_decoder or not settings.get("rope_parameters") or not plain:
         raise ValueError(
@@ -137,28 +143,14 @@ def check_states(config: PretrainedConfig) -> None:
         )
 
 
-def check_stateless(kind: type[PreTrainedModel], config: PretrainedConfig) -> None:
-    """Raises ValueError for linear attention, state-space models and hybrids of them."""
-    if kind._is_stateful:
-        refuse(config, "it keeps a recurrent state that cannot be rolled back")
-
-
-def check_architecture(model: PreTrainedModel) -> None:
-    """Raises ValueError for a loaded model that cannot be decoded speculatively."""
-    if model.training:
-        raise ValueError("the model is in training mode; call model.eval() first")
-    check_configuration(model.config)
-    check_stateless(type(unwrapped(model)), model.config)
-
-
 def source_limit(config: PretrainedConfig) -> int | None:
     """Returns the maximal number of tokens of a source or prompt; None: no limit.
 
     The limit of an audio encoder counts its own positions (`max_source_positions`).
     """
-    settings = config.to_dict()
+    settings = config.to_dict() if config.is_encoder_decoder else {}
     for name in ("max_source_positions", "max_encoder_position_embeddings"):
-        if config.is_encoder_decoder and name in settings:
+        if name in settings:
             return settings[name]
     return position_limit(config)
 
@@ -168,26 +160,13 @@ def position_limit(config: PretrainedConfig) -> int | None:
     if not config.is_encoder_decoder:
         config = config.get_text_config(decoder=True)
     settings = config.to_dict()
-    for name in ("max_target_positions", "max_decoder_position_embeddings"):
-        if name in settings:
-            return settings[name]
-    name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
-    limit = settings.get(name)
+    general = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+    names = ("max_target_positions", "max_decoder_position_embeddings", general)
+    limit = next((settings[name] for name in names if name in settings), None)
     rope = settings.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":  # longer inputs change frequencies
         return rope.get("original_max_position_embeddings", limit)
     return limit
-
-
-def tree_fault(config: PretrainedConfig) -> str | None:
-    """Returns why trees and batches do not work, if only long inputs would show it; else None.
-
-    Llama 4 scales attention by position, which it counts by the cache's length, from `floor_scale`
-    on.
-    """
-    if config.get_text_config(decoder=True).to_dict().get("attn_temperature_tuning"):
-        return "its attention temperature counts cached tokens (attn_temperature_tuning)"
-    return None
 
 
 def refuse(config: PretrainedConfig, reason: str) -> NoReturn:

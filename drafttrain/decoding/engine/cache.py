@@ -24,8 +24,6 @@ from transformers.cache_utils import CacheLayerMixin
 COLUMNS = 128
 """Initial number of columns; it at least doubles when more are needed."""
 
-KeysValues = tuple[Tensor, Tensor]
-
 
 @dataclass
 class Placement:
@@ -34,7 +32,7 @@ class Placement:
     rows: Tensor | slice | None = None
     """Batch rows [B]; a slice if they are consecutive."""
     columns: Tensor | slice | None = None
-    """Columns of the new tokens [B, N]; a slice if they are the same for all rows."""
+    """Columns of the new tokens [B, N]; a slice if `rows` is one and all rows have the same."""
     used: int = 0
     """Number of columns that the call reads, from the first one on."""
     cached: int = 0
@@ -62,7 +60,7 @@ class ColumnLayer(CacheLayerMixin):
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *arguments: Any, **named: Any
-    ) -> KeysValues:
+    ) -> tuple[Tensor, Tensor]:
         """Writes keys and values of the new tokens; returns those of all columns that are read."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -72,26 +70,16 @@ class ColumnLayer(CacheLayerMixin):
 
     def _write(self, held: Tensor, new: Tensor) -> Tensor:
         rows, columns = self.placement.rows, self.placement.columns
-        if isinstance(rows, slice) and isinstance(columns, slice):
-            batch = held[rows]  # a view: writing to it fills the cache
-            batch[:, :, columns] = new
-        elif isinstance(rows, slice):
-            batch = held[rows]
-            batch.scatter_(2, columns[:, None, :, None].to(batch.device).expand_as(new), new)
-        else:
+        if isinstance(rows, Tensor):
             rows = rows.to(held.device)
-            if isinstance(columns, slice):
-                columns = torch.arange(columns.start, columns.stop)[None]
             held[rows[:, None], :, columns.to(held.device)] = new.transpose(1, 2)
-            batch = held[rows]
+            return held[rows, :, : self.placement.used]
+        batch = held[rows]  # a view: writing to it fills the cache
+        if isinstance(columns, slice):
+            batch[:, :, columns] = new
+        else:
+            batch.scatter_(2, columns[:, None, :, None].to(batch.device).expand_as(new), new)
         return batch[:, :, : self.placement.used]
-
-    def grow(self) -> None:
-        """Enlarges the tensors to `placement.capacity`, keeping their content."""
-        if self.is_initialized:
-            rows, columns = self.placement.capacity
-            padding = (0, 0, 0, columns - self.keys.shape[2], 0, 0, 0, rows - self.keys.shape[0])
-            self.keys, self.values = F.pad(self.keys, padding), F.pad(self.values, padding)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.placement.used, 0
@@ -111,10 +99,8 @@ class ColumnCache:
     def __init__(self) -> None:
         self.placement = Placement()
         self.self_attention = Cache(layer_class_to_replicate=partial(ColumnLayer, self.placement))
-        self.cross_attention: list[list[Tensor]] = []
-        """[keys, values] of each layer, [rows, heads, S, head_dim]."""
-        self.source_lengths: dict[int, int] = {}
-        """Length of the source of each row whose cross-attention is cached."""
+        self.cross_attention: list[Tensor] = []
+        """Keys and values of each layer in turn, [rows, heads, S, head_dim]."""
         self._free: list[int] = []
         CACHES.add(self)
 
@@ -129,20 +115,24 @@ class ColumnCache:
         layers = self.self_attention.layers
         return bool(layers) and all(layer.is_initialized for layer in layers)
 
-    def open(self) -> CacheRow:
-        """Returns the first free row, so that rows in use stay consecutive."""
+    @property
+    def source_capacity(self) -> int:
+        """Allocated source length."""
+        return self.cross_attention[0].shape[2] if self.cross_attention else 0
+
+    def open(self, owner: object) -> int:
+        """Returns the first free row, so that rows in use stay consecutive.
+
+        The row is free again when `owner` is garbage-collected.
+        """
         rows, columns = self.placement.capacity
         if not self._free:
             self._free += range(rows, max(1, 2 * rows))
             self._resize(max(1, 2 * rows), columns)
-        number = heapq.heappop(self._free)
-        self.source_lengths.pop(number, None)
-        for layer in self.self_attention.layers:  # a mask does not hide NaN of an earlier sequence
-            if layer.is_initialized:
-                layer.keys[number].nan_to_num_(0.0, 0.0, 0.0)
-                layer.values[number].nan_to_num_(0.0, 0.0, 0.0)
-        row = CacheRow(self, number)
-        weakref.finalize(row, heapq.heappush, self._free, number)
+        row = heapq.heappop(self._free)
+        weakref.finalize(owner, heapq.heappush, self._free, row)
+        for held in cached_tensors(self.self_attention):
+            held[row].nan_to_num_(0.0, 0.0, 0.0)  # a mask does not hide NaN of an earlier sequence
         return row
 
     def reserve_columns(self, columns: int) -> None:
@@ -151,12 +141,18 @@ class ColumnCache:
         if columns > capacity:
             self._resize(rows, max(columns, 2 * capacity))
 
+    def reserve_sources(self, length: int) -> None:
+        """Allocates at least this source length."""
+        if length > self.source_capacity:
+            rows = self.placement.capacity[0]
+            self.cross_attention = _enlarged(self.cross_attention, rows, length)
+
     def _resize(self, rows: int, columns: int) -> None:
         self.placement.capacity = (rows, columns)
         for layer in self.self_attention.layers:
-            layer.grow()
-        for layer in self.cross_attention:
-            layer[:] = [F.pad(held, (0,) * 7 + (rows - len(held),)) for held in layer]
+            if layer.is_initialized:
+                layer.keys, layer.values = _enlarged([layer.keys, layer.values], rows, columns)
+        self.cross_attention = _enlarged(self.cross_attention, rows, self.source_capacity)
 
     def release(self) -> None:
         """Frees the memory if no row is in use; later calls allocate it again."""
@@ -166,7 +162,14 @@ class ColumnCache:
             self._free.clear()
             self.placement.capacity = (0, COLUMNS)
 
-    def write(self, number: int, first: int, keys_values: Tensor) -> None:
+    def move(self, row: int, first: int, columns: Sequence[int]) -> None:
+        """Copies these columns of a row to consecutive ones from `first` on."""
+        index = torch.tensor(columns)
+        for held in cached_tensors(self.self_attention):
+            index = index.to(held.device)
+            held[row, :, first : first + len(columns)] = held[row].index_select(1, index)
+
+    def write(self, row: int, first: int, keys_values: Tensor) -> None:
         """Writes P columns of a row, from column `first` on.
 
         Shapes: keys and values of every layer in turn, [2 L, heads, P, head_dim].
@@ -179,69 +182,45 @@ class ColumnCache:
             layer = self.self_attention.layers[index]
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])
-            layer.keys[number, :, first:last] = keys
-            layer.values[number, :, first:last] = values
+            layer.keys[row, :, first:last] = keys
+            layer.values[row, :, first:last] = values
 
-    def remember_source(self, number: int, keys_values: Sequence[KeysValues]) -> None:
-        """Caches the cross-attention of a row: keys and values [heads, S, head_dim] per layer."""
-        rows, length = self.placement.capacity[0], keys_values[0][0].shape[1]
-        self.source_lengths[number] = length
+    def write_source(self, row: int, keys_values: Sequence[Tensor]) -> None:
+        """Caches the cross-attention of a row: keys and values of each layer in turn,
+        [heads, S, head_dim]."""
+        rows, length = self.placement.capacity[0], keys_values[0].shape[1]
         if not self.cross_attention:
             self.cross_attention = [
-                [states.new_zeros(rows, len(states), 0, states.shape[2]) for states in pair]
-                for pair in keys_values
+                states.new_zeros(rows, len(states), 0, states.shape[2]) for states in keys_values
             ]
         self.reserve_sources(length)
-        if self.cross_attention[0][0].dtype != keys_values[0][0].dtype:  # the model was converted
-            self.cross_attention = [
-                [held.to(keys_values[0][0]) for held in layer] for layer in self.cross_attention
-            ]
-        for layer, pair in zip(self.cross_attention, keys_values, strict=True):
-            for held, states in zip(layer, pair, strict=True):
-                held[number, :, :length] = states
-                held[number, :, length:] = 0.0  # may hold NaN of an earlier sequence
+        if self.cross_attention[0].dtype != keys_values[0].dtype:  # the model was converted
+            self.cross_attention = [held.to(keys_values[0]) for held in self.cross_attention]
+        for held, states in zip(self.cross_attention, keys_values, strict=True):
+            held[row, :, :length] = states
+            held[row, :, length:] = 0.0  # may hold NaN of an earlier sequence
 
-    @property
-    def source_capacity(self) -> int:
-        """Allocated source length."""
-        return self.cross_attention[0][0].shape[2] if self.cross_attention else 0
-
-    def reserve_sources(self, length: int) -> None:
-        """Allocates at least this source length."""
-        missing = length - self.source_capacity
-        if missing > 0:
-            for layer in self.cross_attention:
-                layer[:] = [F.pad(held, (0, 0, 0, missing)) for held in layer]
-
-    def sources(self, rows: Tensor | slice, length: int) -> list[KeysValues]:
-        """Returns each layer's cross-attention of rows: two [B, heads, length, head_dim]."""
+    def sources(self, rows: Tensor | slice, length: int) -> list[Tensor]:
+        """Returns the cross-attention of rows: keys and values of each layer in turn,
+        [B, heads, length, head_dim]."""
         return [
-            tuple(
-                held[rows if isinstance(rows, slice) else rows.to(held.device), :, :length]
-                for held in layer
-            )
-            for layer in self.cross_attention
+            held[rows if isinstance(rows, slice) else rows.to(held.device), :, :length]
+            for held in self.cross_attention
         ]
 
 
-class CacheRow:
-    """The row of one sequence; it is free again when this object is garbage-collected."""
+def cached_tensors(cache: Cache) -> list[Tensor]:
+    """Returns keys and values of each layer in turn."""
+    layers = [layer for layer in cache.layers if layer.is_initialized]
+    return [held for layer in layers for held in (layer.keys, layer.values)]
 
-    def __init__(self, cache: ColumnCache, number: int) -> None:
-        self.cache, self.number = cache, number
 
-    def move(self, first: int, columns: Sequence[int]) -> None:
-        """Copies these columns to consecutive ones from `first` on."""
-        last = first + len(columns)
-        for layer in self.cache.self_attention.layers:
-            index = torch.tensor(columns, device=layer.keys.device)
-            for states in (layer.keys[self.number], layer.values[self.number]):
-                states[:, first:last] = states.index_select(1, index)
-
-    def keys_values(self, layer: int, columns: int) -> KeysValues:
-        """Returns keys and values [heads, columns, head_dim] of a layer's first columns."""
-        held = self.cache.self_attention.layers[layer]
-        return held.keys[self.number, :, :columns], held.values[self.number, :, :columns]
+def _enlarged(tensors: Sequence[Tensor], rows: int, columns: int) -> list[Tensor]:
+    """Pads tensors [rows, heads, columns, head_dim] with zeros."""
+    return [
+        F.pad(held, (0, 0, 0, columns - held.shape[2], 0, 0, 0, rows - len(held)))
+        for held in tensors
+    ]
 
 
 CACHES: weakref.WeakSet[ColumnCache] = weakref.WeakSet()

@@ -1,7 +1,7 @@
 """Language models with a KV cache for chains and draft trees.
 
-Targets and drafters share these operations. `forward_batch` runs forward requests: chains, and tree
-nodes, of which `keep_columns` keeps one path. `score` and `keep` are a target's round.
+`forward_batch` runs forward requests of targets and drafters: chains, and tree nodes, of which
+`keep_columns` keeps one path. `score` and `keep` are a target's round.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import (
     WHISPER_LIKE,
-    check_architecture,
+    check_configuration,
+    decoder_settings,
     device_of,
     position_limit,
     refuse,
     source_limit,
-    tree_fault,
+    unwrapped,
 )
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.engine import Engine
@@ -57,7 +58,9 @@ class CachedModel:
         draftable [N]: the tokens that a drafter drafts; None: all. vocabulary: size of the target's
         logits, if this is a drafter (`fit_scores`); its embedding may be padded differently.
         """
-        check_architecture(model)
+        if model.training:
+            raise ValueError("the model is in training mode; call model.eval() first")
+        check_configuration(model.config, type(unwrapped(model)))
         self.model = model
         self.device = device_of(model)
         self.is_encoder_decoder: bool = model.config.is_encoder_decoder
@@ -66,10 +69,10 @@ class CachedModel:
         self.position_limit = position_limit(model.config)
         """Number of decoder positions, for its prefix and all new tokens; None: no limit."""
         self._generation_config: GenerationConfig | None = None  # None: the model's current one
-        head = model.get_output_embeddings()  # quantised: no weight; FSMT: an embedding
-        if not (hasattr(head, "out_features") or hasattr(head, "weight")):
+        head = model.get_output_embeddings()  # a linear layer; FSMT: an embedding
+        own_size = getattr(head, "out_features", None) or getattr(head, "num_embeddings", None)
+        if own_size is None:
             refuse(model.config, "it has no single output projection over one vocabulary")
-        own_size = head.out_features if hasattr(head, "out_features") else len(head.weight)
         self.row_size = own_size if vocabulary is None else vocabulary
         """V of its logits [..., V]."""
         self.vocabulary = min(own_size, self.row_size)
@@ -79,15 +82,19 @@ class CachedModel:
         """The tokens that it drafts, in ascending order; None: all. Ignore the other logits."""
         if draftable is not None:
             self.draftable = draftable[draftable < self.row_size].to(self.device)
-        self.tree_fault = tree_fault(model.config)
+        self.tree_fault: str | None = None
         """Why trees do not work; None: they do."""
+        if decoder_settings(model.config).get("attn_temperature_tuning"):
+            # from `floor_scale` on, Llama 4 scales attention by the number of cached tokens, which
+            # only long inputs would show
+            self.tree_fault = (
+                "its attention temperature counts cached tokens (attn_temperature_tuning)"
+            )
         self.engine = self._make_engine(padded_size)
 
     def _make_engine(self, vocabulary: int | None) -> Engine:
-        """Returns an engine that reproduces the model's logits: for trees, else one chain per call.
-
-        Raises ValueError if neither works.
-        """
+        """Returns an engine for trees, or else for one chain per call. Raises ValueError if neither
+        reproduces the model's logits."""
         encoder = Encoder(self.model) if self.is_encoder_decoder else None
         for trees in (True, False) if self.tree_fault is None else (False,):
             body = TransformersBody(self.model, self.draftable, vocabulary, explicit_masks=trees)
@@ -130,18 +137,16 @@ class CachedModel:
     def drafting_all(self) -> CachedModel:
         """Returns the drafter with logits of all tokens, as other programs run it; those outside
         `draftable` were not trained, so a wrong one may be the largest."""
-        if self.draftable is None:
-            return self
-        return CachedModel(self.model, vocabulary=self.row_size)
+        return self if self.draftable is None else CachedModel(self.model, None, self.row_size)
 
     def max_new_tokens(self, source: Source, wanted: int) -> int:
         """Returns how many tokens can be generated: `wanted`, or what the positions allow."""
         if self.position_limit is None:
             return wanted
-        missing = 1 if source.language_is_open else 0
+        prefix = len(source.prefix) + source.language_is_open
         # the last token is never an input; Whisper's `generate` counts its position anyway
         last = 0 if isinstance(self.model, WHISPER_LIKE) else 1
-        return min(wanted, self.position_limit + last - missing - len(source.prefix))
+        return min(wanted, self.position_limit + last - prefix)
 
     def encode(self, source: Source) -> SequenceState:
         """Runs `encode_all` for one source."""
@@ -158,8 +163,8 @@ class CachedModel:
     def encode_all(self, sources: Sequence[Source]) -> list[SequenceState]:
         """Runs the encoder, if there is one, and returns new states with an empty cache.
 
-        A detected language (`Source.language_is_open`) is in the prefix of the returned state's
-        source. Raises ValueError for a source that is empty or too long.
+        Their sources have the detected language (`Source.language_is_open`) in the prefix. Raises
+        ValueError for a source that is empty or too long.
         """
         for source in sources:
             if source.is_text:
@@ -182,8 +187,7 @@ class CachedModel:
             if request.visible is not None:
                 self.check_tree_attention()
             else:
-                state = request.state
-                assert state.chain == state.cached, "a chain after tree nodes"
+                assert request.state.chain == request.state.cached, "a chain after tree nodes"
             length, limit = max(request.token_positions) + 1, self.position_limit
             if limit is not None and length > limit:
                 raise ValueError(
@@ -196,9 +200,8 @@ class CachedModel:
     def keep_columns(self, state: SequenceState, columns: Sequence[int], prefix: int = 0) -> None:
         """Keeps the first `prefix` columns and `columns`, which continue their path; drops others.
 
-        A drafter keeps the accepted path of its tree this way, and can extend it by a chain
-        afterwards. If the columns are the first ones in order, nothing is copied. columns: those of
-        a node and all its ancestors, so their positions count from `prefix`.
+        A chain can follow then. columns: those of a node and all its ancestors, so their positions
+        count from `prefix`.
         """
         positions, path = state.positions_of(columns), [*range(prefix, prefix + len(columns))]
         assert prefix <= state.chain and positions == path, "the columns are no path"
@@ -210,9 +213,8 @@ class CachedModel:
         """Scores each sequence's draft in batched calls: N + 1 rows of logits, and hidden states.
 
         drafts: of each sequence its state, all committed tokens ([T], decoder prefix included) and
-        the proposal. Committed tokens that are not cached yet are computed together with the draft.
-        layers: decoder layers whose outputs are returned too. Raises ValueError for trees if
-        `supports_tree_attention` is false.
+        the proposal. Committed tokens that are not cached are computed too. layers and errors as in
+        `forward_batch`.
         """
         requests = [self._scoring(*draft) for draft in drafts]
         outputs = self.forward_batch(requests, layers)

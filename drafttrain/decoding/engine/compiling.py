@@ -14,17 +14,15 @@ import itertools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from time import perf_counter
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from drafttrain.decoding.engine.cache import ColumnCache, KeysValues
+from drafttrain.decoding.engine.cache import ColumnCache, cached_tensors
 from drafttrain.decoding.engine.forward import BatchOutput, Body, ForwardBatch, version_of
 from drafttrain.decoding.engine.requests import ForwardRequest
 from drafttrain.models.weight_files import first_line
@@ -46,10 +44,7 @@ CPU_OPTIONS: dict[str, Any] = {
 """Options of inductor on a CPU: weights become constants, kernels are called from C++, and for each
 matrix product the fastest is chosen of a library's kernel and generated ones."""
 BACKEND = "inductor"
-CALLS = (1, 3)
-"""Calls until a graph is ready, on a CPU and on a GPU, where one warms up and one is recorded."""
-
-Step = Callable[..., Any]
+COUNT = itertools.count()
 
 
 class Bucket(NamedTuple):
@@ -119,7 +114,7 @@ class Graphs:
     def __init__(self, roots: Sequence[nn.Module], device: torch.device) -> None:
         """roots: modules with all weights that the functions use."""
         self._watched, self.device = Watched(roots), device
-        self._steps: dict[Any, Step] = {}
+        self._steps: dict[Any, Callable[..., Any]] = {}
         self.failed = False
         self.compilations = 0
         """Number of graphs compiled so far."""
@@ -127,49 +122,61 @@ class Graphs:
     def run(
         self,
         key: Any,
-        make: Callable[[], Step],
+        function: Callable[..., Any],
         arguments: Mapping[str, Any],
         name: str,
         static: Sequence[Tensor] = (),
     ) -> Any:
-        """Runs the function of a shape (key), made and compiled on first use.
+        """Runs the function of a shape (key), compiled on first use.
 
         static: tensors that it writes to.
         """
         if self._watched.has_changed():
             self._steps.clear()
-        step = self._steps.get(key)
-        if step is None:
-            step = self._steps[key] = self._compile(make(), arguments, name, static)
-        result = step(**arguments)
+        if key not in self._steps:
+            self._steps[key] = self._compile(function, arguments, name, static)
+        result = self._steps[key](**arguments)
         if self.device.type == "cuda":  # the next run of the graph overwrites its outputs
             return tree_map_only(Tensor, Tensor.clone, result)
         return result
 
     def _compile(
-        self, step: Step, arguments: Mapping[str, Any], name: str, static: Sequence[Tensor]
-    ) -> Step:
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        name: str,
+        static: Sequence[Tensor],
+    ) -> Callable[..., Any]:
         """Compiles a function by calling it; if that fails, returns it uncompiled and says why."""
-        began = perf_counter()
+
+        def step(**arguments: Any) -> Any:
+            return function(**arguments)
+
+        began, on_gpu = perf_counter(), self.device.type == "cuda"
         # torch caches compiled functions by code object, so each gets its own
         code = step.__code__.replace(co_name=f"step_{next(COUNT)}")
         step = FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
-        on_gpu = self.device.type == "cuda"
         if on_gpu:  # on a CPU, tensors marked as static would become constants like weights
             for tensor in static:
                 torch._dynamo.mark_static_address(tensor)
+        options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        if BACKEND == "inductor":
+            graphs = torch._inductor.list_mode_options("reduce-overhead")
+            options |= graphs if on_gpu else CPU_OPTIONS
+        compiled = torch.compile(
+            step, dynamic=False, fullgraph=True, backend=BACKEND, options=options
+        )
         # in the options of torch.compile, freezing comes too late for the tracing
         freezing = torch._inductor.config.patch(freezing=not on_gpu)
         try:
-            compiled = _compiled(step, self.device)
             with freezing, warnings.catch_warnings(action="ignore", category=UserWarning):
-                for _ in range(CALLS[on_gpu]):
+                for _ in range(3 if on_gpu else 1):  # on a GPU, one warms up, one is recorded
                     compiled(**arguments)
         except Exception as error:  # torch.compile and C++ compilers may raise anything
             self.failed = True
             inner = getattr(error, "inner_exception", error)
             say(f"calls run uncompiled from here on: {first_line(inner)}")
-            return step
+            return function
         self.compilations += 1
         gc.collect()  # tracing leaves reference cycles, which would keep cache rows in use
         say(f"{name} compiled in {perf_counter() - began:.0f} s")
@@ -190,9 +197,9 @@ class CompiledBody:
         first: the call computes the cross-attention of its sources.
         """
         new = max(request.size for request in requests)
-        numbers = [request.state.columns.number for request in requests]
+        last = max(request.state.row for request in requests)
         tokens = next((size for size in TOKENS if size >= new), None)
-        rows = next((size for size in BATCHES if size > max(numbers)), None)
+        rows = next((size for size in BATCHES if size > last), None)
         if self.graphs.failed or tokens is None or rows is None or not cache.is_ready:
             return None
         cache.reserve_columns(max(request.state.cached for request in requests) + new + 1)
@@ -200,96 +207,35 @@ class CompiledBody:
             return None
         source = 0
         if self.body.cross_attends:
-            source = cache.source_capacity
-            if first:
-                source = max(len(request.state.encoded) for request in requests)
+            lengths = {len(request.state.encoded) for request in requests}
+            source = max(lengths) if first else cache.source_capacity
             if self.body.masks_sources:
                 source = source_bucket(max(source, cache.source_capacity))
                 cache.reserve_sources(source)
-            elif not first and {cache.source_lengths[number] for number in numbers} != {source}:
+            elif lengths != {source}:
                 return None
         return Bucket(rows, tokens, cache.placement.capacity[1], source)
 
     def __call__(self, call: ForwardBatch, bucket: Bucket) -> BatchOutput:
         """Runs a call in the shape of a bucket, inside `Body.prepared`."""
-        arguments = {field: getattr(call, field) for field in TENSORS}
-        present = tuple(value is not None for value in arguments.values())
-        kind = "calls" if call.encoded is None else "first calls"
-        name = (
-            f"{type(self.body).__name__}: {kind} of {bucket.rows} x {bucket.tokens} tokens over "
-            f"{bucket.columns} columns"
-        )
-        static = [one for layer in call.cache.layers for one in (layer.keys, layer.values)]
-        key, make = (bucket, tuple(call.layers), present), partial(_make_step, self.body, call)
-        return BatchOutput(*self.graphs.run(key, make, arguments, name, static))
+        cache, layers = call.cache, call.layers  # the graph keeps no tensors of `call` alive
 
+        def compute(**arguments: Any) -> BatchOutput:
+            return self.body.compute(ForwardBatch(cache=cache, layers=layers, **arguments))
 
-class CompiledEncoder:
-    """Compiled calls of a text encoder; batch size and length are rounded up and masked."""
-
-    def __init__(self, encoder: Step, roots: Sequence[nn.Module], device: torch.device) -> None:
-        """encoder: (ids [B, S], mask [B, S], 1 = token) -> states [B, S, D]."""
-        self._encoder, self.graphs = encoder, Graphs(roots, device)
-
-    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Encodes a batch of texts. Shapes: ids [B, S], mask [B, S] -> [B, S, D]."""
-        rows, length = ids.shape
-        padded_rows = next((size for size in BATCHES if size >= rows), None)
-        if padded_rows is None or self.graphs.failed:
-            return self._encoder(ids, mask)
-        padding = (0, source_bucket(length) - length, 0, padded_rows - rows)
-        ids, mask = F.pad(ids, padding), F.pad(mask, padding)
-        mask[rows:, 0] = 1  # fully masked rows would give NaN
-        name = f"Encoder: {padded_rows} texts of up to {ids.shape[1]} tokens"
-        arguments = {"ids": ids, "mask": mask}
-        make = partial(_make_encoding, self._encoder)
-        return self.graphs.run(ids.shape, make, arguments, name)[:rows, :length]
+        given = {name: value for name, value in vars(call).items() if value is not None}
+        arguments = {
+            name: value for name, value in given.items() if name not in ("cache", "layers")
+        }
+        name = "calls" if call.encoded is None else "first calls"
+        name += f" of {bucket.rows} x {bucket.tokens} tokens over {bucket.columns} columns"
+        key = (bucket, tuple(layers), tuple(arguments))
+        return self.graphs.run(key, compute, arguments, name, cached_tensors(cache))
 
 
 def source_bucket(length: int) -> int:
     """Rounds a source length up to its bucket."""
     return max(SOURCES, 1 << (length - 1).bit_length())
-
-
-TENSORS = (
-    "ids",
-    "positions",
-    "visible",
-    "key_positions",
-    "sources",
-    "source_mask",
-    "encoded",
-    "embedded",
-)
-"""Fields of `ForwardBatch` that are arguments of a compiled call; some are None."""
-COUNT = itertools.count()
-
-
-def _make_step(body: Body, like: ForwardBatch) -> Step:
-    """Returns a function that runs calls of the same shape as `like`."""
-    cache, layers = like.cache, like.layers  # do not keep the tensors of `like` alive
-
-    def step(**arguments: Any) -> tuple[Tensor, Tensor, Mapping[int, Tensor], list[KeysValues]]:
-        call = ForwardBatch(scored=None, cache=cache, layers=layers, **arguments)
-        output = body.compute(call)
-        return output.logits, output.hidden, output.layers, output.sources
-
-    return step
-
-
-def _make_encoding(encoder: Step) -> Step:
-    def step(ids: Tensor, mask: Tensor) -> Tensor:  # a plain function, which `Graphs` can copy
-        return encoder(ids, mask)
-
-    return step
-
-
-def _compiled(step: Step, device: torch.device) -> Step:
-    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    if BACKEND == "inductor":
-        on_cpu = device.type == "cpu"
-        options |= CPU_OPTIONS if on_cpu else torch._inductor.list_mode_options("reduce-overhead")
-    return torch.compile(step, dynamic=False, fullgraph=True, backend=BACKEND, options=options)
 
 
 def say(message: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttrain.decoding.engine.architectures import attention_windows, device_of
-from drafttrain.decoding.engine.compiling import CompiledEncoder
+from drafttrain.decoding.engine.compiling import BATCHES, Graphs, source_bucket
 from drafttrain.decoding.padding import padded
 from drafttrain.decoding.types import Source
 
@@ -29,19 +30,16 @@ class Encoder:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.compiled: CompiledEncoder | None = None
+        self.graphs: Graphs | None = None
+        """Compiled calls for texts; None: they run uncompiled."""
         config = getattr(model.get_encoder(), "config", model.config)
         self.has_windows = any(attention_windows(config).values())
         """Whether padding may make states NaN: a row of it beyond a window attends to nothing."""
 
-    def _texts(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Encodes ids [B, S] with mask [B, S] (1 = token; None: no padding) -> states [B, S, D]."""
-        return self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
-
     def compile(self) -> None:
         """Compiles the calls that encode texts from now on, unless they allow no padding."""
         if not self.has_windows:
-            self.compiled = CompiledEncoder(self._texts, [self.model], device_of(self.model))
+            self.graphs = Graphs([self.model], device_of(self.model))
 
     def __call__(self, sources: Sequence[Source]) -> list[Tensor]:
         """Returns the encoder states of every source, [S, D] each.
@@ -60,12 +58,26 @@ class Encoder:
                 same = {n: [one for one in sources if len(one.input_ids) == n] for n in lengths}
                 encoded = {length: iter(self(group)) for length, group in same.items()}
                 return [next(encoded[length]) for length in lengths]
-            if self.compiled is not None:
-                states = self.compiled(ids, mask)
-            else:
+            rows = next((size for size in BATCHES if size >= len(texts)), None)
+            if self.graphs is None or self.graphs.failed or rows is None:
                 states = self._texts(ids, None if min(lengths) == max(lengths) else mask)
-            return [rows[:length] for rows, length in zip(states, lengths, strict=True)]
+            else:
+                states = self._compiled_texts(ids, mask, rows)
+            return [own[:length] for own, length in zip(states, lengths, strict=False)]
         return self._clips(sources)
+
+    def _texts(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Encodes ids [B, S] with mask [B, S] (1 = token; None: no padding) -> states [B, S, D]."""
+        return self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
+
+    def _compiled_texts(self, ids: Tensor, mask: Tensor, rows: int) -> Tensor:
+        """Runs `_texts` compiled, with the batch padded to `rows` and to a bucket of lengths."""
+        count, length = ids.shape
+        padding = (0, source_bucket(length) - length, 0, rows - count)
+        ids, mask = F.pad(ids, padding), F.pad(mask, padding)
+        mask[count:, 0] = 1  # fully masked rows would give NaN
+        name = f"encoding of {rows} texts of up to {ids.shape[1]} tokens"
+        return self.graphs.run(ids.shape, self._texts, {"ids": ids, "mask": mask}, name)
 
     def _clips(self, sources: Sequence[Source]) -> list[Tensor]:
         encoder, device = self.model.get_encoder(), device_of(self.model)

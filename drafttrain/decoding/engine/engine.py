@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drafttrain.config.commands import Compile
-from drafttrain.decoding.engine.cache import COLUMNS, ColumnCache, KeysValues
+from drafttrain.decoding.engine.cache import COLUMNS, ColumnCache
 from drafttrain.decoding.engine.compiling import TOKENS, Bucket, CompiledBody
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import Body, ForwardBatch
@@ -50,10 +50,7 @@ class Engine:
         encoded: Sequence[Tensor | None] = [None] * len(sources)
         if self.encode is not None:
             encoded = self.encode(sources)
-        return [
-            SequenceState(self.cache.open(), source, states)
-            for source, states in zip(sources, encoded, strict=True)
-        ]
+        return [SequenceState(self.cache, *both) for both in zip(sources, encoded, strict=True)]
 
     @without_gradients
     def take(self, state: SequenceState, tokens: Sequence[int], keys_values: Tensor) -> None:
@@ -62,7 +59,7 @@ class Engine:
         Shapes: tokens [N], keys and values of every layer in turn [2 L, heads, N, head_dim].
         """
         first = state.cached
-        self.cache.write(state.columns.number, first, keys_values)
+        self.cache.write(state.row, first, keys_values)
         state.append(tokens, range(first, first + len(tokens)), is_chain=True)
 
     @without_gradients
@@ -76,8 +73,7 @@ class Engine:
             outputs |= zip(group, results, strict=True)
         for request in requests:
             tokens = [*request.tokens, *[NO_TOKEN] * (request.size - len(request.tokens))]
-            is_chain = request.visible is None
-            request.state.append(tokens, request.token_positions, is_chain)
+            request.state.append(tokens, request.token_positions, request.visible is None)
         return [outputs[index] for index in range(len(requests))]
 
     def _groups(self, requests: Sequence[ForwardRequest]) -> Iterator[list[int]]:
@@ -90,41 +86,40 @@ class Engine:
             yield from ([index] for index in range(len(requests)))
             return
         by_size = sorted(range(len(requests)), key=lambda index: -requests[index].size)
+        same_length = self.body.cross_attends and not self.body.masks_sources
         parts: dict[tuple[bool, int], list[int]] = {}
         for index in by_size:
             state = requests[index].state
-            masked = self.body.masks_sources or not self.body.cross_attends
-            length = 0 if masked else len(state.encoded)
-            parts.setdefault((self._is_first(state), length), []).append(index)
+            length = len(state.encoded) if same_length else 0
+            parts.setdefault((state.has_cross_attention, length), []).append(index)
         for part in parts.values():
             while part:
                 largest = requests[part[0]].size
                 least = 0 if largest <= SMALL else largest // 2
                 count = sum(requests[index].size > least for index in part)
                 group, part = part[:count], part[count:]
-                yield sorted(group, key=lambda index: requests[index].state.columns.number)
-
-    def _is_first(self, state: SequenceState) -> bool:
-        """Whether the next call computes the cross-attention of the state's source."""
-        known = self.cache.source_lengths
-        return self.body.cross_attends and state.columns.number not in known
+                yield sorted(group, key=lambda index: requests[index].state.row)
 
     def _forward_group(
         self, requests: Sequence[ForwardRequest], layers: Sequence[int]
     ) -> list[ForwardOutput]:
         """Runs one group of requests as a single call, compiled if possible."""
         layers = [layer for layer in layers if layer != -1]
-        first, bucket = self._is_first(requests[0].state), None
+        first = self.body.cross_attends and not requests[0].state.has_cross_attention
+        bucket, by_row = None, dict(enumerate(requests))
         if self.compiled is not None:
             bucket = self.compiled.bucket_of(self.cache, requests, first)
-        by_row = dict(enumerate(requests))
         if bucket is not None:
-            by_row = {request.state.columns.number: request for request in requests}
+            by_row = {request.state.row: request for request in requests}
         call = self._batched(by_row, layers, first, bucket)
         with self.body.prepared(layers):
             output = self.body.compute(call) if bucket is None else self.compiled(call, bucket)
-        if first and self.body.cross_attends:
-            self._remember_sources(by_row, output.sources)
+        if first:
+            for b, request in by_row.items():
+                length = len(request.state.encoded)  # without padding
+                sources = [states[b, :, :length] for states in output.sources]
+                self.cache.write_source(request.state.row, sources)
+                request.state.has_cross_attention = True
         scored = range(call.ids.shape[1]) if call.scored is None else _scored_tokens(requests)
         results = []
         for b, request in by_row.items():
@@ -135,75 +130,73 @@ class Engine:
             results.append(ForwardOutput(logits, output.hidden[b, :size], states))
         return results
 
-    def _remember_sources(self, by_row: ByRow, sources: Sequence[KeysValues]) -> None:
-        """Caches the cross-attention that a first call computed, without padding."""
-        for b, request in by_row.items():
-            length = len(request.state.encoded)
-            layers = [(keys[b, :, :length], values[b, :, :length]) for keys, values in sources]
-            self.cache.remember_source(request.state.columns.number, layers)
+    def _place(self, by_row: ByRow, bucket: Bucket | None) -> Tensor:
+        """Sets the cache's placement of a call; returns the columns [B, N] of its new tokens.
 
-    def _batched(
-        self, by_row: ByRow, layers: Sequence[int], first: bool, bucket: Bucket | None
-    ) -> ForwardBatch:
-        """Builds the call for the requests of batch rows and sets the cache's placement for it.
-
-        first: the call computes cross-attention. bucket: the shape of the call, whose batch rows
-        are the first rows of the cache; None: the smallest shape, with one batch row per request.
+        bucket: the shape of the call, whose batch rows are the first rows of the cache; None: the
+        smallest shape, with one batch row per request.
         """
         placement, device, requests = self.cache.placement, self.device, list(by_row.values())
         if bucket is None:
-            count, new = len(requests), max(request.size for request in requests)
-            used = max(request.state.cached for request in requests) + new
+            rows, new = [one.state.row for one in requests], max(one.size for one in requests)
+            count, used = len(rows), max(one.state.cached for one in requests) + new
             self.cache.reserve_columns(used)
-            numbers = [request.state.columns.number for request in requests]
-            placement.rows = slice(numbers[0], numbers[-1] + 1)
-            if numbers[-1] - numbers[0] != len(numbers) - 1:
-                placement.rows = torch.tensor(numbers, device=device)
+            placement.rows = slice(rows[0], rows[-1] + 1)
+            if rows[-1] - rows[0] != count - 1:
+                placement.rows = torch.tensor(rows, device=device)
         else:
-            count, new, used = bucket.rows, bucket.tokens, bucket.columns
+            count, new, used, _ = bucket
             placement.rows = slice(0, count)
         starts = [by_row[b].state.cached if b in by_row else used for b in range(count)]
         placement.used, placement.cached = used, starts[0] if self._one_chain else 0
         columns = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
-        placement.columns = columns
         if bucket is not None:  # only padding is clamped, to a last column that no sequence uses
-            placement.columns = columns = columns.clamp(max=used - 1)
-        elif min(starts) == max(starts):
+            columns = columns.clamp(max=used - 1)
+        placement.columns = columns
+        if bucket is None and min(starts) == max(starts) and isinstance(placement.rows, slice):
             placement.columns = slice(starts[0], used)
+        return columns
+
+    def _batched(
+        self, by_row: ByRow, layers: Sequence[int], first: bool, bucket: Bucket | None
+    ) -> ForwardBatch:
+        """Builds the call for the requests of batch rows.
+
+        first: the call computes cross-attention. bucket: as in `_place`.
+        """
+        requests, device = list(by_row.values()), self.device
+        columns, used = self._place(by_row, bucket), self.cache.placement.used
+        count, new = columns.shape
         ids = {b: torch.tensor(one.tokens, dtype=torch.long) for b, one in by_row.items()}
-        positions, scored = self._positions(by_row, columns), _scored_tokens(requests)
-        scores_all = bucket is not None or len(scored) == new
-        call = ForwardBatch(
-            ids=_with_drafted(_padded(ids, count, new).to(device), by_row),
-            positions=positions,
-            visible=_visible(by_row, columns, used),
-            key_positions=None,
-            scored=None if scores_all else torch.tensor(scored, dtype=torch.long, device=device),
-            cache=self.cache.self_attention,
-            layers=layers,
-        )
+        ids = _padded(ids, count, new).to(device)
+        # causal chains; padding gets arbitrary valid positions
+        visible = torch.arange(used, device=device) <= columns[..., None]
+        # a copy: a compiled call would assume that two arguments are always the same tensor
+        positions = columns.clone() if self._limit is None else columns.clamp(max=self._limit - 1)
+        for b, request in by_row.items():
+            size, end = request.size, request.state.cached + request.size
+            if request.drafted is not None:
+                ids[b, len(request.tokens) : size] = request.drafted.clamp_min(0)
+            if request.positions is not None:
+                positions[b, :size] = torch.tensor(list(request.positions))
+            if request.visible is not None:
+                visible[b, :size, :end] = request.visible.to(device)
+        call = ForwardBatch(ids, positions, visible, self.cache.self_attention, layers=layers)
+        scored = _scored_tokens(requests)
+        if bucket is None and len(scored) < new:
+            call.scored = torch.tensor(scored, dtype=torch.long, device=device)
         if self.body.needs_key_positions:
-            call.key_positions = self._key_positions(by_row, columns, positions, used)
+            call.key_positions = self._key_positions(by_row, columns, positions)
         if requests[0].embedded is not None:
             call.embedded = _padded({b: one.embedded for b, one in by_row.items()}, count, new)
         if self.body.cross_attends:
             self._set_sources(call, by_row, first, bucket)
         return call
 
-    def _positions(self, by_row: ByRow, columns: Tensor) -> Tensor:
-        """Returns the positions [B, N] of the new tokens; padding gets arbitrary valid ones."""
-        # a copy: a compiled call would assume that two arguments are always the same tensor
-        positions = columns.clone() if self._limit is None else columns.clamp(max=self._limit - 1)
-        for b, request in by_row.items():
-            if request.positions is not None:
-                positions[b, : request.size] = torch.tensor(list(request.positions))
-        return positions
-
-    def _key_positions(
-        self, by_row: ByRow, columns: Tensor, positions: Tensor, used: int
-    ) -> Tensor:
+    def _key_positions(self, by_row: ByRow, columns: Tensor, positions: Tensor) -> Tensor:
         """Returns the positions [B, C] of all columns that a call reads."""
-        key_positions = torch.arange(used, device=self.device).repeat(len(columns), 1)
+        used = torch.arange(self.cache.placement.used, device=self.device)
+        key_positions = used.repeat(len(columns), 1)
         for b, request in by_row.items():
             if request.state.chain < request.state.cached:
                 cached = torch.tensor(request.state.positions, device=self.device)
@@ -214,18 +207,14 @@ class Engine:
         self, call: ForwardBatch, by_row: ByRow, first: bool, bucket: Bucket | None
     ) -> None:
         """Sets the call's source: encoder states in a first call, else cached cross-attention."""
-        count = len(call.ids)
+        requests = [by_row.get(b) for b in range(len(call.ids))]
+        lengths = [1 if request is None else len(request.state.encoded) for request in requests]
+        size = max(lengths) if bucket is None else bucket.source
         if first:
             states = {b: request.state.encoded for b, request in by_row.items()}
-            own = {b: len(rows) for b, rows in states.items()}
-            size = max(own.values()) if bucket is None else bucket.source
-            call.encoded = _padded(states, count, size)
+            call.encoded = _padded(states, len(lengths), size)
         else:
-            cached = self.cache.source_lengths
-            own = {b: cached[request.state.columns.number] for b, request in by_row.items()}
-            size = max(own.values()) if bucket is None else bucket.source
             call.sources = self.cache.sources(self.cache.placement.rows, size)
-        lengths = [own.get(b, 1) for b in range(count)]
         # compiled calls always have a mask: without, they would be compiled once more
         if min(lengths) != size or (bucket is not None and self.body.masks_sources):
             ends = torch.tensor(lengths, device=self.device)[:, None]
@@ -271,21 +260,3 @@ def _padded(rows: Mapping[int, Tensor], count: int, length: int) -> Tensor:
     for b, row in rows.items():
         padded[b, : len(row)] = row
     return padded
-
-
-def _with_drafted(ids: Tensor, by_row: ByRow) -> Tensor:
-    """Writes draft tokens that are still on the device into the ids [B, N]."""
-    for b, request in by_row.items():
-        if request.drafted is not None:
-            ids[b, len(request.tokens) : request.size] = request.drafted.clamp_min(0)
-    return ids
-
-
-def _visible(by_row: ByRow, columns: Tensor, used: int) -> Tensor:
-    """Returns the mask [B, N, C]: causal for chains, `ForwardRequest.visible` for tree nodes."""
-    visible = torch.arange(used, device=columns.device) <= columns[..., None]
-    for b, request in by_row.items():
-        if request.visible is not None:
-            size, end = request.size, request.state.cached + request.size
-            visible[b, :size, :end] = request.visible.to(columns.device)
-    return visible

@@ -2,8 +2,7 @@
 
 The model's whole `forward` computes, with its scales, soft caps, adapters and hooks. It gets a
 cache whose layers write to the columns of the call (`cache.py`), an additive mask and explicit
-positions. If `forward` has no argument for positions, methods of its decoder are replaced during
-the call. Hooks that capture layer outputs are removed after it, so the model is left unchanged.
+positions. Methods are replaced and hooks registered for the time of a call only.
 """
 
 from __future__ import annotations
@@ -11,30 +10,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    LEDForConditionalGeneration,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from drafttrain.decoding.engine.architectures import (
-    DROPS_MASKS,
     attention_windows,
     device_of,
     encoder_width,
     layer_masks,
     unwrapped,
 )
-from drafttrain.decoding.engine.cache import KeysValues
-from drafttrain.decoding.engine.positions import (
-    Replacement,
-    positions_inside,
-    replacing,
-)
+from drafttrain.decoding.engine.cache import cached_tensors
+from drafttrain.decoding.engine.positions import Replacement, positions_inside, replacing
 from drafttrain.decoding.sampling import at_least_float32
 from drafttrain.models.draftable import mask_undrafted
 
@@ -58,13 +58,14 @@ class ForwardBatch:
     """[B, N]."""
     visible: Tensor
     """[B, N, C] bool: which of the C columns of the call a token attends to, its own included."""
-    key_positions: Tensor | None
+    cache: Cache | None
+    key_positions: Tensor | None = None
     """[B, C] positions of the columns, for models whose masks or biases depend on distances."""
-    scored: Tensor | None
+    scored: Tensor | None = None
     """[R] indices in 0..N-1, ascending, to compute logits for; None: all."""
-    cache: Cache
-    sources: list[KeysValues] = field(default_factory=list)
-    """Cached cross-attention, [B, heads, S, head_dim] per layer; empty in a first call."""
+    sources: Sequence[Tensor] = ()
+    """Cached cross-attention, keys and values of each layer in turn [B, heads, S, head_dim]; empty
+    in a first call."""
     source_mask: Tensor | None = None
     """[B, S] bool, true for source tokens, false for padding; None: no padding."""
     encoded: Tensor | None = None
@@ -75,17 +76,16 @@ class ForwardBatch:
     """Decoder layers whose outputs are returned."""
 
 
-@dataclass
-class BatchOutput:
+class BatchOutput(NamedTuple):
     """Output of one forward call."""
 
     logits: Tensor
     """[B, R, V] of the tokens in `ForwardBatch.scored`."""
     hidden: Tensor
     """[B, N, D] last hidden states, after the final norm."""
-    layers: Mapping[int, Tensor] = field(default_factory=dict)
+    layers: Mapping[int, Tensor] = {}
     """[B, N, D] of each layer in `ForwardBatch.layers`."""
-    sources: list[KeysValues] = field(default_factory=list)
+    sources: Sequence[Tensor] = ()
     """Cross-attention that a first call computed, as in `ForwardBatch.sources`."""
 
 
@@ -104,11 +104,9 @@ class Body(Protocol):
 
     def prepared(self, layers: Sequence[int]) -> AbstractContextManager[None]:
         """Prepares the model for `compute` with outputs of these layers, and restores it after."""
-        ...
 
     def compute(self, call: ForwardBatch) -> BatchOutput:
         """Runs one call, inside `prepared`; torch.compile can trace it."""
-        ...
 
 
 class TransformersBody:
@@ -130,8 +128,7 @@ class TransformersBody:
         self._encoder_width = encoder_width(inner) if self.cross_attends else 0
         self._takes = inspect.signature(type(inner).forward).parameters
         self._decoder = inner.get_decoder()
-        self._explicit_masks = explicit_masks
-        self._vocabulary = vocabulary
+        self._explicit_masks, self._vocabulary = explicit_masks, vocabulary
         name = "decoder_position_ids" if self.cross_attends else "position_ids"
         decoder_takes = inspect.signature(type(self._decoder).forward).parameters
         has_kwargs = any(one.kind is one.VAR_KEYWORD for one in self._takes.values())
@@ -142,11 +139,10 @@ class TransformersBody:
         self._replaced: list[Replacement] = []
         if explicit_masks and self._position_name is None:
             self._replaced = list(positions_inside(self._decoder, self))
-        if explicit_masks and isinstance(inner, DROPS_MASKS):
+        if explicit_masks and isinstance(inner, LEDForConditionalGeneration):
             for layer in decoder_layers(self._decoder):
                 for attention in (layer.self_attn, layer.encoder_attn):
-                    masked = _with_mask(attention, self)
-                    self._replaced.append((attention, "forward", masked))
+                    self._replaced.append((attention, "forward", _with_mask(attention, self)))
         self._windows = attention_windows(model.config)
         windowed = any(window is not None for window in self._windows.values())
         biased = any(name == "compute_bias" for _, name, _ in self._replaced)
@@ -191,9 +187,9 @@ class TransformersBody:
             logits = mask_undrafted(logits, self._head.draftable)
         if self._vocabulary is not None:
             logits = fit_scores(logits, self._vocabulary)
-        cache, sources = inputs["past_key_values"], []
+        sources = []
         if call.encoded is not None:
-            sources = [(layer.keys, layer.values) for layer in cache.cross_attention_cache.layers]
+            sources = cached_tensors(inputs["past_key_values"].cross_attention_cache)
         layers = {number: self._captured[number] for number in (-1, *call.layers)}
         self._captured.clear()
         self.call = None
@@ -204,10 +200,9 @@ class TransformersBody:
 
         call.encoded holds the encoder states [B, S, D]; call.cache may be None.
         """
-        mask = additive(call.visible, self.model.dtype)[:, None]
         inputs: dict[str, Any] = {
             "input_ids": call.ids,
-            "attention_mask": layer_masks(self._windows, mask, call.positions, call.key_positions),
+            "attention_mask": self._masks(call),
             "encoder_hidden_states": call.encoded,
             "past_key_values": call.cache,
             "use_cache": call.cache is not None,
@@ -224,6 +219,10 @@ class TransformersBody:
         self.call = None
         return hidden
 
+    def _masks(self, call: ForwardBatch) -> Tensor | dict[str, Tensor]:
+        mask = additive(call.visible, self.model.dtype)[:, None]
+        return layer_masks(self._windows, mask, call.positions, call.key_positions)
+
     def _inputs(self, call: ForwardBatch) -> dict[str, Any]:
         ids = call.ids
         if self._vocabulary is not None:  # a drafter reads unknown tokens as its last one
@@ -233,38 +232,27 @@ class TransformersBody:
             inputs["logits_to_keep"] = call.scored
         if self._position_name is not None:
             inputs[self._position_name] = call.positions
-        mask = None
-        if self._explicit_masks:
-            mask = additive(call.visible, self.model.dtype)[:, None]
-            mask = layer_masks(self._windows, mask, call.positions, call.key_positions)
+        mask = self._masks(call) if self._explicit_masks else None
         if not self.cross_attends:
             return inputs | {"input_ids": ids, "attention_mask": mask}
-        inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
-        return inputs | self._encoder_inputs(call)
-
-    def _encoder_inputs(self, call: ForwardBatch) -> dict[str, Any]:
-        """Returns encoder states and their mask, and the cache with known cross-attention.
-
-        If cross-attention is cached the model does not read the states, but some families skip
-        cross-attention without them, so zeros of the right shape are passed.
-        """
         encoded = call.encoded
-        if encoded is None:
-            keys = call.sources[0][0]
+        if encoded is None:  # not read, but some families skip cross-attention without states
+            keys = call.sources[0]
             encoded = keys.new_zeros(1).expand(len(keys), keys.shape[2], self._encoder_width)
-        inputs: dict[str, Any] = {
+        if self.masks_sources and call.source_mask is not None:
+            inputs["attention_mask"] = call.source_mask.long()
+        return inputs | {
+            "decoder_input_ids": ids,
+            "decoder_attention_mask": mask,
             "encoder_outputs": EncoderOutput(last_hidden_state=encoded),
             "past_key_values": EncoderDecoderCache(call.cache, filled_cache(call.sources)),
         }
-        if self.masks_sources and call.source_mask is not None:
-            inputs["attention_mask"] = call.source_mask.long()
-        return inputs
 
 
-def filled_cache(keys_values: Sequence[KeysValues]) -> DynamicCache:
-    """Returns a cache of these keys and values, two [B, heads, C, head_dim] per layer."""
+def filled_cache(keys_values: Sequence[Tensor]) -> DynamicCache:
+    """Returns a cache of keys and values of each layer in turn, [B, heads, C, head_dim]."""
     cache = DynamicCache()
-    for keys, values in keys_values:
+    for keys, values in zip(keys_values[::2], keys_values[1::2], strict=True):
         layer = DynamicLayer()
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
@@ -339,7 +327,10 @@ def _capture_hook(captured: dict[int, Tensor], number: int) -> Callable[..., Non
 
 
 def _with_mask(attention: nn.Module, body: TransformersBody) -> Callable[..., Any]:
-    """Returns an attention's `forward` that adds a dropped mask and expands a given one."""
+    """Returns an attention's `forward` that adds a dropped mask and expands a given one.
+
+    LED's decoder drops the mask of a single token and does not expand the source's mask.
+    """
     original = attention.forward
 
     def forward(

@@ -1,10 +1,9 @@
 """The target's logits processors, applied to every row of logits with that row's own path.
 
-A target's `generation_config` may set bad words, forced first and last tokens, minimal lengths,
-no-repeat n-grams, repetition penalties and suppressed tokens. Transformers builds the processors;
-here the row after a draft token is processed as if the prefix and the path to that token had been
-generated. Settings that do not work with draft verification are refused by name. Settings without
-effect on single-beam decoding (beam counts, length_penalty, caching, output flags) are ignored.
+Transformers builds the processors of a target's `generation_config` (bad words, forced tokens,
+minimal lengths, penalties, ...). The row after a draft token is processed as if the prefix and the
+path to that token had been generated. Settings that do not work with draft verification are refused
+by name; those without effect on single-beam decoding are ignored.
 """
 
 from __future__ import annotations
@@ -64,9 +63,8 @@ class TargetProcessors:
         sampling: Sampling,
         generation_config: GenerationConfig | None = None,
     ) -> None:
-        settings = model.generation_config if generation_config is None else generation_config
-        check_generation_config(settings, sampling)
-        config = copy.deepcopy(settings)
+        config = copy.deepcopy(generation_config or model.generation_config)
+        check_generation_config(config, sampling)
         # `Sampling` replaces temperature, top-k and top-p of the target; beams do not apply
         config.update(do_sample=False, num_beams=1, num_return_sequences=1)
         config.update(renormalize_logits=False)
@@ -74,14 +72,8 @@ class TargetProcessors:
         model._prepare_special_tokens(self._config, device=device_of(model))
         self._model = model
         token = torch.zeros(1, dtype=torch.long, device=device_of(model))
-        processors = self._build(Source.of_text(token, token), max_new_tokens=1)
-        self.kinds = frozenset(map(type, processors))
-        """Classes of the processors."""
-
-    @property
-    def change_logits(self) -> bool:
+        self.change_logits = bool(self._build(Source.of_text(token, token), max_new_tokens=1))
         """Whether there is any processor; if not, logits are the model's own."""
-        return bool(self.kinds)
 
     def start(self, source: Source, max_new_tokens: int) -> RowProcessors:
         """Returns the processors of one sequence; some depend on its source or maximal length."""
@@ -102,7 +94,7 @@ class RowProcessors:
     """Logits processors of one sequence, applied to each row with its own path."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
-        self._processors = list(processors)
+        self._processors = processors
 
     def __call__(
         self, tokens: Tensor, draft: Tensor, logits: Tensor, parents: Tensor | None = None
@@ -115,7 +107,7 @@ class RowProcessors:
         if not self._processors:
             return logits
         tokens = tokens.to(logits.device)
-        paths = _paths(tokens, draft.to(tokens.device), parents)
+        paths = _paths(tokens, draft.to(logits.device), parents)
         for processor in self._processors:
             if isinstance(processor, SuppressTokensLogitsProcessor):
                 logits = _suppressed(logits, processor.suppress_tokens)
@@ -127,11 +119,8 @@ class RowProcessors:
             elif isinstance(processor, InfNanRemoveLogitsProcessor):  # does not read the path
                 logits = processor(tokens[None], logits)
             else:
-                rows = [
-                    processor(path[None], row[None])
-                    for path, row in zip(paths, logits, strict=True)
-                ]
-                logits = torch.cat(rows)
+                rows = zip(paths, logits, strict=True)
+                logits = torch.cat([processor(path[None], row[None]) for path, row in rows])
         return logits
 
 
@@ -160,8 +149,8 @@ def unavailable(config: GenerationConfig, greedy: bool) -> str | None:
     """Returns the name of the first setting that is not supported, or None."""
     values = config.to_dict()
     names = REFUSED if greedy else REFUSED + REFUSED_WARPERS
-    present = {name: value for name in names if (value := values.get(name))}
-    return next((name for name, value in present.items() if value != NEUTRAL.get(name)), None)
+    present = (name for name in names if values.get(name))
+    return next((name for name in present if values[name] != NEUTRAL.get(name)), None)
 
 
 def check_generation_config(config: GenerationConfig, sampling: Sampling) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttrain.decoding.engine.cache import CacheRow
+from drafttrain.decoding.engine.cache import ColumnCache
 from drafttrain.decoding.types import Source
 
 INTEGER = "q"
@@ -18,16 +18,21 @@ INTEGER = "q"
 
 
 class SequenceState:
-    """A model's state of one sequence: which token is in which cache column.
+    """A model's state of one sequence: which token is in which column of its cache row.
 
-    The cost of a round does not grow with the cached length, except for comparing token ids.
+    The row is free again when the state is garbage-collected. The cost of a round does not grow
+    with the cached length, except for comparing token ids.
     """
 
-    def __init__(self, columns: CacheRow, source: Source, encoded: Tensor | None = None) -> None:
-        self.columns = columns
+    def __init__(
+        self, kv_cache: ColumnCache, source: Source, encoded: Tensor | None = None
+    ) -> None:
+        self.kv_cache, self.row = kv_cache, kv_cache.open(self)
         self.source = source
         self.encoded = encoded
         """[S, D] encoder states; None: there is no encoder."""
+        self.has_cross_attention = False
+        """Whether the cross-attention to its source is cached."""
         self.chain = 0
         """Number of first columns that form a chain; those after them are tree nodes."""
         self.committed = 0
@@ -55,8 +60,9 @@ class SequenceState:
 
         Shapes: [2 L, heads, last - first, head_dim].
         """
-        keys_values = [torch.stack(self.columns.keys_values(layer, last)) for layer in layers]
-        return torch.cat(keys_values)[:, :, first:]
+        chosen = [self.kv_cache.self_attention.layers[number] for number in layers]
+        keys_values = [held for layer in chosen for held in (layer.keys, layer.values)]
+        return torch.stack([held[self.row, :, first:last] for held in keys_values])
 
     def positions_of(self, columns: Sequence[int]) -> list[int]:
         """Returns the positions of these columns."""
@@ -91,7 +97,7 @@ class SequenceState:
             moved = columns[start - first :]
             for held in (self._tokens, self._positions):
                 held[start:kept] = array(INTEGER, [held[column] for column in moved])
-            self.columns.move(start, moved)
+            self.kv_cache.move(self.row, start, moved)
         self.forget(kept)
         self.chain = kept
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from drafttrain.decoding.engine.architectures import position_limit
-from drafttrain.decoding.engine.cache import KeysValues
+from drafttrain.decoding.engine.cache import cached_tensors
 from drafttrain.decoding.engine.forward import ForwardBatch, TransformersBody, filled_cache
 from drafttrain.models.spec_drafter.layout import Rows
 from drafttrain.models.spec_drafter.model import SpecDrafter
@@ -34,10 +34,10 @@ class DecodedRows:
     rows: Rows
     hidden: Tensor
     """[B, T, D]"""
-    self_attention: Sequence[KeysValues]
-    """Keys and values per layer; empty if they are not kept."""
-    cross_attention: Sequence[KeysValues]
-    """Keys and values per layer; empty if they are not kept."""
+    self_attention: Sequence[Tensor]
+    """Keys and values of each layer in turn; empty if they are not kept."""
+    cross_attention: Sequence[Tensor]
+    """Keys and values of each layer in turn; empty if they are not kept."""
 
 
 class RowReader:
@@ -86,7 +86,6 @@ class RowReader:
             positions=rows.positions,
             visible=rows.visible(self.model.shape, before),
             key_positions=keys,
-            scored=None,
             cache=cache,
             source_mask=encoded.mask,
             encoded=encoded.states,
@@ -94,6 +93,5 @@ class RowReader:
         hidden = self._body.run_decoder(call)
         if not keep:
             return DecodedRows(rows, hidden, (), ())
-        caches = (cache.self_attention_cache, cache.cross_attention_cache)
-        kept = ([(layer.keys, layer.values) for layer in one.layers] for one in caches)
+        kept = map(cached_tensors, (cache.self_attention_cache, cache.cross_attention_cache))
         return DecodedRows(rows, hidden, *kept)

@@ -131,14 +131,13 @@ def close_layer(seen: tuple[Tensor, Tensor], layer, precision: float) -> None:
 
 def keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
     """Returns keys and values in Transformers' layout, [1, heads, C, head_dim] each."""
-    return tuple(one[None] for one in state.columns.keys_values(layer, state.cached))
+    return tuple(one[None] for one in state.keys_values([layer], 0, state.cached))
 
 
 def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
     """Returns cross-attention keys and values in Transformers' layout, [1, heads, S, head_dim]."""
-    cache, row = state.columns.cache, state.columns.number
-    length = cache.source_lengths[row]
-    return tuple(held[row : row + 1, :, :length] for held in cache.cross_attention[layer])
+    held = state.kv_cache.sources(slice(state.row, state.row + 1), len(state.encoded))
+    return tuple(held[2 * layer : 2 * layer + 2])
 
 
 PATHS = [

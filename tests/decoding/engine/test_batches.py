@@ -67,7 +67,7 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
     assert cache.in_use == 3  # unreferenced rows are released
     check(2, 3, 0)
     states[1] = target.encode(sources[1])
-    assert states[1].columns.number == 1
+    assert states[1].row == 1
     check(0, 1, 2, 3)
     states[0] = None
     assert cache.in_use == 3

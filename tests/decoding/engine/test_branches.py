@@ -7,7 +7,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from drafttrain.decoding.engine.cache import CacheRow
+from drafttrain.decoding.engine.cache import ColumnCache
 from drafttrain.decoding.engine.cached_model import CachedModel, ancestry
 from drafttrain.decoding.engine.requests import ForwardOutput, ForwardRequest
 from drafttrain.decoding.engine.sequence_state import SequenceState
@@ -118,7 +118,7 @@ def test_columns_that_are_first_are_kept_without_a_copy(monkeypatch):
     model = tiny_model("llama")
     drafter = CachedModel(model)
     state = two_branches(drafter, tiny_source(PROMPT, model))
-    monkeypatch.setattr(CacheRow, "move", lambda *_: pytest.fail("columns were copied"))
+    monkeypatch.setattr(ColumnCache, "move", lambda *_: pytest.fail("columns were copied"))
     drafter.keep_columns(state, [0, 1, 2, 3])
     drafter.keep_columns(state, [])
     assert state.cached == 0

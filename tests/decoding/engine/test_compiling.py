@@ -72,7 +72,7 @@ def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
     compile_calls("on")
     assert [decoded(target, each, sources) for each in (NoDrafter(), drafter)] == expected
     for engine in (drafter.cached.engine, target.engine):
-        for graphs in (engine.compiled.graphs, engine.encode.compiled.graphs):
+        for graphs in (engine.compiled.graphs, engine.encode.graphs):
             assert graphs.compilations > 0 and not graphs.failed
 
 

@@ -17,11 +17,11 @@ class Moves:
     def __init__(self) -> None:
         self.moved: list[tuple[int, list[int]]] = []
 
-    def move(self, first: int, columns: Sequence[int]) -> None:
-        self.moved.append((first, list(columns)))
+    def open(self, owner: object) -> int:
+        return 0
 
-    def cut(self, columns: int) -> None:
-        """Does nothing, as there are no data."""
+    def move(self, row: int, first: int, columns: Sequence[int]) -> None:
+        self.moved.append((first, list(columns)))
 
 
 def state_of(tokens: Sequence[int]) -> SequenceState:
@@ -51,6 +51,6 @@ def test_only_columns_that_change_their_place_are_copied():
     state = state_of([5, 6])
     state.append([10, 11, 12, 13], [2, 3, 3, 4], is_chain=False)
     state.gather(2, [2, 4, 5])
-    assert state.columns.moved == [(3, [4, 5])]
+    assert state.kv_cache.moved == [(3, [4, 5])]
     assert (state.tokens, state.positions) == ([5, 6, 10, 12, 13], [0, 1, 2, 3, 4])
     assert state.chain == state.cached == 5
