@@ -28,7 +28,7 @@ def fresh(model: PreTrainedModel, source: Source, tokens: list[int]):
             name: value[None].to(model.dtype) if value.is_floating_point() else value[None]
             for name, value in source.inputs.items()
         }
-        inputs = own | {"decoder_input_ids": inputs["input_ids"]}
+        inputs = own | {"decoder_input_ids": torch.tensor([tokens])}
     with torch.inference_mode():
         return model(**inputs, use_cache=True, output_hidden_states=True)
 
@@ -83,19 +83,20 @@ def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
     generator, precision = torch.Generator().manual_seed(3), precision_of(model)
     for turn in range(4):
         proposals = drafts(generator, target.supports_tree_attention)
-        proposals = (proposals[turn:] + proposals[:turn])[
-            : len(sources)
-        ]  # every sequence gets every draft once
+        proposals = proposals[turn:] + proposals[:turn]  # every sequence gets every draft once
+        proposals = proposals[: len(sources)]
         committed = [torch.tensor(own) for own in tokens]
         scores = target.score([*zip(states, committed, proposals, strict=True)])
         for i, (proposal, score) in enumerate(zip(proposals, scores, strict=True)):
             count = len(proposal.tokens)
-            for node in range(-1, count):
-                path = [*tokens[i], *tokens_to(proposal, node)]
-                reference = fresh(model, sources[i], path)
-                own_row, hidden = reference.logits[0, -1], last_hidden(reference)[-1]
-                close_rows(score.logits[node + 1], own_row, precision)
-                close_rows(score.hidden[len(score.hidden) - count + node], hidden, precision)
+            for leaf in {-1, *range(count)} - set(proposal.parents.tolist()):
+                nodes = nodes_to(proposal.parents, leaf)
+                reference = fresh(model, sources[i], [*tokens[i], *tokens_to(proposal, leaf)])
+                rows = [node + 1 for node in (-1, *nodes)]
+                expected = reference.logits[0, -len(rows) :]
+                close_rows(score.logits[rows], expected, precision)
+                hidden = last_hidden(reference)[-len(rows) :]
+                close_rows(score.hidden[-count - 1 :][rows], hidden, precision)
             kept = nodes_to(proposal.parents, min(2 * turn, count) - 1)
             target.keep(states[i], torch.tensor(kept, dtype=torch.long))
             tokens[i] += proposal.tokens[kept].tolist()
@@ -106,38 +107,32 @@ def check_rounds(target: CachedModel, sources: Sequence[Source]) -> None:
 
 
 def close_rows(seen: Tensor, expected: Tensor, precision: float) -> None:
-    """Asserts equality relative to the largest expected magnitude."""
-    spread = expected.abs().max()
+    """Asserts equality relative to the largest expected magnitude of each row."""
+    spread = expected.abs().amax(dim=-1, keepdim=True)
     close(seen / spread, expected / spread, precision)
 
 
 def close_caches(state: SequenceState, expected, precision: float = 1e-10) -> None:
     """Asserts that the keys and values of a sequence equal those of a Transformers cache."""
-    own, across = expected, None
     if isinstance(expected, EncoderDecoderCache):
-        own, across = expected.self_attention_cache, expected.cross_attention_cache
-    for number, layer in enumerate(own.layers):
-        close_layer(keys_values(state, number), layer, precision)
-        if across is not None:
-            close_layer(cross_keys_values(state, number), across.layers[number], precision)
+        for number, layer in enumerate(expected.cross_attention_cache.layers):
+            close_layer(cross_keys_values(state, number), layer, precision)
+        expected = expected.self_attention_cache
+    for number, layer in enumerate(expected.layers):
+        close_layer(state.keys_values([number], 0, state.cached)[:, None], layer, precision)
 
 
-def close_layer(seen: tuple[Tensor, Tensor], layer, precision: float) -> None:
+def close_layer(seen: Sequence[Tensor], layer, precision: float) -> None:
     for part, wanted in zip(seen, (layer.keys, layer.values), strict=True):
         if layer.is_sliding:  # Transformers keeps only the window's columns
             part = part[:, :, -wanted.shape[2] :]
         close(part, wanted, precision)
 
 
-def keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
-    """Returns keys and values in Transformers' layout, [1, heads, C, head_dim] each."""
-    return tuple(one[None] for one in state.keys_values([layer], 0, state.cached))
-
-
-def cross_keys_values(state: SequenceState, layer: int) -> tuple[Tensor, Tensor]:
+def cross_keys_values(state: SequenceState, layer: int) -> list[Tensor]:
     """Returns cross-attention keys and values in Transformers' layout, [1, heads, S, head_dim]."""
     held = state.kv_cache.sources(slice(state.row, state.row + 1), len(state.encoded))
-    return tuple(held[2 * layer : 2 * layer + 2])
+    return held[2 * layer : 2 * layer + 2]
 
 
 PATHS = [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from drafttrain.decoding.engine.cache import cached_tensors
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.probe import reference_logits
 from drafttrain.decoding.engine.requests import ForwardRequest
@@ -20,11 +21,11 @@ from tests.decoding.engine.fresh import (
 from tests.tiny_families import ATTENTIONS, FURTHER, any_family
 from tests.tiny_models import BOS, VOCAB, tiny_model, tiny_seq2seq, tiny_source
 
-FURTHER_FAMILIES = [(family, None) for family in FURTHER]
-
 
 @pytest.mark.covered
-@pytest.mark.parametrize(("family", "attention"), [*ATTENTIONS, *FURTHER_FAMILIES])
+@pytest.mark.parametrize(
+    ("family", "attention"), [*ATTENTIONS, *((family, None) for family in FURTHER)]
+)
 def test_rounds_of_a_batch_equal_fresh_passes_of_each_sequence(family, attention):
     model = any_family(family)
     if attention is not None:
@@ -51,10 +52,8 @@ def test_sequences_leave_and_enter_and_some_sit_out(family):
     def check(*numbers: int) -> None:
         for number in numbers:
             paths[number].append(7 + number)
-        scores = extend_all(
-            target, [(states[number], torch.tensor(paths[number])) for number in numbers]
-        )
-        for number, score in zip(numbers, scores, strict=True):
+        pairs = [(states[number], torch.tensor(paths[number])) for number in numbers]
+        for number, score in zip(numbers, extend_all(target, pairs), strict=True):
             reference = fresh(model, sources[number], paths[number])
             close(score.logits[-1], reference.logits[0, -1])
             close_caches(states[number], reference.past_key_values)
@@ -102,8 +101,7 @@ def test_room_is_made_once_and_kept(attention):
     """Calls have more tokens than the mask buffer has rows, and more columns than it had."""
     model = tiny_model("llama", max_position_embeddings=600)
     model.set_attn_implementation(attention)
-    target = CachedModel(model)
-    source = tiny_source([5, 9, 17], model)
+    target, source = CachedModel(model), tiny_source([5, 9, 17], model)
     path = torch.randint(4, VOCAB, (400,), generator=torch.Generator().manual_seed(0))
     states = target.encode_all([source, source])
     extend(target, states[0], path[:100])
@@ -139,9 +137,8 @@ def test_nan_logits_affect_only_their_sequence():
     states = target.encode_all([source, source])
     extend_all(target, [(state, torch.tensor([5, 9, 17, 30, 31])) for state in states])
     with torch.inference_mode():
-        for layer in target.engine.cache.self_attention.layers:
-            layer.keys.fill_(torch.nan)
-            layer.values.fill_(torch.nan)
+        for held in cached_tensors(target.engine.cache.self_attention):
+            held.fill_(torch.nan)
     del states
     states = target.encode_all([source, source])
     for paths in ([[5, 9], [5, 9, 17, 30]], [[5, 9, 21], [5, 9, 17, 30, 21]]):
@@ -152,11 +149,8 @@ def test_nan_logits_affect_only_their_sequence():
 
 def test_prompts_are_not_padded_to_the_longest_of_a_batch():
     target = CachedModel(tiny_model("llama"))
-    states = target.encode_all([tiny_source([5], target.model)] * 5)
-    requests = [
-        ForwardRequest(state, [5] * size, 1)
-        for state, size in zip(states, (40, 3, 30, 16, 1), strict=True)
-    ]
+    states, sizes = target.encode_all([tiny_source([5], target.model)] * 5), (40, 3, 30, 16, 1)
+    requests = [ForwardRequest(states[i], [5] * size, 1) for i, size in enumerate(sizes)]
     assert list(target.engine._groups(requests)) == [[0, 2], [1, 3, 4]]
 
 

@@ -28,6 +28,8 @@ from tests.tiny_models import VOCAB, tiny_model, tiny_source
 
 PROMPT = PATHS[0]
 NODES, PARENTS = TREE.tokens, TREE.parents
+DEFAULT_ATTENTION = dict(reversed(ATTENTIONS))
+"""One attention implementation per family; test_batches.py tries all of them."""
 
 
 def extend_tree(
@@ -43,17 +45,13 @@ def load(family: str, attention: str) -> PreTrainedModel:
     return model
 
 
-def committed_after(source) -> list[int]:
-    """Returns enough tokens that T5 has relative distances in several buckets."""
-    return [*source.prefix.tolist(), 21, 6, 30, 15, 21, 6, 33, 8]
-
-
-@pytest.mark.parametrize(("family", "attention"), ATTENTIONS)
+@pytest.mark.parametrize(("family", "attention"), DEFAULT_ATTENTION.items())
 def test_trees_grown_level_by_level_equal_single_paths(family, attention):
     """As drafters grow trees, one level per call after the earlier levels."""
     model = load(family, attention)
     drafter, source = CachedModel(model), tiny_source(PROMPT, model)
-    state, tokens = drafter.encode(source), committed_after(source)
+    # enough tokens that T5 has relative distances in several buckets
+    state, tokens = drafter.encode(source), [*source.prefix.tolist(), 21, 6, 30, 15, 21, 6, 33, 8]
     extend(drafter, state, torch.tensor(tokens))
     lines, length = ancestry(PARENTS), len(tokens)
     for level in ([0, 1], [2, 3, 4], [5, 6]):
@@ -124,23 +122,21 @@ def test_columns_that_are_first_are_kept_without_a_copy(monkeypatch):
     assert state.cached == 0
 
 
-@pytest.mark.parametrize("columns", [[0, 1, 2, -1], [0, 1, 2, 3, 4], [0, 2]])
-def test_columns_that_are_no_path_are_refused(columns):
+def test_columns_that_are_no_path_are_refused():
     model = tiny_model("llama")
     drafter = CachedModel(model)
     state = two_branches(drafter, tiny_source(PROMPT, model))
-    with pytest.raises(AssertionError, match="no path"):
-        drafter.keep_columns(state, columns)
-    assert state.cached == 7
+    for columns in ([0, 1, 2, -1], [0, 1, 2, 3, 4], [0, 2]):
+        with pytest.raises(AssertionError, match="no path"):
+            drafter.keep_columns(state, columns)
+        assert state.cached == 7
 
 
 def test_masks_of_random_trees_hold_the_ancestors_only():
     generator = torch.Generator().manual_seed(0)
     for size in [*range(9), 60]:
-        parents = torch.tensor(
-            [int(torch.randint(-1, node, (), generator=generator)) for node in range(size)],
-            dtype=torch.long,
-        )
+        parents = [int(torch.randint(-1, node, (), generator=generator)) for node in range(size)]
+        parents = torch.tensor(parents, dtype=torch.long)
         expected = torch.zeros(size, size, dtype=torch.bool)
         for node in range(size):
             expected[node, nodes_to(parents, node)] = True
@@ -164,11 +160,7 @@ def test_trees_are_refused_where_they_have_other_logits_than_their_paths():
     model = any_family("Bloom")
     target, source = CachedModel(model), tiny_source(PROMPT, model)
     assert not target.supports_tree_attention
-    state = target.encode(source)
-    refuses_trees(target, state, source, "'bloom' model does not support draft trees: .*chains")
-
-
-def refuses_trees(target: CachedModel, state: SequenceState, source, reason: str) -> None:
+    state, reason = target.encode(source), "'bloom' model does not support draft trees: .*chains"
     with pytest.raises(ValueError, match=reason):
         target.check_tree_attention()
     with pytest.raises(ValueError, match=reason):

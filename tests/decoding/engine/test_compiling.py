@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from drafttrain.decoding.drafters.block import BlockDrafter
-from drafttrain.decoding.drafters.none import NoDrafter
 from drafttrain.decoding.engine import compiling
 from drafttrain.decoding.engine.cache import release_caches
 from drafttrain.decoding.engine.cached_model import CachedModel
@@ -19,16 +18,21 @@ from drafttrain.decoding.engine.compiling import SOURCES, CompiledBody
 from drafttrain.decoding.engine.engine import ENGINES, compile_calls, reserve
 from drafttrain.decoding.engine.sequence_state import SequenceState
 from drafttrain.decoding.engine.sources import make_source
-from drafttrain.decoding.roles import Drafter
 from drafttrain.decoding.types import Proposal, Source
 from tests.comparing import close
-from tests.decoding.decoded import decoder_of, sources_for
+from tests.decoding.decoded import decoder_of, sources_for, tokens_of
 from tests.decoding.engine.fresh import check_rounds, extend, fresh, sources_of
 from tests.tiny_drafters import shared, tiny_drafter
 from tests.tiny_families import any_family
 from tests.tiny_models import tiny_model
 
 FAMILIES = ["llama", "marian", "t5", "whisper"]
+SHALLOW = {
+    "llama": {"num_hidden_layers": 1, "max_position_embeddings": 600},
+    "t5": {"num_layers": 1},
+    **dict.fromkeys(("marian", "whisper"), {"encoder_layers": 1, "decoder_layers": 1}),
+}
+"""Settings of models of one layer, which are traced sooner."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +49,15 @@ def compiled(target: CachedModel) -> CompiledBody:
     return body
 
 
-def decoded(target: CachedModel, drafter: Drafter, sources: list[Source]) -> list[list[int]]:
-    decoder = decoder_of(target, drafter, 4)
-    return [output.tokens for output in decoder.decode_all(sources[:3], 12)]
+def shallow(family: str, **settings: object) -> CachedModel:
+    return CachedModel(tiny_model(family, **SHALLOW[family]), **settings)
+
+
+def checked(target: CachedModel, state: SequenceState, source: Source, *tokens: int) -> None:
+    """Extends a sequence and compares its last row with an uncached pass."""
+    path = torch.cat([source.prefix, source.prefix.new_tensor(tokens)])
+    score = extend(target, state, path)
+    close(score.logits[-1], fresh(target.model, source, path.tolist()).logits[0, -1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,24 +77,22 @@ def test_rounds_of_a_batch_equal_fresh_passes_and_compile_a_shape_once(family):
 def test_spec_drafters_draft_the_same_tokens_compiled(family, settings):
     target = CachedModel(shared(family))
     drafter = BlockDrafter(tiny_drafter(family, **settings))
-    sources = sources_for(target.model)
-    expected = [decoded(target, each, sources) for each in (NoDrafter(), drafter)]
+    sources = sources_for(target.model)[:3]
+    decoder = decoder_of(target, drafter, 4)
+    expected = tokens_of(decoder.decode_all(sources, 12))
     compile_calls("on")
-    assert [decoded(target, each, sources) for each in (NoDrafter(), drafter)] == expected
+    assert tokens_of(decoder.decode_all(sources, 12)) == expected
     for engine in (drafter.cached.engine, target.engine):
         for graphs in (engine.compiled.graphs, engine.encode.graphs):
             assert graphs.compilations > 0 and not graphs.failed
 
 
 def test_weights_adapters_and_hooks_that_change_are_compiled_again():
-    model = tiny_model("llama")
-    target, source = CachedModel(model), make_source([5, 9, 17], model)
-    body = compiled(target)
+    target = shallow("llama")
+    body, model, source = compiled(target), target.model, make_source([5, 9, 17], target.model)
 
-    def logits_after(token: int) -> torch.Tensor:
-        score = extend(target, target.encode(source), torch.tensor([5, 9, 17, token]))
-        close(score.logits[-1], fresh(model, source, [5, 9, 17, token]).logits[0, -1])
-        return score.logits
+    def logits_after(token: int) -> None:
+        checked(target, target.encode(source), source, token)
 
     logits_after(8)
     logits_after(9)
@@ -125,72 +133,51 @@ def test_weights_are_constants_of_a_graph_and_caches_are_not(family, monkeypatch
         return graph.forward
 
     monkeypatch.setattr(compiling, "BACKEND", recording)
-    target = CachedModel(tiny_model(family))
+    target = shallow(family)
     body, source = compiled(target), sources_of(target.model)[0]
     for token in (8, 9):
-        path = torch.cat([source.prefix, torch.tensor([token, 7])])
         state = target.encode(source)
-        extend(target, state, path[:-1])
-        score = extend(target, state, path)
-        close(score.logits[-1], fresh(target.model, source, path.tolist()).logits[0, -1])
-        del state, score
+        checked(target, state, source, token)
+        checked(target, state, source, token, 7)
+        del state
         release_caches()  # the next call allocates other tensors
     assert body.graphs.compilations == len(inputs) > 0
     assert not any(isinstance(one, nn.Parameter) for arguments in inputs for one in arguments)
 
 
-def checked(target: CachedModel, state: SequenceState, source: Source, *tokens: int) -> None:
-    path = torch.cat([source.prefix, torch.tensor(tokens)])
-    score = extend(target, state, path)
-    close(score.logits[-1], fresh(target.model, source, path.tolist()).logits[0, -1])
-
-
-@pytest.mark.parametrize("family", ["marian", "t5"])
-def test_first_calls_of_any_source_in_a_bucket_are_one_graph(family):
-    target = CachedModel(tiny_model(family))
-    body = compiled(target)
-    for length in (5, SOURCES, 9):
-        source = make_source(torch.arange(length) + 4, target.model)
-        checked(target, target.encode(source), source, 8)
-    assert body.graphs.compilations == 1
-
-
 @pytest.mark.parametrize("family", ["marian", "t5", "whisper"])
-def test_first_calls_fill_the_rows_of_newcomers(family):
-    target = CachedModel(tiny_model(family))
-    body, sources = compiled(target), sources_of(target.model)[:3]
+def test_first_calls_fill_the_rows_of_newcomers_with_one_graph_for_all_lengths(family):
+    target = shallow(family)
+    body, sources = compiled(target), sources_of(target.model, (3, 9, SOURCES))
     states = []
-    for source in sources:
+    for source in sources[:2]:
         states.append(target.encode(source))
         checked(target, states[-1], source, 8)
-    assert body.graphs.compilations == 3  # of one, two and four rows
-    for state, source in zip(states, sources, strict=True):
+    assert body.graphs.compilations == 2  # of one and two rows
+    for state, source in zip(states, sources[:2], strict=True):
         checked(target, state, source, 8, 9)
+    graphs = body.graphs.compilations
+    states.clear()
+    del state
+    checked(target, target.encode(sources[2]), sources[2], 8)
+    assert body.graphs.compilations == graphs
 
 
-def test_room_that_doubles_is_compiled_once_more():
-    model = tiny_model("llama", max_position_embeddings=600)
-    target, source = CachedModel(model), make_source([5, 9, 17], model)
-    body, state = compiled(target), target.encode(source)
-    path = torch.randint(4, 40, (300,), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("reserved", [0, 130])
+def test_columns_are_compiled_once_more_if_they_double_and_once_if_they_are_reserved(reserved):
+    target = shallow("llama")
+    body, source = compiled(target), make_source([5, 9, 17], target.model)
+    if reserved:
+        reserve(reserved)
+    state, path = target.encode(source), torch.arange(140) % 30 + 4
     path[:3] = source.prefix
     extend(target, state, path[:100])
-    for end in range(101, 140):
+    for end in range(101, 132):
         score = extend(target, state, path[:end])
-        if end in (102, 127, 128, 139):
-            close(score.logits[-1], fresh(model, source, path[:end].tolist()).logits[0, -1])
-    assert body.graphs.compilations == 2
-
-
-def test_columns_that_are_reserved_are_compiled_once():
-    model = tiny_model("llama", max_position_embeddings=600)
-    target = CachedModel(model)
-    body = compiled(target)
-    reserve(130)
-    state = target.encode(make_source([5, 9, 17], model))
-    for end in range(3, 132):
-        extend(target, state, torch.arange(end) % 30 + 4)
-    assert body.graphs.compilations == 2  # of 4 tokens and of one
+        if end in (102, 127, 128, 131):
+            expected = fresh(target.model, source, path[:end].tolist()).logits[0, -1]
+            close(score.logits[-1], expected)
+    assert body.graphs.compilations == (1 if reserved else 2)
 
 
 @pytest.mark.parametrize("family", ["Gemma3Text", "m2m100", "GptOss"])
@@ -213,28 +200,27 @@ def test_windows_and_positions_inside_the_decoder_are_compiled_too(family):
 
 
 def test_models_that_do_not_compile_run_eagerly_with_one_line(capsys):
-    model = tiny_model("llama")
-    model.model.layers[0].mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
-    target, source = CachedModel(model), make_source([5, 9, 17], model)
-    body, state = compiled(target), target.encode(source)
-    extend(target, state, source.prefix)
-    score = extend(target, state, torch.tensor([5, 9, 17, 8]))
-    close(score.logits[-1], fresh(model, source, [5, 9, 17, 8]).logits[0, -1])
+    target = shallow("llama")
+    layer = target.model.model.layers[0]
+    layer.mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    body, source = compiled(target), make_source([5, 9, 17], target.model)
+    state = target.encode(source)
+    checked(target, state, source)
+    checked(target, state, source, 8)
     assert "calls run uncompiled from here on" in capsys.readouterr().err
     assert body.graphs.compilations == 0
 
 
 def test_auto_leaves_a_cpu_uncompiled():
-    target = CachedModel(tiny_model("llama"))
-    compile_calls("auto")
-    assert target.engine.compiled is None
-    compile_calls("off")
-    assert target.engine.compiled is None
+    target = shallow("llama")
+    for how in ("auto", "off"):
+        compile_calls(how)
+        assert target.engine.compiled is None
 
 
 def test_a_drafter_of_few_tokens_is_compiled_and_follows_its_weights():
-    model, source = tiny_model("llama"), make_source([5, 9, 17], tiny_model("llama"))
-    drafter = CachedModel(model, draftable=torch.tensor([1, 6, 9, 22]))
+    drafter = shallow("llama", draftable=torch.tensor([1, 6, 9, 22]))
+    model, source = drafter.model, make_source([5, 9, 17], drafter.model)
     body, state = compiled(drafter), drafter.encode(source)
     for token in (8, 9):
         path = [5, 9, 17, token]

@@ -47,6 +47,11 @@ def test_the_last_token_is_computed_again_though_it_is_cached():
     assert state.tokens == []
 
 
+def test_columns_that_are_not_there_cannot_be_kept():
+    with pytest.raises(AssertionError, match="fewer columns are cached"):
+        state_of([5, 6]).forget(3)
+
+
 def test_only_columns_that_change_their_place_are_copied():
     state = state_of([5, 6])
     state.append([10, 11, 12, 13], [2, 3, 3, 4], is_chain=False)
