@@ -1,9 +1,8 @@
 """KV cache of all sequences of a model, as layers of a Transformers cache.
 
 A sequence has one batch row; its `SequenceState` tracks which token is in which column. Each call
-specifies the columns that the new tokens of each row are written to. Every call masks unused
-columns, and later calls overwrite them. So dropping tokens costs nothing, and keeping a path of a
-tree is a gather.
+specifies the columns that new tokens are written to, masks unused columns, and overwrites those of
+dropped tokens. So dropping tokens costs nothing, and keeping a path of a tree is a gather.
 """
 
 from __future__ import annotations

@@ -243,11 +243,9 @@ class CachedModel:
         missing = state.align(tokens)
         if proposal.is_on_device:
             return ForwardRequest(state, missing, len(proposal.tokens) + 1, drafted=proposal.tokens)
-        nodes = proposal.tokens.tolist()
-        rows = len(nodes) + 1
-        if rows <= 2 or proposal.is_chain:
-            return ForwardRequest(state, missing + nodes, rows)
-        cached, length = state.cached, len(tokens)
+        nodes, cached, length = proposal.tokens.tolist(), state.cached, len(tokens)
+        if len(nodes) < 2 or proposal.is_chain:
+            return ForwardRequest(state, missing + nodes, len(nodes) + 1)
         ancestors = ancestry(proposal.parents)
         depths = ancestors.sum(dim=1).tolist()
         # committed tokens are causal; nodes see all of them, and their own ancestors
@@ -256,7 +254,8 @@ class CachedModel:
             visible[row, cached + row + 1 :] = False
         visible[len(missing) :, length:] = ancestors
         positions = [*range(cached, length), *(length - 1 + depth for depth in depths)]
-        return ForwardRequest(state, missing + nodes, rows, torch.from_numpy(visible), positions)
+        mask = torch.from_numpy(visible)
+        return ForwardRequest(state, missing + nodes, len(nodes) + 1, mask, positions)
 
 
 def ancestry(parents: Tensor) -> Tensor:

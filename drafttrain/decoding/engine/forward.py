@@ -137,8 +137,8 @@ class TransformersBody:
         self.call: ForwardBatch | None = None
         """The call in progress, which replaced methods read."""
         self._replaced: list[Replacement] = []
-        if explicit_masks and self._position_name is None:
-            self._replaced = list(positions_inside(self._decoder, self))
+        if explicit_masks and not takes_positions:
+            self._replaced += positions_inside(self._decoder, self)
         if explicit_masks and isinstance(inner, LEDForConditionalGeneration):
             for layer in decoder_layers(self._decoder):
                 for attention in (layer.self_attn, layer.encoder_attn):
@@ -336,11 +336,10 @@ def _with_mask(attention: nn.Module, body: TransformersBody) -> Callable[..., An
     def forward(
         hidden_states: Tensor, attention_mask: Tensor | None = None, **arguments: Any
     ) -> tuple[Any, ...]:
-        call = body.call
         if attention_mask is not None:
             attention_mask = attention_mask.expand(-1, -1, hidden_states.shape[1], -1)
-        elif call is not None and arguments.get("key_value_states") is None:
-            attention_mask = additive(call.visible, hidden_states.dtype)[:, None]
+        elif arguments.get("key_value_states") is None:
+            attention_mask = additive(body.call.visible, hidden_states.dtype)[:, None]
         return original(hidden_states=hidden_states, attention_mask=attention_mask, **arguments)
 
     return forward

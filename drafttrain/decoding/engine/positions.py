@@ -17,16 +17,15 @@ Replacement = tuple[nn.Module, str, Callable[..., Tensor]]
 @contextmanager
 def replacing(functions: Sequence[Replacement]) -> Iterator[None]:
     """Replaces methods of modules by these functions inside the context."""
-    originals = [(module, name, vars(module).get(name)) for module, name, _ in functions]
+    originals = [vars(module).get(name) for module, name, _ in functions]
     for module, name, function in functions:
         object.__setattr__(module, name, function)
     try:
         yield
     finally:
-        for module, name, original in originals:
-            if original is None:  # the method is the class's
-                object.__delattr__(module, name)
-            else:
+        for (module, name, _), original in zip(functions, originals, strict=True):
+            object.__delattr__(module, name)
+            if original is not None:  # else the method is the class's
                 object.__setattr__(module, name, original)
 
 

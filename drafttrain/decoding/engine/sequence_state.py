@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections.abc import Sequence
 
@@ -91,15 +90,13 @@ class SequenceState:
         Only columns that move are copied.
         """
         kept = first + len(columns)
-        moves = zip(itertools.count(first), columns, strict=False)
-        start = next((new for new, old in moves if new != old), kept)
+        start = next((new for new, old in enumerate(columns, first) if new != old), kept)
         if start < kept:
             moved = columns[start - first :]
             for held in (self._tokens, self._positions):
                 held[start:kept] = array(INTEGER, [held[column] for column in moved])
             self.kv_cache.move(self.row, start, moved)
-        self.forget(kept)
-        self.chain = kept
+        self.settle(kept)
 
     def settle(self, columns: int) -> None:
         """Marks the first columns as a chain and drops those after it, unaccepted draft tokens."""

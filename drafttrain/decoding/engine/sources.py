@@ -16,9 +16,8 @@ from drafttrain.decoding.types import Source
 def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> Source:
     """Returns a source from the tokenizer's ids, on the model's device.
 
-    The prefix of a decoder-only model is the prompt itself. The prefix of an encoder-decoder model
-    is its start token, as in `generate`. Tokens that the generation_config forces are left to the
-    logits processors.
+    Its prefix is the prompt itself, or the start token of an encoder-decoder model, as in
+    `generate`. Tokens that the generation_config forces are left to the logits processors.
     """
     ids = torch.as_tensor(input_ids, dtype=torch.long, device=device_of(model))
     if not model.config.is_encoder_decoder:
@@ -28,11 +27,8 @@ def make_source(input_ids: Sequence[int] | Tensor, model: PreTrainedModel) -> So
 
 
 def source_for_model(source: Source, model: PreTrainedModel) -> Source:
-    """Returns the source for another model, on its device and with its own start token.
-
-    Encoder states are dropped. Raises ValueError if a decoder-only model gets a source without
-    text.
-    """
+    """Returns the source for another model, on its device, with its start token and without encoder
+    states. Raises ValueError if a decoder-only model gets a source without text."""
     if not model.config.is_encoder_decoder:
         return make_source(source.input_ids, model)
     inputs = {name: value.to(device_of(model)) for name, value in source.inputs.items()}
@@ -44,8 +40,7 @@ def source_for_model(source: Source, model: PreTrainedModel) -> Source:
 def start_token(config: GenerationConfig) -> int:
     """Returns the decoder start token of an encoder-decoder model. Raises ValueError if not set."""
     start = config.decoder_start_token_id
-    if start is None:
-        start = config.bos_token_id
+    start = config.bos_token_id if start is None else start
     if not isinstance(start, int):
         raise ValueError(
             f"the target's generation_config has decoder_start_token_id={start!r}; set it to one "

@@ -68,8 +68,7 @@ class RowReader:
     ) -> DecodedRows:
         """Computes the hidden states of rows, which also attend to `prefix` if it is given.
 
-        A causal prefix does not attend to blocks, so it can be computed once (`keep`) for several
-        passes over its blocks.
+        A causal prefix can be computed once (`keep`) for several passes over its blocks.
         """
         if self._limit is not None:  # slots past the last position have no labels
             rows = replace(rows, positions=rows.positions.clamp(max=self._limit - 1))

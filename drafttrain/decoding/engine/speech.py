@@ -1,8 +1,7 @@
 """Decoder prefix of Whisper models: that of their `generate`.
 
 It has the start token, the language of the clip, the task and `<|notimestamps|>`, as far as the
-generation_config names them. If it names no language, the model detects it when it has encoded the
-clip.
+generation_config names them. A language that it does not name is detected from the encoded clip.
 """
 
 from __future__ import annotations

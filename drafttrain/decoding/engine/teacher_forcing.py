@@ -19,7 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from drafttrain.decoding.engine.architectures import device_of, encoder_width, unwrapped
+from drafttrain.decoding.engine.architectures import (
+    decoder_settings,
+    device_of,
+    encoder_width,
+    unwrapped,
+)
 from drafttrain.decoding.engine.encoding import Encoder
 from drafttrain.decoding.engine.forward import EncoderOutput
 from drafttrain.decoding.engine.sources import make_source
@@ -28,8 +33,8 @@ from drafttrain.decoding.types import Source
 from drafttrain.models.draftable import draftable_tokens, mask_undrafted
 
 SourceLike = Source | Sequence[int]
-"""The input of a known output: the token ids of a text or prompt, or a source, whose encoder states
-(`Source.encoded`) are used if it has them."""
+"""The token ids of a text or prompt, or a source, whose encoder states (`Source.encoded`) are used
+if it has them."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,8 @@ def _forward(
     targets: Sequence[Sequence[int]],
     scored: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
-    """Runs one pass over all outputs.
-
-    Returns the hidden states [L_b + 1, D] at the token before each output and at its own tokens,
-    and the logits of all outputs, concatenated: [sum of L_b, V], or no rows unless `scored`.
-    """
+    """Returns the states of `teacher_forced_states` and the logits of all outputs, concatenated:
+    [sum of L_b, V], or no rows unless `scored`."""
     sources = [one if isinstance(one, Source) else make_source(one, model) for one in inputs]
     for index, source in enumerate(sources):
         if source.encoded is None and source.is_text and len(source.input_ids) == 0:
@@ -96,8 +98,8 @@ def _forward(
         torch.cat([source.prefix, source.prefix.new_tensor(target)])
         for source, target in zip(sources, targets, strict=True)
     ]
-    pad = model.config.get_text_config(decoder=True).to_dict().get("pad_token_id")
-    ids = pad_sequence(tokens, batch_first=True, padding_value=pad or 0)
+    pad = decoder_settings(model.config).get("pad_token_id") or 0
+    ids = pad_sequence(tokens, batch_first=True, padding_value=pad)
     # indices, since selecting by a mask would synchronise the device
     columns = [
         row * ids.shape[1] + start + index
@@ -133,23 +135,20 @@ def _forward(
 
 def _encoder_inputs(model: PreTrainedModel, sources: Sequence[Source]) -> dict[str, Any]:
     """Returns encoder states [B, S, D] and, unless all sources have one length, their mask."""
-    encoded = [source.encoded for source in sources]
-    if any(states is None for states in encoded):
-        encoded = Encoder(model)(sources)
-    encoded = [states.to(device_of(model), model.dtype) for states in encoded]
+    encoded = [one.to(device_of(model), model.dtype) for one in Encoder(model)(sources)]
     states = pad_sequence(encoded, batch_first=True)
+    inputs: dict[str, Any] = {"encoder_outputs": EncoderOutput(last_hidden_state=states)}
     lengths = list(map(len, encoded))
-    if min(lengths) == max(lengths):
-        return {"encoder_outputs": EncoderOutput(last_hidden_state=states)}
-    ends = torch.tensor(lengths, device=states.device)[:, None]
-    mask = (torch.arange(max(lengths), device=states.device) < ends).long()
-    return {"encoder_outputs": EncoderOutput(last_hidden_state=states), "attention_mask": mask}
+    if min(lengths) < max(lengths):
+        ends = torch.tensor(lengths, device=states.device)[:, None]
+        inputs["attention_mask"] = (torch.arange(max(lengths), device=states.device) < ends).long()
+    return inputs
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Computes logits from last hidden states with the output projection, float32 at least.
+    """Computes logits from last hidden states, float32 at least. Shapes: [..., D] -> [..., V].
 
-    Shapes: [..., D] -> [..., V]. Raises ValueError as `check_projection` does.
+    Raises ValueError as `check_projection` does.
     """
     return at_least_float32(_projected(model, hidden.to(model.dtype), check_projection(model)))
 
@@ -175,11 +174,10 @@ _SCALES: WeakKeyDictionary[PreTrainedModel, float | None] = WeakKeyDictionary()
 
 
 def projection_scale(model: PreTrainedModel) -> float | None:
-    """Returns the factor on last hidden states before the output projection.
+    """Returns the factor on last hidden states before the output projection: 1, or d_model^-0.5.
 
-    It is 1, or d_model^-0.5 for T5. After the projection only a constant bias may be added; None:
-    logits are computed otherwise (soft caps, a replaced forward). Each model is run once on three
-    tokens to find it.
+    After the projection only a constant bias may be added; None: logits are computed otherwise
+    (soft caps, a replaced forward). Each model is run once on three tokens to find it.
     """
     if model not in _SCALES:
         _SCALES[model] = _try_projection(model)
@@ -188,8 +186,7 @@ def projection_scale(model: PreTrainedModel) -> float | None:
 
 @torch.inference_mode()
 def _try_projection(model: PreTrainedModel) -> float | None:
-    settings = model.config.get_text_config(decoder=True).to_dict()
-    if settings.get("final_logit_softcapping"):  # no effect on small logits
+    if decoder_settings(model.config).get("final_logit_softcapping"):  # no effect on small logits
         return None
     size = model.get_input_embeddings().num_embeddings
     ids = (torch.arange(3, device=device_of(model))[None] + size // 2) % size
@@ -197,9 +194,8 @@ def _try_projection(model: PreTrainedModel) -> float | None:
     model.eval()
     try:
         if model.config.is_encoder_decoder:
-            width = encoder_width(unwrapped(model))
-            encoded = torch.linspace(-1, 1, 4 * width, dtype=model.dtype, device=device_of(model))
-            encoded = encoded.view(1, 4, width)
+            encoded = torch.linspace(-1, 1, 4 * encoder_width(unwrapped(model)), dtype=model.dtype)
+            encoded = encoded.view(1, 4, -1).to(ids.device)
             output = model(decoder_input_ids=ids, encoder_outputs=BaseModelOutput(encoded))
             hidden = model.get_decoder()(input_ids=ids, encoder_hidden_states=encoded)[0]
         else:
