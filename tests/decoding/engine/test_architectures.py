@@ -32,23 +32,20 @@ from drafttrain.decoding.types import Proposal
 from tests.comparing import close
 from tests.tiny_models import BART_SHAPE, CAUSAL_SHAPE, VOCAB, tiny_model, tiny_source
 
+BOTH = {"full_attention": None, "sliding_attention": Window(4096)}
+
 
 def str_of(value: PretrainedConfig | str | dict) -> str:
     return value.model_type if isinstance(value, PretrainedConfig) else str(value)
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (GPTNeoConfig(), "has local layers"),
-        (Qwen3NextConfig(), "has linear_attention layers"),
-        (MambaConfig(), "recurrent state"),
-        (RwkvConfig(), "recurrent state"),
-        (JambaConfig(), "recurrent state"),
-        (FalconH1Config(), "recurrent state"),
-    ],
-    ids=str_of,
-)
+REFUSED = [(GPTNeoConfig(), "has local layers"), (Qwen3NextConfig(), "has linear_attention layers")]
+REFUSED += [
+    (kind(), "recurrent state") for kind in (MambaConfig, RwkvConfig, JambaConfig, FalconH1Config)
+]
+
+
+@pytest.mark.parametrize(("config", "reason"), REFUSED, ids=str_of)
 def test_models_without_a_plain_cache_are_refused_from_their_configuration(config, reason):
     with pytest.raises(ValueError, match=f"'{config.model_type}' model .*{reason}"):
         check_configuration(config)
@@ -62,12 +59,9 @@ def test_models_without_a_plain_cache_are_refused_from_their_configuration(confi
         (Qwen2Config(sliding_window=4096), {"full_attention": None}),  # not use_sliding_window
         (
             Qwen2Config(use_sliding_window=True, max_window_layers=1, num_hidden_layers=2),
-            {"full_attention": None, "sliding_attention": Window(4096)},
+            BOTH,
         ),
-        (
-            Gemma3TextConfig(sliding_window=512),
-            {"full_attention": None, "sliding_attention": Window(512)},
-        ),
+        (Gemma3TextConfig(sliding_window=512), BOTH | {"sliding_attention": Window(512)}),
         (
             Llama4TextConfig(attention_chunk_size=64),
             {"full_attention": None, "chunked_attention": Window(64, chunked=True)},

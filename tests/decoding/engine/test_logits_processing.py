@@ -5,7 +5,6 @@ import torch
 from transformers import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
 from drafttrain.decoding.drafters.none import NoDrafter
-from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.logits_processing import (
     RowProcessors,
     TargetProcessors,
@@ -158,30 +157,13 @@ def test_a_chain_is_processed_alike_with_its_parents_and_without():
     assert torch.equal(process(tokens, nothing, logits[:1], nothing), with_parents[:1])
 
 
-def test_logits_are_unchanged_without_processors():
-    model = tiny_model("marian")
-    process = TargetProcessors(model, GREEDY).start(make_source([5, 6], model), 10)
-    logits = torch.zeros(3, VOCAB)
-    assert process(torch.tensor([0]), torch.tensor([7, 8]), logits) is logits
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"guidance_scale": 1.5},
-        {"prompt_lookup_num_tokens": 3},
-        {"stop_strings": ["x"]},
-        {"max_time": 1.0},
-        {"penalty_alpha": 0.6},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_unsupported_settings_are_refused_by_name(settings):
-    model = tiny_model("marian")
-    model.generation_config.update(**settings)
-    [name] = settings
-    with pytest.raises(ValueError, match=f"{name}=.*generation_config.{name} = None"):
-        CachedModel(model).processors(GREEDY)
+def test_unsupported_settings_are_refused_by_name():
+    settings = {"guidance_scale": 1.5, "prompt_lookup_num_tokens": 3, "stop_strings": ["x"]}
+    for name, value in (settings | {"max_time": 1.0, "penalty_alpha": 0.6}).items():
+        model = tiny_model("marian")
+        model.generation_config.update(**{name: value})
+        with pytest.raises(ValueError, match=f"{name}=.*generation_config.{name} = None"):
+            TargetProcessors(model, GREEDY)
 
 
 def test_other_warpers_are_refused_only_where_the_target_samples():
@@ -193,9 +175,10 @@ def test_other_warpers_are_refused_only_where_the_target_samples():
 
 
 def test_sampling_settings_of_the_target_are_left_to_the_user():
+    """Without processors, logits are returned unchanged."""
     model = tiny_model("marian")
-    model.generation_config.update(do_sample=True, temperature=0.1, top_k=1)
-    source = make_source([5, 6], model)
-    process = TargetProcessors(model, Sampling(temperature=1.0)).start(source, 10)
-    logits = torch.randn(1, VOCAB)
-    assert process(torch.tensor([0]), torch.empty(0, dtype=torch.long), logits) is logits
+    source, logits = make_source([5, 6], model), torch.randn(3, VOCAB)
+    for settings in ({}, {"do_sample": True, "temperature": 0.1, "top_k": 1}):
+        model.generation_config.update(**settings)
+        process = TargetProcessors(model, Sampling(temperature=1.0)).start(source, 10)
+        assert process(torch.tensor([0]), torch.tensor([7, 8]), logits) is logits

@@ -44,7 +44,7 @@ def whisper(**settings: object) -> PreTrainedModel:
     return model
 
 
-def clips(model: PreTrainedModel, count: int = 6) -> list:
+def clips(model: PreTrainedModel, count: int = 4) -> list:
     return [tiny_source([number, 3 * number], model) for number in range(count)]
 
 
@@ -54,10 +54,7 @@ STARTS = {
     "language": ({"language": "German"}, [START, GERMAN, TRANSCRIBE, NO_TIMESTAMPS]),
     "its code": ({"language": "fr"}, [START, FRENCH, TRANSCRIBE, NO_TIMESTAMPS]),
     "its token": ({"language": "<|en|>"}, [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS]),
-    "both": (
-        {"language": "de", "task": "translate"},
-        [START, GERMAN, TRANSLATE, NO_TIMESTAMPS],
-    ),
+    "both": ({"language": "de", "task": "translate"}, [START, GERMAN, TRANSLATE, NO_TIMESTAMPS]),
     "forced, language open": (
         {"forced_decoder_ids": [[1, None], [2, TRANSLATE]]},
         [START, None, TRANSLATE, NO_TIMESTAMPS],
@@ -99,12 +96,12 @@ def test_decoding_starts_and_goes_on_as_generate_does(name):
         chosen.add(prefix[1])
     if None in expected:
         assert chosen <= set(LANGUAGES.values()) and len(chosen) > 1  # depends on clip
-    found = generate(model, sources, 20)
+    found = generate(model, sources, 14)
     causal = CausalDrafter(CachedModel(near_copy(model, 0.05, seed=1)))
     levels = cascade([Level("one", causal), Level("max-gram", MaxGramDrafter())], [[2, 3], [4]])
     rounds = []
     for drafter in (NoDrafter(), levels, TreeDrafter(causal, OPTIMAL)):
-        outputs = run(model, sources, drafter, 20, batch_size=3)
+        outputs = run(model, sources, drafter, 14, batch_size=3)
         assert tokens_of(outputs) == found
         rounds.append(sum(len(output.rounds) for output in outputs))
     plain, *_, tree = rounds
@@ -115,7 +112,7 @@ def test_the_encoder_runs_once_where_the_language_is_open():
     model, shapes = whisper(), []
     model.get_encoder().register_forward_hook(lambda *given: shapes.append(given[2][0].shape[0]))
     run(model, clips(model), NoDrafter(), 5, batch_size=3)
-    assert sum(shapes) == 6 and max(shapes) == CLIPS_AT_ONCE
+    assert sum(shapes) == 4 and max(shapes) == CLIPS_AT_ONCE
 
 
 def test_outputs_end_where_generate_ends_them_for_want_of_positions():
@@ -126,10 +123,8 @@ def test_outputs_end_where_generate_ends_them_for_want_of_positions():
     sources = clips(model, 3)
     target = CachedModel(model)
     assert [target.max_new_tokens(source, 1000) for source in sources] == [61] * 3
-    theirs = [
-        model.generate(source.inputs["input_features"][None], max_length=1000)[0].tolist()
-        for source in sources
-    ]
+    features = [source.inputs["input_features"][None] for source in sources]
+    theirs = [model.generate(own, max_length=1000)[0].tolist() for own in features]
     assert [len(tokens) for tokens in theirs] == [61] * 3
     assert tokens_of(run(model, sources, NoDrafter(), 1000)) == theirs
 

@@ -12,6 +12,7 @@ from drafttrain.decoding.engine.teacher_forcing import (
     teacher_force,
     teacher_forced_states,
 )
+from tests.comparing import close
 from tests.decoding.engine.fresh import fresh, last_hidden
 from tests.tiny_families import any_family
 from tests.tiny_models import CAUSAL_FAMILIES, FAMILIES, VOCAB, tiny_model
@@ -39,9 +40,9 @@ def test_a_padded_batch_equals_single_sequences(family):
     states = teacher_forced_states(model, SOURCES, TARGETS)
     for source, target, seen, state in zip(SOURCES, TARGETS, forced, states, strict=True):
         logits, hidden = alone(model, source, target)
-        torch.testing.assert_close(seen.logits, logits, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(seen.before, hidden[:-1], rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(state, hidden, rtol=1e-10, atol=1e-10)
+        close(seen.logits, logits)
+        close(seen.before, hidden[:-1])
+        close(state, hidden)
 
 
 def test_only_rows_of_the_output_are_projected():
@@ -87,9 +88,8 @@ def test_rows_of_a_drafter_of_few_tokens_are_those_that_the_engine_drafts_with(f
     everything = [forced.logits for forced in teacher_force(model, SOURCES, TARGETS)]
     model.config.draftable_tokens = few = [1, 6, 9, 22, 33]
     engine = CachedModel(model, draftable=torch.tensor(few))
-    for source, target, forced, whole in zip(
-        SOURCES, TARGETS, teacher_force(model, SOURCES, TARGETS), everything, strict=True
-    ):
+    found = teacher_force(model, SOURCES, TARGETS)
+    for source, target, forced, whole in zip(SOURCES, TARGETS, found, everything, strict=True):
         ours = teacher_forced_rows(engine, make_source(source, model), torch.tensor(target))
         torch.testing.assert_close(forced.logits, ours, atol=1e-9, rtol=0)
         assert torch.isin(forced.logits.argmax(-1), torch.tensor(few)).all()
