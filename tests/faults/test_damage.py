@@ -77,7 +77,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def run_training(run: Path, validate: object = None) -> dict[str, Tensor]:
     """Trains a tiny drafter for six steps. Returns the final weights."""
-    return train_small(small_task(validate, dropout=0.2), SIX_STEPS.model_copy(update={"average": 2}), run)
+    return train_small(
+        small_task(validate, dropout=0.2), SIX_STEPS.model_copy(update={"average": 2}), run
+    )
 
 
 @pytest.fixture(scope="module")
