@@ -3,8 +3,6 @@
 Heavy modules are imported only after the settings have been checked.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

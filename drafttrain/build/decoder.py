@@ -1,7 +1,5 @@
 """The Python interface `drafttrain.load`: a target with a drafter, ready to decode."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Builds a drafter of chains or trees, or a cascade, from settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name

@@ -1,7 +1,5 @@
 """Finds and loads acceptance heads for decoding and checks them against their drafter."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Builds a decoding method (drafter, stop policy and verifier) from settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ All commands check their settings here, with the tables of `config` and the draf
 `decoding/verifiers.check_pairing` compares stop policy, verifier and drafts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

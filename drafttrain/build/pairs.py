@@ -1,7 +1,5 @@
 """Loads a target with its drafters, after checking that they fit before weights are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name

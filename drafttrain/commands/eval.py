@@ -4,8 +4,6 @@ Settings -> `make_plan` (checks methods and inputs) -> load models, build method
 (decodes, counts, reports) -> files and the printed table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from drafttrain.build.pairs import load_pair

@@ -1,7 +1,5 @@
 """`drafttrain export`: writes a drafter with its head, policy and model card."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`drafttrain generate`: decodes texts and shows them as text, round by round, or as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 A command maps each option to a setting; the option's type and help come from the settings class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from inspect import Parameter, Signature, getdoc, signature

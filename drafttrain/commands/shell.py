@@ -1,7 +1,5 @@
 """Runs commands and recipes: error messages, interruptions and exit codes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

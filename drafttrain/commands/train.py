@@ -1,7 +1,5 @@
 """`drafttrain train`: runs a recipe in this process."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 import re

@@ -4,8 +4,6 @@ Settings -> `make_plan` (checks candidates and prompts) -> `search_all` (decodes
 `measure_finalists` (measures the best on other prompts) -> report, page and policy.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter

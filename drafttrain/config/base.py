@@ -1,7 +1,5 @@
 """Base class of all settings, and the errors that end a command with one line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args, get_origin

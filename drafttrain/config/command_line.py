@@ -1,7 +1,5 @@
 """Records a command line as others would type it, without private folders."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Settings of a method (drafter, stop policy, verifier) and of sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Settings of targets and input data."""
 
-from __future__ import annotations
-
 from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Literal

@@ -6,8 +6,6 @@ Rows name classes and functions by dotted paths (`module:name`) for `pkgutil.res
 the table imports nothing heavy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ is `(proposal, target_logits, sampling, randomness, **settings) -> Verdict`. Row
 dotted paths (`module:name`), so that the tables import nothing heavy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate

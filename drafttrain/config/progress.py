@@ -3,8 +3,6 @@
 train quickstart: 150/250 [00:54<00:36, 2.75step/s, loss 1.876]
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO

@@ -3,8 +3,6 @@
 OmegaConf reads and merges; text such as `${name}` is kept literally and never resolved.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of the training recipes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

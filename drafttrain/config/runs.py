@@ -5,8 +5,6 @@ acceptance heads). A `fill_` function takes the given settings as nested mapping
 with defaults added; given settings are never changed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

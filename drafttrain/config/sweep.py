@@ -1,7 +1,5 @@
 """Sweeps: measure a method at several values (SpecDec Tables 3 and 4, SpecDec++ Figure 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 CS Drafting (Chen et al. 2024) counts bigrams in Wikipedia instead.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import chain, pairwise
 

@@ -3,8 +3,6 @@
 The pickles are read with `weights_only`: PyTorch creates tensors only and runs no other code.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ distilled outputs: the folder is named by the hash of the target's weights, the 
 SHA-256. A file is written by the distillation, or when it is first read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

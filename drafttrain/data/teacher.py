@@ -5,8 +5,6 @@ With the cache, a run calls the target once per output instead of in every epoch
 are more than k tokens: the last column is the log-probability of all other tokens together.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ function into one call. A method is therefore written, read and proven for one s
 runs in batches.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Inference mode as a decorator."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar

@@ -1,7 +1,5 @@
 """The decoding loop: rounds of drafting, scoring and verifying, shared by all methods."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Padding of rows of different lengths into one batch, and where rows end."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import torch

@@ -7,8 +7,6 @@ point mass, and truncating it is always exact. Each policy is a function with a 
 `config/methods.py`; it returns whether to draft one more token.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pkgutil import resolve_name

@@ -4,8 +4,6 @@ Each rule is a function with a row in `config/methods.py`. The target's logits p
 applied to the logits. Row 0 verifies the first draft token, row i + 1 the token after token i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pkgutil import resolve_name

@@ -5,8 +5,6 @@ statistic of sums over prompts (a ratio, a BLEU score) needs one matrix product 
 All statistics of a report use the same resamples, so differences between methods are paired.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Labels are soft: the probability that a draft token is accepted, not whether it was accepted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Both modes compute statistics over prompts, which are all estimated with the same resamples.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence

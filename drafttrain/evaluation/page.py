@@ -3,8 +3,6 @@
 The template is `page.html` in this folder.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The plan of `drafttrain eval`, checked before any weights are read."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

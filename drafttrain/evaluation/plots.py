@@ -6,8 +6,6 @@ position in the draft. A line joins runs of one method that differ in one settin
 `tune` has Figure 4 of SpecDec++ and a reliability diagram of the heads.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from io import BytesIO

@@ -1,7 +1,5 @@
 """The inputs of an evaluation, tokenised."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ bootstrap resample costs one sum. Greedy outputs may differ if the target's two 
 are equal up to rounding; that is not an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ This is repeated, and medians over the repeats are taken per input. With batches
 group of consecutive inputs. Tokenisation is not timed; encoding is.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ sizes) are columns, and so are the metrics that some row has. A report of `tune`
 all candidates and of the calibration of heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

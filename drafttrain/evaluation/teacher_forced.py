@@ -7,8 +7,6 @@ token, and a draft up to a position with the product of these. The rates are ave
 prefixes; decoding begins rounds at only some of them, so its rates may differ slightly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name

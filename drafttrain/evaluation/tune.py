@@ -5,8 +5,6 @@ compares candidates on all prompts so far, paired by prompt. Prompts are reused 
 decoded, then with other seeds. The final measurements are made by `evaluate` on other prompts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -5,8 +5,6 @@ ids in target and drafter; TensorRT-LLM does not check them itself. Context leng
 tokens are not checked here, because SGLang and llama.cpp check them at startup.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

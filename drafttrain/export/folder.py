@@ -10,8 +10,6 @@ The head is in a separate folder, where a server's search for weight files does 
 program that loads the exported folder sees an ordinary model.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

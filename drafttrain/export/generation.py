@@ -8,8 +8,6 @@ ones raise a ValueError that names them. Batch rows are decoded together, each w
 so padding and other rows do not change the output of a row.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The template is `model_card.md` in this folder; huggingface_hub fills it in.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

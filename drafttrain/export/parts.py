@@ -1,7 +1,5 @@
 """Loads and checks the parts of an export: drafter, tokenizer, acceptance head and policy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

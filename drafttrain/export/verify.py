@@ -7,8 +7,6 @@ export in FOLDER in the same way and, if there is a target, decodes with and wit
 It prints a `Verification` as one line of JSON.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ A head reads a state of the draft token: when it is drawn, or at its own positio
 folders.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ and predicts the j-th token after that one. The heads have no output projection 
 results go through the target's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ the folder as a language model with the full vocabulary; export changes the othe
 so that they never win (`demote_undrafted`).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

@@ -9,8 +9,6 @@ draft token, which the acceptance probability min(1, target / draft) depends on.
 Block drafters have neither: a block is one call, so a draft that ends earlier saves no call.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

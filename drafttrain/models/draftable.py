@@ -1,7 +1,5 @@
 """Drafters for a part of the vocabulary: the draftable tokens, and the score of all others."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig

@@ -1,7 +1,5 @@
 """Loads the model of a drafter of any kind, after checking it against its target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from pkgutil import resolve_name
 

@@ -1,7 +1,5 @@
 """Makes language models: with random weights, or from some layers of another model."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import sys

@@ -4,8 +4,6 @@ Their tokenizer marks a source with the token of its language, and `generate` fo
 the output's language as the first new token (`forced_bos_token_id`). For Whisper see speech.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from difflib import SequenceMatcher

@@ -1,7 +1,5 @@
 """Linear least squares, which initialise drafters that read a target's hidden states."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -4,8 +4,6 @@ Weights are read from safetensors only. Python code in a model's folder runs onl
 it (`target.trust_remote_code`).
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

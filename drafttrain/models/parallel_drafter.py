@@ -5,8 +5,6 @@ Its config.json has `pard_token`, the id of the mask token under the name servin
 ordinary language model, and other programs load it as one.
 """
 
-from __future__ import annotations
-
 from transformers import PretrainedConfig
 
 from drafttrain.config.base import ConfigError

@@ -5,8 +5,6 @@ of a slot's hidden state adds the previous token. Its features can be computed o
 vocabulary (`decoding/drafters/candidates.py`).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Speech recognition targets (Whisper): detection, languages and tasks."""
 
-from __future__ import annotations
-
 from transformers import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING, GenerationConfig, PretrainedConfig
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 

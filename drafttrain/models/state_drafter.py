@@ -8,8 +8,6 @@ predicted from (as in EAGLE, arXiv 2401.15077, and EAGLE-3), initialised by `fit
 pass of k slots drafts k tokens. Embeddings and output projection are the target's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

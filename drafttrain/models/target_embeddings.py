@@ -7,8 +7,6 @@ target, whose memory the drafter then shares, or read from the files of the targ
 config.json. Once loaded, the drafter is an ordinary model; `drafttrain export` saves all weights.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ refused before any file is opened. Transformers initialises missing weights rand
 unknown ones; both raise errors here.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Waiting for batches, and the signals of the worker processes that prepare them."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from time import perf_counter

@@ -7,8 +7,6 @@ all these files. Accelerate's `total_limit` cannot be used: it deletes the oldes
 the new one is written, and counts the checkpoints of interrupted runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

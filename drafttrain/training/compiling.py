@@ -1,7 +1,5 @@
 """Compilation of the trained model, layer by layer, with one graph for all batch lengths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

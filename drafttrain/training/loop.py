@@ -7,8 +7,6 @@ run bit for bit. Several independent models may be trained at once (`Objective.p
 its own loss, normaliser and gradient norm, as if it were trained separately.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Losses as weighted sums with their weights; divided once, after summation over all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

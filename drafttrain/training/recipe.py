@@ -1,7 +1,5 @@
 """Functions shared by recipes: start of a run, checks, plans, saving, and tasks with blocks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

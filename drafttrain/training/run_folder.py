@@ -1,7 +1,5 @@
 """The folder of a run: settings and versions, metrics, and `final/` with the result."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

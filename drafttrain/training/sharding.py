@@ -1,8 +1,6 @@
 """FSDP and DeepSpeed in the training loop: they get a copy of the objective, since they shard or
 convert it. The task's own objective receives the weights when a complete model is needed."""
 
-from __future__ import annotations
-
 import copy
 
 from accelerate import Accelerator

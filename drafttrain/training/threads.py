@@ -1,7 +1,5 @@
 """Choice of the number of CPU threads for training."""
 
-from __future__ import annotations
-
 import os
 
 from drafttrain.config.command_line import LAUNCHED

@@ -1,7 +1,5 @@
 """Batching of rows by length under a token budget, independent of the number of processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Batches for block heads: the positions of each output that every head is trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

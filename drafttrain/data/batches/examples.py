@@ -1,7 +1,5 @@
 """Training examples of source and output, base class for batches, and padding functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self

@@ -1,7 +1,5 @@
 """Packing of several text rows into one sequence, and fetching the packed rows."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ predicts the masked slots. A number of slots, proportional to the wrong predicti
 feeding the reference token; only the other slots enter the loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

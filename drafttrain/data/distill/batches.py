@@ -1,7 +1,5 @@
 """The interface of distillation backends, and batching of rows by length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Its outputs equal those of the backend `transformers` but for rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

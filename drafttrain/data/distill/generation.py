@@ -5,8 +5,6 @@ its batch, its shard or the number of processes. Prompts of decoder-only models 
 all rows continue at the same column; attention masks and positions exclude the padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple

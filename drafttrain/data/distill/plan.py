@@ -1,7 +1,5 @@
 """Checks of a distillation's settings and estimates of its size, without the target's weights."""
 
-from __future__ import annotations
-
 from math import ceil
 from pkgutil import resolve_name
 from typing import NamedTuple

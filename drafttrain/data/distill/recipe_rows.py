@@ -1,7 +1,5 @@
 """Training data of recipes: the target's outputs, distilled if they are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

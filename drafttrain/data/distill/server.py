@@ -7,8 +7,6 @@ exactly the drafter's prompt. An answer contains text, or `token_ids` if the ser
 tokens differs from the server's, the tokens may not be the target's, and the row is an error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterable, Sequence

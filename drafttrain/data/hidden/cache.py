@@ -6,8 +6,6 @@ processes as in distillation: re-running continues with the missing shards and g
 as an uninterrupted run, with any number of processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import ceil

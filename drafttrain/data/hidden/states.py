@@ -4,8 +4,6 @@ A shard has for each mix the positions of `shard_rows` distilled rows as columns
 `acceptance` [N] (the label) and `positions` [N] (index in the output).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

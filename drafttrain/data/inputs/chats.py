@@ -5,8 +5,6 @@ Other keys of a turn are kept: names, tool calls, reasoning. If the last turn is
 is the reference, and the turns before it are the prompt.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

@@ -6,8 +6,6 @@ listed, so that unusable ones are found before any model loads, and again when t
 are never truncated. Files named in rows must be in the folder of the file that names them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -5,8 +5,6 @@ also .gz), two line-aligned files, a folder written by `save_to_disk`, or a fold
 For targets that take audio: a clip, a folder of clips, or rows that name or contain clips.
 """
 
-from __future__ import annotations
-
 import csv
 import glob
 import gzip

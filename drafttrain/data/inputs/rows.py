@@ -5,8 +5,6 @@ is read individually, as a text or a chat; if that fails, `reason` states why th
 For rows with several questions (`turns`, as in Spec-Bench) the first one is used.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ prompt, so special tokens before the text (BOS) are kept and those after it (EOS
 rendered with the tokenizer's chat template, which writes all special tokens itself.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 ok + skipped + error = rows. The pages of a shard have checksums, so damaged rows are detected.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

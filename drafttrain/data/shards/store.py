@@ -8,8 +8,6 @@ A shard of tensors has `lengths` [rows] and columns [N, ...], N the sum of the l
 have several groups of these; the group's name is then a prefix of its tensors' names: `0.lengths`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

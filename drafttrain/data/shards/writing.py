@@ -1,7 +1,5 @@
 """Safe writing to folders: atomic files, one writer per folder, clear errors for a full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

@@ -4,8 +4,6 @@ The target has already computed the state that predicts the next token, so a dra
 heads. Nothing is drafted before the target's first forward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

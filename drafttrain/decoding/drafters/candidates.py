@@ -1,8 +1,6 @@
 """Previous-token features in decoding: the best tokens of each slot of a block are rescored once
 the previous token is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 

@@ -4,8 +4,6 @@ Its input is [context, last token, mask x (k - 1)], with the same mask token eac
 at the last token draft the first token, those at each mask one more.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from drafttrain.decoding.batching import BatchedCall, BatchedSteps

@@ -5,8 +5,6 @@ is drawn from the distribution of its own slot, so rejection sampling stays loss
 previous-token features, tokens are chosen or drawn left to right from corrected distributions.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any

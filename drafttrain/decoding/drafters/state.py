@@ -5,8 +5,6 @@ target's hidden states that predicted the last committed token; later slots may 
 features. Nothing is drafted before the target's first forward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 

@@ -10,8 +10,6 @@ greedy decoding it is 1 or 0. It is 0 after the end of the output, where every t
 NOT_DRAFTED at positions past the end of the draft.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

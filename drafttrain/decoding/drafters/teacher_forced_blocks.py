@@ -1,7 +1,5 @@
 """Blocks of a Spec-Drafter at all prefixes of a known output, in one forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

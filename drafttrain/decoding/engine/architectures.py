@@ -4,8 +4,6 @@ A model whose configuration has recurrent layers, or a state that cannot be roll
 Every other model is probed on a few tokens before anything is decoded with it (`probe.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn

@@ -5,8 +5,6 @@ specifies the columns that new tokens are written to, masks unused columns, and 
 dropped tokens. So dropping tokens costs nothing, and keeping a path of a tree is a gather.
 """
 
-from __future__ import annotations
-
 import heapq
 import weakref
 from collections.abc import Sequence

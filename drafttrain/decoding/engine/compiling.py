@@ -7,8 +7,6 @@ sources to a power of two. Longer calls and the very first call run uncompiled. 
 guards; instead, every call first checks that the modules have not changed (`Watched`).
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Batched encoding of sources."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Batched forward calls of a decoder: chains of any lengths and draft trees of many sequences."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 

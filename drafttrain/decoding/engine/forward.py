@@ -5,8 +5,6 @@ cache whose layers write to the columns of the call (`cache.py`), an additive ma
 positions. Methods are replaced and hooks registered for the time of a call only.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager

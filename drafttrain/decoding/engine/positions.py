@@ -1,7 +1,5 @@
 """Explicit positions for decoders whose `forward` takes none, by replacing methods in a call."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ It compares the engine's logits for chains and trees with the model's own forwar
 Some families use only the last input token, attend to later tokens, or count positions per call.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from typing import Any

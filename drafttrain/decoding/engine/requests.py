@@ -3,8 +3,6 @@
 A drafter requests the committed tokens that `SequenceState.align` returns, which are not cached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Cached tokens of one sequence; the only code that drops and gathers cache columns."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

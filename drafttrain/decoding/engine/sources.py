@@ -1,7 +1,5 @@
 """Sources for a model: the input ids and the prefix that its decoder starts from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

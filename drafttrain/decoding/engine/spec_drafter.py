@@ -1,7 +1,5 @@
 """A Spec-Drafter's decoder on rows of known outputs, for training, validation and analyses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

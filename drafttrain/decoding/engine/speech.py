@@ -4,8 +4,6 @@ It has the start token, the language of the clip, the task and `<|notimestamps|>
 generation_config names them. A language that it does not name is detected from the encoded clip.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

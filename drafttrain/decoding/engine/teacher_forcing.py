@@ -5,8 +5,6 @@ Batches are padded on the right, so positions equal those of decoding too. The m
 computes, but the output projection is applied only to rows of the outputs, not to prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

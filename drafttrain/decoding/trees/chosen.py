@@ -1,7 +1,5 @@
 """Tree shapes that adapt to the drafter's probabilities in each round: OPT-Trees."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tree shapes with random nodes: paths, branching (RSD-C), stochastic beam search (RSD-S)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Fixed trees: the same shape in each round, filled with the drafter's likeliest tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

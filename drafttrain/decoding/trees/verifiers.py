@@ -10,8 +10,6 @@ count. Copies are tried in uniformly random order, which has the same distributi
 order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

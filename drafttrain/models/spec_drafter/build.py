@@ -5,8 +5,6 @@ initialises its encoder from BART-base this way). With fewer, layers copy evenly
 including the first and the last: the output projection reads what the last one computes.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from functools import partial

@@ -5,8 +5,6 @@ their keys and values in each layer of each round and training step. Keys and va
 the states, so the mean of the target's keys and values equals those of the mean state.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

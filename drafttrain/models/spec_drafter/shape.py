@@ -5,8 +5,6 @@ and `target` are top-level entries, as in other drafters; all others are in the 
 `spec_drafter`, which marks the kind.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 

@@ -4,8 +4,6 @@ Blocks as in `BlocksCollator`. The target runs on every batch; the drafter atten
 keys and values and reads its hidden states. The target's logits come from the same forward pass.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

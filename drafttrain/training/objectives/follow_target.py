@@ -7,8 +7,6 @@ next-token task; its label distribution is the target's for the token at the sam
 text, conditioned on all the text before it.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

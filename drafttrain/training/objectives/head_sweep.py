@@ -4,8 +4,6 @@ The heads share only their input, so joint training gives each head the weights 
 training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import product

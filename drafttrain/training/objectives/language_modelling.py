@@ -1,7 +1,5 @@
 """Next-token training with references or a teacher's distribution as labels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel

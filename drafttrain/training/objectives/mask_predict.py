@@ -1,7 +1,5 @@
 """Mask-predict training with glancing (SpecDec): all slots of a block in one forward pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

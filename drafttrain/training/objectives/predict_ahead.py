@@ -1,7 +1,5 @@
 """Objective of Blockwise Decoding: each head predicts a later token of the target's output."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
