@@ -60,7 +60,8 @@ class StopConfig(Config):
     head: Location | None = None
     """head: folder of the acceptance head. Default: the head in the drafter's folder, if any."""
     h: Fraction | None = None
-    """head: largest predicted probability of a rejection. Default: that of policy.json, or 0.7."""
+    """head: stop when the predicted probability of a rejection exceeds this. Default: the value in
+    policy.json, else 0.7."""
     entropy: PositiveFloat = 2.0
     """entropy: stop when the entropy of the drafter's distribution exceeds this, in nats."""
     confidence: Fraction = 0.4
