@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_day
-from drafttrain.decoding.engine import compiling
 from tests.commanding import ended
 
 STAGE = """#!/bin/sh
@@ -21,8 +20,7 @@ exit 1
 def rehearsed(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """Rehearses a stage in this process, where it also trains. Calls of the shapes to compile run
     uncompiled; tests/decoding/engine/test_compiling.py traces them."""
-    monkeypatch.setattr(compiling, "BACKEND", "eager")
-    monkeypatch.setattr(compiling, "_compiled", lambda step, device: step)
+    monkeypatch.setattr("torch.compile", lambda step, **options: step)
     monkeypatch.setattr(
         gpu_day, "train", lambda recipe, run, own: ended("train", recipe, f"run={run}", *own)
     )

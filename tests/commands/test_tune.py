@@ -156,14 +156,15 @@ def test_inputs_that_are_too_long_count_neither_as_full_batches_nor_as_final_one
 @pytest.mark.parametrize("fastest", ["plain", "opt-tree(4)", "deep", "k=5"])
 def test_generate_uses_the_fastest_method(project, fastest, monkeypatch, capsys):
     """A drafter without heads, greedy decoding; all other candidates are made very slow."""
-    own = tune.facts_of
+    own = tune.decode_all
 
-    def facts_of(run):
-        facts = own(run)
-        facts[1] *= 1.0 if run.job.name == fastest else 100.0
-        return facts
+    def decode_all(*given):
+        found = own(*given)
+        for name, facts in found.items():
+            facts[1] *= 1.0 if name == fastest else 100.0
+        return found
 
-    monkeypatch.setattr(tune, "facts_of", facts_of)
+    monkeypatch.setattr(tune, "decode_all", decode_all)
     pair = ["--target", project / "target", "--drafter", project / "drafter"]
     data = ["--data", project / "val.txt"]
     given = [*small("k", "nodes", **NO_OTHERS), "candidates.deep.cascade.drafters=max-gram"]
