@@ -61,6 +61,8 @@ def main() -> None:
     oracles = [float(one) for one in given.oracle.split(",") if one] or [None] * len(titles)
     if not len(titles) == len(oracles) == len(given.reports):
         parser.error(f"--titles and --oracle: give {len(given.reports)} each, one per report")
+    if missing := [str(one) for one in given.reports if not one.is_file()]:
+        parser.error(f"no report {missing[0]!r}; give report.json files of `drafttrain eval`")
     reports = [Report.model_validate_json(one.read_text()) for one in given.reports]
     draw([*zip(titles, map(rates, reports), oracles, strict=True)]).savefig(given.figure)
     print(f"Wrote {given.figure}")

@@ -176,7 +176,7 @@ def levels_of(proposal: Proposal) -> Levels:
     return tuple(tuple(path for path in found if len(path) == level) for level in (1, 2))
 
 
-@pytest.mark.covered
+@pytest.mark.end_to_end  # thousands of sequences
 @pytest.mark.parametrize(
     ("shape", "end"),
     [(Branching((2, 2)), 1), (Beam(2), 1), (Beam(3), None)],
