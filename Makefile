@@ -29,7 +29,7 @@ lint: $(STAMP)  ## Check style
 
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-test: lint  ## Check style, run the tests of laws and parts, one process a core (6 min on 2 cores)
+test: lint  ## Check style, run the tests of laws and parts, one process a core (5 min on 2 cores)
 	@$(PYTEST) -m "not end_to_end"
 
 test-all: lint  ## Every test: commands, recipes, launches, pages, all cases of the laws too (10 to 30 min)
