@@ -197,10 +197,13 @@ def test_outputs_longer_than_the_positions_of_the_drafter_are_cut(pair):
 def test_a_source_may_be_longer_than_the_positions_of_the_decoders(tmp_path):
     target = save_target(tiny_seq2seq("led"), tmp_path / "target")
     distilling = tiny_distill.settings(target, "distilled", 1, **tiny_distill.SAMPLED)
-    Path(distilling.data.path).write_text("w5 " * 99)
+    Path(distilling.data.path).write_text("w5 " * 103)
     [row] = load_distilled(distilling.out) if distill(distilling) else []
-    tiny_seq2seq("led", max_encoder_position_embeddings=99).save_pretrained(tmp_path / "short")
-    build_cache(settings(tmp_path, drafter=str(target), mixing=0.0))
+    size = len(row["source_ids"])
+    for name, positions in {"fits": size, "short": size - 1}.items():
+        model = tiny_seq2seq("led", max_encoder_position_embeddings=positions)
+        model.save_pretrained(tmp_path / name)
+    build_cache(settings(tmp_path, drafter=str(tmp_path / "fits"), mixing=0.0))
     assert len(columns(tmp_path / "out")["rows"]) == len(row["target_ids"])
     with pytest.raises(ConfigError, match="holds no positions"):
         build_cache(settings(tmp_path, "none", drafter=str(tmp_path / "short")))
