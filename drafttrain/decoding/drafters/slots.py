@@ -25,7 +25,7 @@ NOTHING = replace(Proposal.empty(), passes=1)
 
 
 def longest_draft(most: int, positions: int | None, committed: int) -> int:
-    """Returns the maximal length of a draft, `most` or fewer, for a drafter of so many positions.
+    """Returns the maximal length of a draft, `most` or fewer, within the drafter's positions.
 
     The last token is never an input, so it needs no position.
     """
