@@ -47,10 +47,10 @@ def ask(local, tmp_path, monkeypatch):
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.setattr("drafttrain.data.distill.server.TIMEOUT", 5.0)
 
-    def run(url, others=None, **server):
+    def run(url, others=None, target=local, **server):
         server = {"url": url, "concurrency": 4, "extra_body": IDS} | server
         changes = {"out": str(tmp_path / "rows"), "server": server} | (others or {})
-        return distill(settings(local, **changes))
+        return distill(settings(target, **changes))
 
     return run
 
@@ -80,6 +80,19 @@ def test_retokenized_texts_that_differ_are_errors(ask, fake, own_rows, tmp_path)
         else:
             assert row == own
     assert fake.bodies[0].keys() == {"model", "prompt", "max_tokens", "temperature", "top_p"}
+
+
+def test_a_text_ends_with_the_tokenizers_own_of_several_end_tokens(local, fake, ask, tmp_path):
+    target = shutil.copytree(local, tmp_path / "target")
+    generation = json.loads((target / "generation_config.json").read_text())
+    ends = json.dumps(generation | {"eos_token_id": [39, 1]})
+    (target / "generation_config.json").write_text(ends)
+    with serving(fake):
+        ask(fake.url, target=target, extra_body={})
+    ended = [
+        row for row in rows_of(tmp_path / "rows") if (row["status"], row["reason"]) == ("ok", "")
+    ]
+    assert ended and {row["target_ids"][-1] for row in ended} == {1}
 
 
 def test_sampled_rows_have_seeds_of_their_own_and_all_settings_are_sent(ask, fake, tmp_path):
