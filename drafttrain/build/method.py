@@ -130,7 +130,6 @@ def build_stop(decode: DecodeConfig, drafter: PreTrainedModel | None) -> StopPol
         choice = open_head(str(decode.drafter), given.head, drafter, decode.sampling)
     policy = None if choice is None else choice.threshold
     values: dict[str, float] = {}
-    values: dict[str, float] = {}
     if given.h is None:
         values["h"] = policy.h if policy else DEFAULT_H
     if "max_draft" not in given.model_fields_set and policy:

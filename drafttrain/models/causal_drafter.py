@@ -71,7 +71,7 @@ def check_follower(settings: CausalDrafterRecipe | StateDrafterRecipe) -> Pretra
 
 
 def _check_start(settings: CausalDrafterRecipe, target: PretrainedConfig) -> PretrainedConfig:
-    """Checks what the drafter is made of; returns the config of `initialise.path`, or the target's.
+    """Checks the drafter's initial weights; returns the config of `initialise.path` or the target.
 
     Raises ConfigError for layers that the target does not have, for a model with an encoder or with
     other tokens, and if training would change embeddings that are not saved.

@@ -69,10 +69,10 @@ class CachedModel:
         self.position_limit = position_limit(model.config)
         """Number of decoder positions, for its prefix and all new tokens; None: no limit."""
         self._generation_config: GenerationConfig | None = None  # None: the model's current one
-        head = model.get_output_embeddings()  # a linear layer; FSMT: an embedding
-        own_size = getattr(head, "out_features", None) or getattr(head, "num_embeddings", None)
-        if own_size is None:
+        head = model.get_output_embeddings()  # quantised: no weight; FSMT: an embedding
+        if not (hasattr(head, "out_features") or hasattr(head, "weight")):
             refuse(model.config, "it has no single output projection over one vocabulary")
+        own_size = head.out_features if hasattr(head, "out_features") else len(head.weight)
         self.row_size = own_size if vocabulary is None else vocabulary
         """V of its logits [..., V]."""
         self.vocabulary = min(own_size, self.row_size)

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from drafttrain.decoding.engine.cached_model import CachedModel
 from drafttrain.decoding.engine.requests import ForwardRequest
@@ -136,3 +138,25 @@ def test_decoders_start_from_the_prompt_or_the_start_token_alone():
     model.generation_config.decoder_start_token_id = [1, 2]
     with pytest.raises(ValueError, match="decoder_start_token_id"):
         tiny_source(SOURCE, model)
+
+
+class NormalisedHead(nn.Module):
+    """An output projection that is no linear layer, as remote code brings along."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.weight = head.weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden, F.normalize(self.weight))
+
+
+def test_an_output_projection_with_a_weight_alone_is_decoded():
+    model = tiny_model("llama")
+    model.lm_head = NormalisedHead(model.lm_head)
+    target, source = CachedModel(model), tiny_source([5, 6, 7], model)
+    size = len(model.lm_head.weight)
+    assert (target.row_size, target.vocabulary) == (size, size) and target.supports_tree_attention
+    [output] = target.score([(target.encode(source), source.prefix, Proposal.empty())])
+    expected = model(source.prefix[None]).logits[:, -1]
+    close(output.logits, expected, 1e-9)
