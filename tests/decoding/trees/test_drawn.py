@@ -144,10 +144,9 @@ PAIRS = {part: (LogitsTable(1, 3, part), LogitsTable(2, 3, part)) for part in (0
 @pytest.mark.covered
 @pytest.mark.parametrize("end", [None, 1], ids=["endless", "a token ends"])
 @pytest.mark.parametrize(
-    ("verifier", "width"),
-    [(RecursiveRejection, 2), (RecursiveRejection, 3), (TargetWalk, 2)],
-    ids=lambda value: str(getattr(value, "name", value)),
+    "verifier", [RecursiveRejection, TargetWalk], ids=lambda verifier: verifier.name
 )
+@pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize(
     ("sampling", "excluded"),
     [(Sampling(1.0), 0.0), (Sampling(1.3, top_k=2), 0.0), (Sampling(1.5, top_p=0.8), 0.4)],
