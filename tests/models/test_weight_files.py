@@ -101,10 +101,8 @@ def test_parts_that_a_language_model_does_not_have_are_left_out_and_reported(tmp
     assert warning.startswith("my model: 1 weights") and "'v_head.summary.weight'" in warning
 
 
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [("embed_tokens", torch.nan), ("layers.0.mlp.up_proj", torch.inf), ("norm", -torch.inf)],
-)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("part", ["embed_tokens", "layers.0.mlp.up_proj", "norm"])
 def test_values_that_are_no_numbers_are_refused(tmp_path, part, value):
     folder = edited(tiny_model("llama"), tmp_path, with_value(part, value))
     with pytest.raises(ConfigError, match=f"my model: '.*{part}.*NaN or infinity"):
